@@ -1,0 +1,82 @@
+"""Declarations of outside packages' implementations. Data only; adapters import their package inside functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """A combination known not to work: the sweep reports ``unsupported`` with the reason, `lrbench doctor` lists it.
+
+    Attributes:
+        reason: one sentence; what happens.
+        source: where it is documented (an issue, a release note, our own measurement).
+        versions: {"triton": ">=3.4,<3.7.1", "mlstm_kernels": "==2.0.6", ...} as PEP 440 specifiers; all must match.
+        architectures: compute capabilities such as "9.0"; empty means any.
+        modes: the modes affected; empty means all.
+        dtypes: the dtypes affected; empty means all.
+    """
+
+    reason: str
+    source: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    architectures: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """An outside package's implementation of an operation.
+
+    Attributes:
+        name: ``provider.variant``, unique within the operation.
+        provider: import name of the package.
+        distribution: what pip installs ("flash-linear-attention"), with the tested version in ``tested``.
+        op: the operation it computes (mlstm_sig, attention, gla, selective_scan, ...).
+        kernels: the families it is compared with.
+        build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the
+            operation's canonical arguments and layout; everything it does is outside the timed region.
+        chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis.
+        same_math: whether it computes one of the kernel family's own operations (and is checked numerically).
+    """
+
+    name: str
+    provider: str
+    distribution: str
+    tested: str
+    op: str
+    kernels: tuple[str, ...]
+    build: str
+    modes: tuple[str, ...] = ("fw", "fwbw", "bw")
+    dtypes: tuple[str, ...] = ("bf16",)
+    devices: tuple[str, ...] = ("cuda",)
+    chunk_sizes: tuple[int, ...] = ()
+    same_math: bool = True
+    supports: str | None = None
+    known_bad: tuple[KnownBad, ...] = ()
+    settings: str = ""
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runnable:
+    """A prepared call, whoever wrote the code.
+
+    Attributes:
+        forward: runs the forward pass on tensors built beforehand and returns the output in its own layout.
+        leaves: argument name -> leaf tensor (own layout) whose gradient the backward pass returns. Gradients are taken
+            with torch.autograd.grad, so nothing accumulates.
+        to_canonical: maps ("out" or an argument name, tensor in own layout) to the operation's canonical layout for
+            the numerical check.
+    """
+
+    forward: Callable[[], Tensor]
+    leaves: Mapping[str, Tensor]
+    to_canonical: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor

@@ -1,0 +1,22 @@
+"""Kernel families and their operations. Data only: importing this package imports neither torch nor triton."""
+
+from __future__ import annotations
+
+import importlib
+
+from .spec import Implementation, Operation, resolve
+
+__all__ = ["FAMILIES", "Implementation", "Operation", "get_operation", "resolve"]
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "tfla": ("mlstm_sig", "mlstm_exp", "simple_gla", "retention", "gated_retention", "mamba2_ssd"),
+}
+"""Family as users name it -> its operations, the first being the default of the sweep."""
+
+
+def get_operation(name: str) -> Operation:
+    """Return the declaration of operation ``name``; ValueError lists the known ones."""
+    known = [op for ops in FAMILIES.values() for op in ops]
+    if name not in known:
+        raise ValueError(f"op must be one of {', '.join(known)}, got {name!r}")
+    return importlib.import_module(f".{name}", __package__).OPERATION

@@ -1,0 +1,80 @@
+"""What the engine offers every scalar-decay operation, and where it can run. Data only: no torch, no triton."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..spec import Implementation
+
+MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 1024, 8
+LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
+
+
+def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
+    """Return the engine's implementations for operation ``op``; their code lies in ``kernels/<op>/``."""
+    triton = {
+        "modes": ("fw", "fwbw", "bw", "step"),
+        "state_dtypes": ("fp32", "bf16"),
+        "requires": ("triton",),
+        "step_call": f"kernels.{op}.tfla:step",
+    }
+    return (
+        Implementation(
+            name="tfla",
+            call=f"kernels.{op}.tfla:tfla",
+            supports="kernels.scalar_decay.declare:supports_tfla",
+            summary="two-level sequence parallelism: the chunk length is independent of the tile size",
+            **triton,
+        ),
+        Implementation(
+            name="limit_chunk",
+            call=f"kernels.{op}.tfla:limit_chunk",
+            supports="kernels.scalar_decay.declare:supports_limit_chunk",
+            summary="one-level sequence parallelism: a chunk is a tile",
+            **triton,
+        ),
+        Implementation(
+            name="torch",
+            call=f"kernels.{op}.chunkwise:chunkwise",
+            devices=("cpu", "cuda"),
+            dtypes=("fp64", "fp32", "fp16", "bf16"),
+            summary="portable chunkwise form, any chunk length",
+        ),
+        Implementation(
+            name="parallel",
+            call=f"kernels.{op}.reference:parallel",
+            devices=("cpu", "cuda"),
+            dtypes=("fp64", "fp32", "fp16", "bf16"),
+            chunked=False,
+            supports="kernels.scalar_decay.declare:supports_parallel",
+            summary="fully parallel form, quadratic in the sequence length",
+        ),
+    )
+
+
+def supports_tfla(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the Triton engine cannot run these sizes, or None."""
+    for name in ("head_dim_qk", "head_dim_v"):
+        dim = sizes[name]
+        if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
+            return f"{name} must be a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {dim}"
+    chunk_size = sizes.get("chunk_size")
+    if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
+        return f"chunk_size must be a power of two >= 16, got {chunk_size}"
+    return None
+
+
+def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the one-level form cannot run these sizes, or None: its chunk is one tile."""
+    chunk_size = sizes.get("chunk_size")
+    if chunk_size is not None and chunk_size not in LIMIT_CHUNK_SIZES:
+        return f"chunk_size must be one of {', '.join(map(str, LIMIT_CHUNK_SIZES))} for limit_chunk, got {chunk_size}"
+    return supports_tfla(sizes, dtype, state_dtype)
+
+
+def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the quadratic form is refused, or None: its matrices would not fit anywhere."""
+    elements = sizes["batch"] * sizes["num_heads"] * sizes["seq_len"] ** 2
+    if elements > 2**31:
+        return f"the parallel form needs batch * num_heads * seq_len^2 <= 2^31 matrix entries, got {elements}"
+    return None

@@ -1,0 +1,95 @@
+"""Declarations: what an operation is, and which code of ours computes it.
+
+Data only. This module and every ``kernels/<op>/__init__.py`` import neither torch nor triton, so the command line can
+list operations in milliseconds; code is named by "module:function" strings relative to the package and resolved by
+:func:`resolve` when a case runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MODES = ("fw", "fwbw", "bw", "step")
+DTYPES = ("fp64", "fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """Code of ours that computes an operation.
+
+    Attributes:
+        name: unique within the operation: tfla, limit_chunk, torch, parallel, recurrent.
+        call: "module:function" relative to the package. The function takes the operation's arguments in order, then
+            keywords ``chunk_size`` (where ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``. An
+            implementation with the mode "step" names its decoding step in ``step_call``.
+        devices: device kinds it runs on.
+        modes: modes it can be timed in.
+        dtypes: input dtypes it takes.
+        state_dtypes: dtypes in which it can hold inter-chunk states.
+        chunked: whether it has a chunk-size axis.
+        supports: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
+            head_dim_v, chunk_size, ...), ``dtype`` and ``state_dtype`` names, and returns None or the reason it
+            cannot run, without importing torch.
+        requires: distributions that must be importable (triton).
+    """
+
+    name: str
+    call: str
+    devices: tuple[str, ...] = ("cuda",)
+    modes: tuple[str, ...] = ("fw", "fwbw", "bw")
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    state_dtypes: tuple[str, ...] = ("fp32",)
+    chunked: bool = True
+    supports: str | None = None
+    step_call: str | None = None
+    requires: tuple[str, ...] = ()
+    summary: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A mathematical function with a reference.
+
+    Attributes:
+        name: the ``op`` of a case: mlstm_sig, mlstm_exp, simple_gla, ...
+        kernel: the family as users name it (tfla, ...).
+        arguments: tensor arguments in order.
+        differentiable: the arguments that get a gradient.
+        sizes: the size columns that describe a problem.
+        qk_ratio: default head_dim_qk / head_dim_v.
+        inputs: "module:function"; ``make_inputs(sizes, *, dtype, device, seed) -> dict[str, Tensor]`` in argument
+            order, with realistic gates.
+        recurrent: "module:function" of the definition, one step at a time; runs in float64.
+        parallel: "module:function" of the fully parallel (quadratic) form, or None.
+        implementations: ours.
+    """
+
+    name: str
+    kernel: str
+    summary: str
+    arguments: tuple[str, ...]
+    differentiable: tuple[str, ...]
+    inputs: str
+    recurrent: str
+    parallel: str | None = None
+    sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    qk_ratio: float = 1.0
+    implementations: tuple[Implementation, ...] = ()
+
+    def implementation(self, name: str) -> Implementation:
+        """Return the implementation called ``name``; ValueError lists the known ones."""
+        for implementation in self.implementations:
+            if implementation.name == name:
+                return implementation
+        known = ", ".join(i.name for i in self.implementations)
+        raise ValueError(f"implementation must be one of {known} for {self.name}, got {name!r}")
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """Import "module:function", relative to the package, and return the function."""
+    module, _, name = target.partition(":")
+    package = __package__.rpartition(".")[0]
+    return getattr(importlib.import_module(f".{module}", package), name)
