@@ -1,0 +1,77 @@
+# make sweep   measure the TFLA kernels and their baselines (KERNEL=, GPU=, ARGS="--preset quick ...")
+# make test    set up with the development tools and run the tests
+# make lint    style, types and the project's own conventions
+#
+# Everything runs in .venv (VENV=...), which is made when it is missing from python3 (PYTHON=...). pip's own settings,
+# an index or a folder of wheels, come from the environment.
+
+VENV ?= .venv
+KERNEL ?= tfla
+GPU ?= h100
+ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+export PYTHONSAFEPATH := 1
+
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
+PYTEST := $(BIN)/python -m pytest -q
+# The interpreter and the compiler use one core a test; the main suite times things, so it runs alone.
+PARALLEL := -n auto --maxprocesses 8
+MYPY_ROOT := .mypy_cache/root
+
+.PHONY: help setup sweep test test-main test-interpret test-compile test-slow test-gpu lint format clean
+
+help:
+	@sed -n 's/^# \?//p;/^$$/q' Makefile
+
+$(VENV)/.ready: $(INPUTS)
+	.ci/setup $(VENV) ''
+	@touch $@
+
+$(VENV)/.ready-dev: $(INPUTS)
+	.ci/setup $(VENV) dev
+	@touch $(VENV)/.ready $@
+
+setup: $(VENV)/.ready-dev
+
+sweep: $(VENV)/.ready
+	$(BIN)/lrbench sweep --kernel $(KERNEL) --gpu $(GPU) $(ARGS)
+
+# Three processes, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
+# fails, when a stage finds no test.
+test: test-interpret test-compile test-main
+
+test-interpret: $(VENV)/.ready-dev
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) -m "interpret and not slow"
+
+test-compile: $(VENV)/.ready-dev
+	$(PYTEST) $(PARALLEL) -m "compile and not slow"
+
+test-main: $(VENV)/.ready-dev
+	$(PYTEST) -m "not interpret and not compile and not gpu and not slow"
+
+test-slow: $(VENV)/.ready-dev
+	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not interpret"
+
+test-gpu: $(VENV)/.ready-dev
+	$(PYTEST) -m gpu
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/conventions.py
+	@mkdir -p $(MYPY_ROOT) && ln -sfn "$(CURDIR)" $(MYPY_ROOT)/lrbench
+	MYPYPATH=$(MYPY_ROOT) $(BIN)/mypy --config-file pyproject.toml \
+	    -p lrbench.bench -p lrbench.kernels -p lrbench.analysis -m lrbench.cli
+
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,66 @@
+"""What every test stands on: poisoned allocations for kernels, and the conditions of the markers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KERNEL_TESTS = Path(__file__).parent / "kernels"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, the tests whose marker asks for what this process does not have."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    no_device = _why_no_device() if any(item.get_closest_marker("gpu") for item in items) else None
+    for item in items:
+        if item.get_closest_marker("gpu") and no_device:
+            item.add_marker(pytest.mark.skip(reason=no_device))
+        if item.get_closest_marker("interpret") and not interpreted:
+            item.add_marker(pytest.mark.skip(reason="needs TRITON_INTERPRET=1 in the environment: make test-interpret"))
+        if item.get_closest_marker("compile") and interpreted:
+            item.add_marker(pytest.mark.skip(reason="compiles kernels: run without TRITON_INTERPRET"))
+
+
+def _why_no_device() -> str | None:
+    """Return why the tests marked gpu cannot run here, or None."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return f"no CUDA device: torch {torch.__version__} sees none"
+
+
+def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``allocate`` with every floating-point element set to NaN, so that an element never written shows."""
+
+    @wraps(allocate)
+    def allocate_nan(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = allocate(*args, **kwargs)
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            tensor.detach().fill_(float("nan"))
+        return tensor
+
+    return allocate_nan
+
+
+@pytest.fixture(autouse=True)
+def poison_allocations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make what torch leaves uninitialised NaN in the tests of kernels."""
+    if not request.path.is_relative_to(KERNEL_TESTS):
+        yield
+        return
+    import torch
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch, "empty_strided", poisoned(torch.empty_strided))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    yield
