@@ -1,0 +1,173 @@
+"""Check the project's own conventions: what a reviewer would otherwise have to repeat.
+
+Run by `make lint`. Prints `path:line: what, and what to do instead` for every violation and exits 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ARROWS = {
+    "kernels": frozenset({"kernels"}),
+    "analysis": frozenset({"analysis"}),
+    "bench": frozenset({"bench", "analysis", "kernels"}),
+}
+"""Folder -> the folders of the package that its modules may import. cli.py may import all of them, nobody cli.py."""
+
+CORE_IMPORTS = frozenset(
+    {"matplotlib", "numpy", "packaging", "pandas", "pyarrow", "pynvml", "rich", "torch", "triton", "typer"}
+)
+"""What the core dependencies of pyproject.toml are imported as; anything else is imported inside a function."""
+
+DEVICE_TAKERS = ("kernels/", "analysis/", "bench/baselines/")
+"""Where no device is named: the planner and the workers choose it, these take the device of their inputs."""
+
+Violation = tuple[int, str]
+
+
+def violations(path: str, text: str) -> Iterator[Violation]:
+    """Yield (line, message) for every violation in the file ``path`` (relative to the root) with content ``text``."""
+    if path.endswith(".ipynb"):
+        yield from _notebook(text)
+    elif path.endswith(".py"):
+        tree = ast.parse(text, path)
+        yield from _block_pointers(tree)
+        yield from _jit_docstrings(tree)
+        folder = path.partition("/")[0] if "/" in path else ""
+        if folder in ARROWS or path in ("cli.py", "__init__.py", "__main__.py"):
+            yield from _imports(path, tree)
+        if path.startswith(DEVICE_TAKERS):
+            yield from _device_literals(tree)
+
+
+def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "make_block_ptr":
+            yield node.lineno, "make_block_ptr is gone in Triton 3.9: write offsets and masks"
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(target) in ("triton.jit", "jit")
+
+
+def _jit_docstrings(tree: ast.Module) -> Iterator[Violation]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or not any(map(_is_jit, node.decorator_list)):
+            continue
+        docstring = ast.get_docstring(node)
+        if not docstring:
+            yield node.lineno, f"{node.name} is a jit function without a docstring"
+        elif node.name.endswith("_kernel") and "Grid:" not in docstring:
+            yield node.lineno, f"the docstring of {node.name} does not name its grid (Grid: ...)"
+
+
+def _imports(path: str, tree: ast.Module) -> Iterator[Violation]:
+    at_module_level = set(_module_level(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            for folder in _imported_folders(path, node):
+                if not _allowed(path, folder):
+                    yield node.lineno, f"{path.partition('/')[0]} must not import {folder} (see CONTRIBUTING, imports)"
+            continue
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package = name.partition(".")[0]
+            if package == "lrbench":
+                yield node.lineno, "imports inside the package are relative"
+            elif node in at_module_level and package not in sys.stdlib_module_names | CORE_IMPORTS:
+                yield node.lineno, f"{package} is no core dependency: import it inside the function that needs it"
+
+
+def _module_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the statements that importing the module executes, those under `if TYPE_CHECKING` left out."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If):
+            if "TYPE_CHECKING" not in ast.unparse(node.test):
+                pending += node.body
+            pending += node.orelse
+        elif isinstance(node, ast.Try):
+            pending += [*node.body, *node.orelse, *node.finalbody]
+            pending += [statement for handler in node.handlers for statement in handler.body]
+        elif isinstance(node, ast.With | ast.ClassDef):
+            pending += node.body
+
+
+def _imported_folders(path: str, node: ast.ImportFrom) -> Iterator[str]:
+    """Yield the top-level names of the package that a relative import in ``path`` reaches."""
+    package = path.split("/")[:-1]
+    if node.level > len(package) + 1:
+        yield "what lies outside the package"
+        return
+    base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+    if base:
+        yield base[0]
+    else:
+        yield from (alias.name for alias in node.names)
+
+
+def _allowed(path: str, folder: str) -> bool:
+    if folder == "__version__":
+        return True
+    allowed = ARROWS.get(path.partition("/")[0])
+    return folder in allowed if allowed is not None else folder in ARROWS or folder == "cli"
+
+
+def _device_literals(tree: ast.Module) -> Iterator[Violation]:
+    message = "takes the device of its inputs: no device is named here"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        values = [keyword.value for keyword in node.keywords if keyword.arg == "device"]
+        if name in ("to", "device"):
+            values += node.args
+        literals = [value for value in values if _names_cuda(value)]
+        if literals or (name == "cuda" and isinstance(node.func, ast.Attribute)):
+            yield node.lineno, message
+
+
+def _names_cuda(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.partition(":")[0] == "cuda"
+
+
+def _notebook(text: str) -> Iterator[Violation]:
+    for number, cell in enumerate(json.loads(text)["cells"], start=1):
+        if cell.get("outputs") or cell.get("execution_count"):
+            yield 1, f"cell {number} holds outputs: clear them, the report executes the notebook"
+
+
+def project_files() -> list[str]:
+    """Return the project's files relative to the root: those git tracks and new ones it does not ignore."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py", "*.ipynb"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sorted({path for path in listed if (ROOT / path).is_file()})
+
+
+def main() -> int:
+    """Print every violation and return the exit status."""
+    found = 0
+    for path in project_files():
+        for line, message in violations(path, (ROOT / path).read_text(encoding="utf-8")):
+            print(f"{path}:{line}: {message}")
+            found += 1
+    return int(found > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

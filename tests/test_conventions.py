@@ -1,0 +1,81 @@
+"""The convention checks find what they are for, and leave alone what is right."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / ".ci" / "conventions.py"
+
+pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason=".ci/conventions.py is not part of this copy")
+
+
+def messages(path: str, text: str) -> list[str]:
+    spec = importlib.util.spec_from_file_location("conventions", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [message for _, message in module.violations(path, text)]
+
+
+KERNEL = '''
+@triton.jit
+def sum_kernel(x_ptr):
+    """Add up.
+
+    Grid: (rows,).
+    """
+'''
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("kernels/a/b.py", "p = tl.make_block_ptr(x)", "make_block_ptr"),
+        ("kernels/a/b.py", KERNEL.replace('"""Add up.\n\n    Grid: (rows,).\n    """', "pass"), "without a docstring"),
+        ("kernels/a/b.py", KERNEL.replace("Grid", "Shape"), "does not name its grid"),
+        ("kernels/a/b.py", "from ...bench import case", "kernels must not import bench"),
+        ("kernels/a/b.py", "from ... import analysis", "kernels must not import analysis"),
+        ("kernels/a/b.py", "from .... import x", "what lies outside the package"),
+        ("analysis/plots.py", "def f():\n    from ..kernels.spec import resolve", "analysis must not import kernels"),
+        ("bench/sweep.py", "from ..cli import app", "bench must not import cli"),
+        ("bench/sweep.py", "from lrbench.kernels import resolve", "relative"),
+        ("bench/sweep.py", "import fla.ops", "fla is no core dependency"),
+        ("bench/sweep.py", "try:\n    import fla\nexcept ImportError:\n    pass", "fla is no core dependency"),
+        ("kernels/a/b.py", 'x = torch.zeros(3, device="cuda")', "no device is named"),
+        ("bench/baselines/fla.py", 'x.to("cuda:1")', "no device is named"),
+        ("analysis/a.py", "x.cuda()", "no device is named"),
+        (
+            "notebooks/report.ipynb",
+            json.dumps({"cells": [{"cell_type": "code", "outputs": [{"text": "1"}], "execution_count": 1}]}),
+            "holds outputs",
+        ),
+    ],
+)
+def test_finds(path: str, text: str, expected: str) -> None:
+    found = messages(path, text)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("kernels/a/b.py", KERNEL),
+        ("kernels/a/b.py", "@triton.jit\ndef load_tile(x):\n    '''Load a tile.'''"),
+        ("kernels/a/b.py", "import torch\nfrom ..common import tiles\nfrom ...kernels.spec import resolve"),
+        ("bench/worker.py", 'device = torch.device("cuda", 0)'),
+        ("bench/worker.py", "from .. import __version__, analysis\nfrom ..kernels import get_operation"),
+        ("bench/baselines/fla.py", "def build(case, inputs):\n    from fla.ops import simple_gla"),
+        ("bench/baselines/fla.py", "if TYPE_CHECKING:\n    from fla.ops import simple_gla"),
+        ("cli.py", "import typer\nfrom .bench import sweep\nfrom .analysis import counts"),
+        ("tests/bench/test_plan.py", "import pytest\nfrom lrbench.bench import plan"),
+        ("notebooks/report.ipynb", json.dumps({"cells": [{"outputs": [], "execution_count": None}, {}]})),
+    ],
+)
+def test_leaves_alone(path: str, text: str) -> None:
+    assert messages(path, text) == []

@@ -1,0 +1,88 @@
+"""The wheel holds the package's modules, all of them and nothing else, and works where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("analysis", "bench", "kernels", "notebooks")
+ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
+PACKAGE_DATA = {"analysis": ".toml", "notebooks": ".ipynb"}
+
+
+def source_files() -> list[str]:
+    """Return the files of the source tree, relative to the root: git's, untracked ones included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip(f"the source tree is no git checkout: {listed.stderr.strip()}")
+    return sorted(path for path in listed.stdout.splitlines() if (ROOT / path).is_file())
+
+
+def belongs_in_wheel(path: str) -> bool:
+    folder, _, name = path.partition("/")
+    if not name:
+        return path in ROOT_MODULES
+    return folder in FOLDERS and (name.endswith(".py") or name.endswith(PACKAGE_DATA.get(folder, ".py")))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy of the source tree under another name, without a network."""
+    copy = tmp_path_factory.mktemp("source") / "my-clone"
+    for path in source_files():
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, copy / path)
+    output = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+    built = subprocess.run([*command, "--wheel-dir", str(output), str(copy)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = output.glob("lrbench-*.whl")
+    return path
+
+
+def test_wheel_holds_the_tracked_modules(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert files == {f"lrbench/{path}" for path in source_files() if belongs_in_wheel(path)}
+
+
+def test_wheel_names_its_script_and_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+        assert "lrbench = lrbench.cli:main" in archive.read(names["entry_points.txt"]).decode()
+        assert "Apache License" in archive.read(names["LICENSE"]).decode()
+
+
+def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
+    """Installed elsewhere, the package is found there, resolves every declared function and prints its help."""
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(command, capture_output=True, check=True)
+    code = "\n".join(
+        [
+            "import lrbench",
+            "from lrbench.kernels import FAMILIES, get_operation, resolve",
+            "from lrbench.cli import main",
+            "for name in (name for names in FAMILIES.values() for name in names):",
+            "    operation = get_operation(name)",
+            "    assert callable(resolve(operation.inputs)) and callable(resolve(operation.recurrent))",
+            "    assert all(callable(resolve(i.call)) for i in operation.implementations if not i.requires)",
+            "print(lrbench.__file__, flush=True)",
+            "main()",
+        ]
+    )
+    environment = {**os.environ, "PYTHONPATH": str(target), "PYTHONSAFEPATH": "1"}
+    finished = subprocess.run(
+        [sys.executable, "-c", code, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert Path(finished.stdout.splitlines()[0]).is_relative_to(target)
+    assert "sweep" in finished.stdout
