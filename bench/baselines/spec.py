@@ -21,6 +21,7 @@ class KnownBad:
         architectures: compute capabilities such as "9.0"; empty means any.
         modes: the modes affected; empty means all.
         dtypes: the dtypes affected; empty means all.
+        at_least: sizes from which it happens ({"seq_len": 65536}); all must be reached.
     """
 
     reason: str
@@ -29,6 +30,7 @@ class KnownBad:
     architectures: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    at_least: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,16 @@ class Baseline:
         kernels: the families it is compared with.
         build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the
             operation's canonical arguments and layout; everything it does is outside the timed region.
+        module: what ``build`` imports, where that is more than ``provider``; looked for without importing it.
+        install: the command that brings it, where that is not ``pip install distribution==tested``.
+        plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens
+            and embedding dim. None: the same sizes.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis.
         same_math: whether it computes one of the kernel family's own operations (and is checked numerically).
+        supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
+        known_bad: combinations known not to work.
+        settings: the settings used and why they are the authors' own.
+        licence: of the package.
     """
 
     name: str
@@ -54,6 +64,9 @@ class Baseline:
     op: str
     kernels: tuple[str, ...]
     build: str
+    module: str | None = None
+    install: str | None = None
+    plan: str | None = None
     modes: tuple[str, ...] = ("fw", "fwbw", "bw")
     dtypes: tuple[str, ...] = ("bf16",)
     devices: tuple[str, ...] = ("cuda",)
