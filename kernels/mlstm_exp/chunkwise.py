@@ -1,0 +1,61 @@
+"""mLSTM with exponential input gate, portable chunkwise form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..scalar_decay import chunkwise as engine
+from ..scalar_decay import validate
+from .reference import log_gates
+
+
+def chunkwise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    chunk_size: int = 64,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    normalizer_gradient: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Compute mLSTMexp chunk by chunk: exponential input gate, stabilised state, normalised output.
+
+        C_t = sigma(f_t) C_{t-1} + exp(i_t) k_t v_t^T,  n_t = sigma(f_t) n_{t-1} + exp(i_t) k_t
+        h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)
+
+    Args:
+        q, k: [B, T, H, K], contiguous; float64, float32, float16 or bfloat16.
+        v: [B, T, H, V], the same dtype.
+        i, f: gate pre-activations [B, T, H], float32 (float64 beside float64 inputs).
+        chunk_size: at least 1; need not divide T.
+        state_dtype: float32; float64 inputs hold float64 states.
+        initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]), float32 (float64 beside float64 inputs), with C and n
+            divided by exp(m); m carries no gradient.
+        return_last_state: also return (C, n, m) after the last step.
+        scale: factor on q; None is K^-1/2.
+        normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, (C, n, m)).
+
+    Raises:
+        ValueError: on a shape, dtype, device or layout that does not fit; the message names the argument.
+
+    Source: TFLA paper, sections 2 and 3, appendices A and B.
+    """
+    validate.check_qkv(q, k, v)
+    validate.check_gates({"i": i, "f": f}, v)
+    validate.check_chunk_size(chunk_size)
+    validate.check_state_dtype(state_dtype)
+    validate.check_initial_state(initial_state, k, v, normalize=True)
+    return engine.chunkwise(
+        q, k, v, *log_gates(i, f), chunk_size=chunk_size, scale=validate.resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state, return_last_state=return_last_state,
+        normalize=True, normalizer_gradient=normalizer_gradient,
+    )  # fmt: skip

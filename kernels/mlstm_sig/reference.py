@@ -1,0 +1,90 @@
+"""mLSTM with sigmoid input gate: definition, fully parallel form and inputs.
+
+    C_t = sigma(f_t) C_{t-1} + sigma(i_t) k_t v_t^T
+    h_t = scale C_t^T q_t
+
+Source: TFLA paper, section 4 (mLSTMsig). There is no normaliser and no max state: both gates lie in (0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ..scalar_decay import reference as engine
+from ..scalar_decay.inputs import InputGenerator
+from ..scalar_decay.validate import resolve_scale
+
+
+def log_gates(i: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log decay and the log input gate [B, T, H] of gate pre-activations i, f [B, T, H]."""
+    return logsigmoid(f), logsigmoid(i)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run mLSTMsig one step at a time.
+
+    Args:
+        q, k: [B, T, H, K]; float64 is computed in float64, all else in float32.
+        v: [B, T, H, V].
+        i, f: gate pre-activations [B, T, H].
+        scale: factor on q; None is K^-1/2.
+        initial_state: C [B, H, K, V].
+        return_last_state: also return C after the last step.
+        state_dtype: taken for the common signature; states have the dtype of the computation.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, C).
+    """
+    return engine.recurrent(
+        q, k, v, *log_gates(i, f), scale=resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state, return_last_state=return_last_state,
+    )  # fmt: skip
+
+
+def parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+    gate_dtype: torch.dtype = torch.float64,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute mLSTMsig as one masked product, quadratic in T; arguments as :func:`recurrent`.
+
+    gate_dtype is the dtype of the cumulative sums of the gates.
+    """
+    return engine.parallel(
+        q, k, v, *log_gates(i, f), scale=resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state, return_last_state=return_last_state, gate_dtype=gate_dtype,
+    )  # fmt: skip
+
+
+def make_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw inputs: q, k, v ~ N(0, 1), forget gates biased towards 1 head by head, input gates ~ N(-2.5, 1).
+
+    Gates are float32 (float64 beside float64 inputs).
+    """
+    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
+    return {**draw.qkv(), "i": draw.gate(-2.5), "f": draw.forget_gate()}

@@ -1,0 +1,56 @@
+"""Random inputs that the engine's operations share; gates are drawn by each operation's own make_inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .reference import compute_dtype
+
+
+class InputGenerator:
+    """Draws an operation's inputs reproducibly.
+
+    Numbers are drawn on the CPU in float64 and then rounded, so every device and dtype gets the same problem. Gates are
+    float32 beside float32, float16 and bfloat16 inputs (float64 beside float64): a forget gate near 1 raised to a chunk
+    length amplifies the rounding of its pre-activation.
+
+    Args:
+        sizes: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
+        dtype: dtype of q, k and v.
+        device: where the tensors are put.
+        seed: of the generator.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
+        self.tokens = (sizes["batch"], sizes["seq_len"], sizes["num_heads"])
+        self.dim_qk, self.dim_v = sizes["head_dim_qk"], sizes["head_dim_v"]
+        self.dtype, self.gate_dtype, self.device = dtype, compute_dtype(dtype), device
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw from N(0, 1) in the inputs' dtype."""
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.device, self.dtype)
+
+    def qkv(self) -> dict[str, Tensor]:
+        """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
+        return {
+            "q": self.normal(*self.tokens, self.dim_qk),
+            "k": self.normal(*self.tokens, self.dim_qk),
+            "v": self.normal(*self.tokens, self.dim_v),
+        }
+
+    def gate(self, mean: float, std: float = 1.0) -> Tensor:
+        """Draw a gate [B, T, H] from N(mean, std) in the gates' dtype."""
+        noise = torch.randn(self.tokens, generator=self.generator, dtype=torch.float64)
+        return (mean + std * noise).to(self.device, self.gate_dtype)
+
+    def forget_gate(self, low: float = 3.0, high: float = 6.0) -> Tensor:
+        """Draw a forget pre-activation [B, T, H]: N(mean, 1), the mean rising from ``low`` to ``high`` over the heads.
+
+        This is how xLSTM initialises the forget-gate biases: each head gets a memory of its own length.
+        """
+        means = torch.linspace(low, high, self.tokens[2], dtype=torch.float64).to(self.device, self.gate_dtype)
+        return self.gate(0.0) + means

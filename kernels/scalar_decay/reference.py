@@ -1,0 +1,199 @@
+"""The scalar-decay recurrence that every operation of the engine is an instance of, in plain torch.
+
+    C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T            C [K, V], a_t <= 0 the log decay, u_t the log input gate
+    h_t = scale C_t^T q_t                                                                              (plain)
+
+    n_t = exp(a_t) n_{t-1} + exp(u_t) k_t                  n [K]
+    h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)                                             (normalised)
+
+The normalised form keeps C and n divided by exp(m_t) with m_t = max(a_t + m_{t-1}, u_t), so that no exponential
+overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The outputs do not depend on m, which therefore
+carries no gradient. Source: TFLA paper, sections 2 and 4 and appendix A; Retention, Gated Retention, simple GLA and
+Mamba-2 are the plain form with other gates.
+
+An operation's own reference.py turns its gates into a and u and calls this module.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = Tensor | tuple[Tensor, Tensor, Tensor]
+"""C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of gates, states and accumulators beside inputs of ``dtype``: float64 or float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def zero_state(k: Tensor, v: Tensor, *, normalize: bool) -> State:
+    """Return the state that stands for "nothing seen yet": C = 0 and, normalised, n = 0 and m = -inf."""
+    batch, _, heads, dim_k = k.shape
+    dtype = compute_dtype(v.dtype)
+    c = torch.zeros(batch, heads, dim_k, v.shape[-1], dtype=dtype, device=v.device)
+    if not normalize:
+        return c
+    return c, c.new_zeros(batch, heads, dim_k), c.new_full((batch, heads), -math.inf)
+
+
+def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
+    denominator = torch.maximum(nq.abs(), torch.exp(-m))
+    return denominator if normalizer_gradient else denominator.detach()
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    log_input: Tensor | None,
+    *,
+    scale: float,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    normalize: bool = False,
+    normalizer_gradient: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Run the recurrence one step at a time; this is the definition.
+
+    Args:
+        q, k: [B, T, H, K]; float64 inputs are computed in float64, all others in float32.
+        v: [B, T, H, V].
+        log_decay: [B, T, H], a_t <= 0.
+        log_input: [B, T, H], u_t; None means 0.
+        scale: factor on q.
+        initial_state: the state before the first step; None is :func:`zero_state`.
+        return_last_state: also return the state after the last step.
+        normalize: the normalised form.
+        normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, last_state).
+    """
+    dtype = compute_dtype(v.dtype)
+    out_dtype = v.dtype
+    q, k, v, log_decay = (x.to(dtype) for x in (q, k, v, log_decay))
+    log_input = torch.zeros_like(log_decay) if log_input is None else log_input.to(dtype)
+    state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
+    outputs = []
+    if normalize:
+        c, n, m = state
+        m = m.detach()
+        for t in range(q.shape[1]):
+            m_previous, m = m, torch.maximum(log_decay[:, t] + m, log_input[:, t]).detach()
+            decay = torch.exp(log_decay[:, t] + m_previous - m)[..., None]
+            key = torch.exp(log_input[:, t] - m)[..., None] * k[:, t]
+            c = decay[..., None] * c + key[..., :, None] * v[:, t, :, None, :]
+            n = decay * n + key
+            query = scale * q[:, t]
+            denominator = _denominator((n * query).sum(-1), m, normalizer_gradient)
+            outputs.append(torch.einsum("bhkv,bhk->bhv", c, query) / denominator[..., None])
+        last: State = (c, n, m)
+    else:
+        c = state
+        for t in range(q.shape[1]):
+            decay = torch.exp(log_decay[:, t])[..., None, None]
+            key = torch.exp(log_input[:, t])[..., None] * k[:, t]
+            c = decay * c + key[..., :, None] * v[:, t, :, None, :]
+            outputs.append(torch.einsum("bhkv,bhk->bhv", c, scale * q[:, t]))
+        last = c
+    h = torch.stack(outputs, dim=1).to(out_dtype)
+    return (h, last) if return_last_state else h
+
+
+class _OperandMatmul(torch.autograd.Function):
+    """a @ b with both operands, in the forward and in the backward pass, rounded to a dtype; float32 accumulation."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        a, b = a.to(dtype), b.to(dtype)
+        ctx.save_for_backward(a, b)
+        return a.to(compute_dtype(dtype)) @ b.to(compute_dtype(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        dtype = compute_dtype(a.dtype)
+        grad = grad.to(a.dtype).to(dtype)
+        return grad @ b.to(dtype).mT, a.to(dtype).mT @ grad, None
+
+
+def parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    log_input: Tensor | None,
+    *,
+    scale: float,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    normalize: bool = False,
+    normalizer_gradient: bool = False,
+    gate_dtype: torch.dtype = torch.float64,
+) -> Tensor | tuple[Tensor, State]:
+    """Compute the recurrence as one masked product, quadratic in T: h = (scale Q K^T * D) V, D_ij = exp(b_i - b_j + u_j).
+
+    b is the cumulative sum of the log decay. Matrix products take their operands in v's dtype and accumulate in
+    float32 (float64 for float64 inputs); this makes the form the yardstick of what a dtype can reach.
+
+    Args:
+        gate_dtype: dtype of the cumulative sums of the gates. Their differences cancel: in float32 they lose about
+            eps * |b|, which matters for decays of hundreds and more.
+        Others: as :func:`recurrent`.
+
+    Returns:
+        As :func:`recurrent`.
+    """
+    dtype, operand_dtype = compute_dtype(v.dtype), v.dtype
+    gate_dtype = torch.promote_types(gate_dtype, dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    a = log_decay.transpose(1, 2).to(gate_dtype)
+    u = torch.zeros_like(a) if log_input is None else log_input.transpose(1, 2).to(gate_dtype)
+    b = a.cumsum(-1)
+    length = b.shape[-1]
+    log_weights = b[..., :, None] - b[..., None, :] + u[..., None, :]
+    future = torch.ones(length, length, dtype=torch.bool, device=b.device).triu(1)
+    log_weights = log_weights.masked_fill(future, -math.inf)
+    log_inter = b
+    if normalize:
+        c0, n0, m0 = (None, None, None) if initial_state is None else initial_state
+        m = log_weights.detach().amax(-1)
+        if m0 is not None:
+            log_inter = b + m0.detach().to(gate_dtype)[..., None]
+            m = torch.maximum(m, log_inter.detach())
+            log_inter = log_inter - m
+        log_weights = log_weights - m[..., None]
+    else:
+        c0 = initial_state
+    weights = torch.exp(log_weights.to(dtype))
+    inter = torch.exp(log_inter.to(dtype))[..., None]
+
+    scores = scale * _OperandMatmul.apply(q, k.mT, operand_dtype) * weights
+    h = _OperandMatmul.apply(scores, v, operand_dtype)
+    query = scale * q.to(dtype)
+    if c0 is not None:
+        h = h + inter * _OperandMatmul.apply(query, c0.to(dtype), operand_dtype)
+    last: State
+    # The last row of the weights carries every position to the end: it is also what the last state is made of.
+    key = weights[..., -1, :, None] * k.to(dtype)
+    c = _OperandMatmul.apply(key.mT, v, operand_dtype)
+    if c0 is not None:
+        c = c + inter[..., -1:, :] * c0
+    if normalize:
+        nq, n = scores.sum(-1), key.sum(-2)
+        if n0 is not None:
+            nq = nq + inter[..., 0] * (query * n0[..., None, :]).sum(-1)
+            n = n + inter[..., -1, :] * n0
+        m = m.to(dtype)
+        h = h / _denominator(nq, m, normalizer_gradient)[..., None]
+        last = (c, n, m[..., -1])
+    else:
+        last = c
+    h = h.transpose(1, 2).contiguous().to(operand_dtype)
+    return (h, last) if return_last_state else h
