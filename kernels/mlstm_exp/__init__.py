@@ -8,7 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="mlstm_exp",
     kernel="tfla",
-    summary="mLSTM with exponential input gate, normaliser and max state; its denominator is a constant to the backward",
+    summary="mLSTM with exponential input gate, normaliser and max state; the denominator carries no gradient",
     arguments=("q", "k", "v", "i", "f"),
     differentiable=("q", "k", "v", "i", "f"),
     inputs="kernels.mlstm_exp.reference:make_inputs",

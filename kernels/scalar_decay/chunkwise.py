@@ -74,7 +74,7 @@ def _segments(
         column = u[:, start:stop].reshape(-1, n, length) - b
         if options.normalize:
             total = b[..., -1].cumsum(-1)
-            # m_k = b_L + max(m_{k-1}, max_j c_j) for all chunks at once: subtract the decay so far, then a running maximum.
+            # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
             before = total - b[..., -1]
             peaks = torch.cat((m[:, None], column.amax(-1) - before), -1).cummax(-1).values
             p = peaks[:, :-1] + before

@@ -137,9 +137,11 @@ def parallel(
     normalizer_gradient: bool = False,
     gate_dtype: torch.dtype = torch.float64,
 ) -> Tensor | tuple[Tensor, State]:
-    """Compute the recurrence as one masked product, quadratic in T: h = (scale Q K^T * D) V, D_ij = exp(b_i - b_j + u_j).
+    """Compute the recurrence as one masked product, quadratic in T.
 
-    b is the cumulative sum of the log decay. Matrix products take their operands in v's dtype and accumulate in
+        h = (scale Q K^T * D) V,  D_ij = exp(b_i - b_j + u_j) for j <= i, else 0
+
+    where b is the cumulative sum of the log decay. Matrix products take their operands in v's dtype and accumulate in
     float32 (float64 for float64 inputs); this makes the form the yardstick of what a dtype can reach.
 
     Args:

@@ -58,6 +58,25 @@ def check_gates(gates: Mapping[str, Tensor], v: Tensor) -> None:
         check_tensor(name, gate, v.shape[:3], compute_dtype(v.dtype), v.device)
 
 
+def check_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+    """Raise unless x [B, T, H, P], dt [B, T, H], A [H] and B, C [B, T, G, N] agree and G divides H."""
+    check_qkv(x, x, x, ("x", "x", "x"))
+    for name, group in (("B", B), ("C", C)):
+        if not isinstance(group, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(group).__name__}")
+        if group.dim() != 4 or group.shape[:2] != x.shape[:2] or 0 in group.shape:
+            expected = f"[{x.shape[0]}, {x.shape[1]}, G, N]"
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(group.shape)}")
+        if x.shape[2] % group.shape[2]:
+            raise ValueError(
+                f"{name} must have a number of groups that divides the {x.shape[2]} heads, got {group.shape[2]}"
+            )
+    check_tensor("B", B, B.shape, x.dtype, x.device)
+    check_tensor("C", C, B.shape, x.dtype, x.device)
+    check_gates({"dt": dt}, x)
+    check_tensor("A", A, x.shape[2:3], compute_dtype(x.dtype), x.device)
+
+
 def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = False) -> None:
     """Raise unless chunk_size is an int of at least ``minimum`` (and a power of two where asked)."""
     valid = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= minimum

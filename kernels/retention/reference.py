@@ -1,0 +1,102 @@
+"""Retention: definition, fully parallel form and inputs.
+
+    C_t = exp(-slope) C_{t-1} + k_t v_t^T
+    h_t = scale C_t^T q_t
+
+Source: Sun et al., Retentive Network (2023), equation 5, without the rotation of q and k and the group norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..scalar_decay import reference as engine
+from ..scalar_decay.inputs import InputGenerator
+from ..scalar_decay.validate import resolve_scale
+
+
+def slopes(num_heads: int) -> Tensor:
+    """Return RetNet's decay rates [H] in float64: -log(1 - 2^(-5 - h)) for head h = 0 ... H - 1."""
+    return -torch.log1p(-torch.exp2(-5 - torch.arange(num_heads, dtype=torch.float64)))
+
+
+def log_decay(slope: Tensor, v: Tensor) -> Tensor:
+    """Return the log decay [B, T, H] of rates ``slope`` [H] for values ``v`` [B, T, H, V]."""
+    return (-slope).expand(v.shape[:3])
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run Retention one step at a time.
+
+    Args:
+        q, k: [B, T, H, K]; float64 is computed in float64, all else in float32.
+        v: [B, T, H, V].
+        slope: fixed decay rate per head [H], >= 0, float32 (float64 beside float64 inputs).
+        scale: factor on q; None is K^-1/2.
+        initial_state: C [B, H, K, V].
+        return_last_state: also return C after the last step.
+        state_dtype: taken for the common signature; states have the dtype of the computation.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, C).
+    """
+    return engine.recurrent(
+        q,
+        k,
+        v,
+        log_decay(slope, v),
+        None,
+        scale=resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state,
+        return_last_state=return_last_state,
+    )
+
+
+def parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+    gate_dtype: torch.dtype = torch.float64,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute Retention as one masked product, quadratic in T; arguments as :func:`recurrent`.
+
+    gate_dtype is the dtype of the cumulative sums of the gates.
+    """
+    return engine.parallel(
+        q,
+        k,
+        v,
+        log_decay(slope, v),
+        None,
+        scale=resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state,
+        return_last_state=return_last_state,
+        gate_dtype=gate_dtype,
+    )
+
+
+def make_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw inputs: q, k, v ~ N(0, 1); slopes are RetNet's, decay 1 - 2^(-5 - h) for head h."""
+    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
+    return {**draw.qkv(), "slope": slopes(sizes["num_heads"]).to(draw.device, draw.gate_dtype)}
