@@ -1,0 +1,131 @@
+"""Compile kernel launches for an architecture that is not here, and read what they cost.
+
+A :class:`Recorder` takes a kernel's place in its module, so that the ordinary launcher records launches instead of
+running them; :func:`compile_launch` compiles one for a compute capability and :class:`Resources` holds registers, stack
+and shared memory. Nothing here needs a GPU. It does not work under TRITON_INTERPRET=1, which decides at decoration time.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.int8: "i8",
+    torch.bool: "i1",
+}
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one compiled launch takes: registers and stack bytes a thread, shared memory bytes a block."""
+
+    kernel: str
+    capability: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A recorded launch: the kernel, its bound arguments and its options."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+class Recorder:
+    """Stands in for a jit function and records what it would have launched."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self.kernel = kernel
+        self.launches = launches
+
+    def __getitem__(self, grid: Any) -> Recorder:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        arguments = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
+        self.launches.append(Launch(self.kernel, arguments, options))
+
+
+@contextmanager
+def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
+    """Replace the jit functions ``names`` of ``module`` by recorders; yields the list that fills with launches."""
+    launches: list[Launch] = []
+    kept = {name: getattr(module, name) for name in names}
+    for name, kernel in kept.items():
+        setattr(module, name, Recorder(kernel, launches))
+    try:
+        yield launches
+    finally:
+        for name, kernel in kept.items():
+            setattr(module, name, kernel)
+
+
+def compile_launch(launch: Launch, capability: int) -> Resources:
+    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
+    parameters = {p.name: p for p in launch.kernel.params}
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for index, name in enumerate(launch.kernel.arg_names):
+        value = launch.arguments[name]
+        if parameters[name].is_constexpr or value is None:
+            signature[name] = "constexpr"
+            constexprs[(index,)] = value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = "*" + _TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, bool):
+            signature[name] = "i1"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            signature[name] = "fp32"
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    registers, stack = read_resource_usage(compiled.asm["cubin"])
+    return Resources(
+        kernel=launch.kernel.__name__,
+        capability=capability,
+        registers=registers,
+        stack_bytes=stack,
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+    )
+
+
+def read_resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Return (registers, stack bytes) a thread of the one function in ``cubin``, as cuobjdump reports them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout + report.stderr)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reported no resource usage: {report.stdout}{report.stderr}")
+    return int(found[1]), int(found[2])

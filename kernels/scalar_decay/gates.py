@@ -1,0 +1,275 @@
+"""Gate kernels of the scalar-decay engine: pre-activations to cumulative log gates, and gradients back.
+
+Every operation of the family is ``C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T``; only the maps from its gates to the
+log decay ``a`` and the log input ``u`` differ, chosen by the constexpr ``GATE``:
+
+    sig   a = log sigma(f),        u = log sigma(i)      mLSTMsig (TFLA paper, section 4.1)
+    exp   a = log sigma(f),        u = i                 mLSTMexp, stabilised by m (paper, equations 1 to 7)
+    log   a = g                                          simple GLA
+    slope a = -slope[h]                                  Retention, Lightning Attention
+    tau   a = log sigma(f) / tau                         Gated Retention
+    ssd   a = dt A[h],             u = log dt            Mamba-2 SSD
+
+Per chunk of length L (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g`` its last value and
+``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the chunk's last state. All are
+in base 2. Sums run in float64 and b is kept as two float32, high and low: differences of b over a long chunk of small
+gates would otherwise lose the bits that neighbouring positions need.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NEG = tl.constexpr(-1.0e30)
+"""Stands for minus infinity: differences of two of them stay finite."""
+
+
+@triton.jit
+def _log_sigmoid(x):
+    """Return log sigma(x), stable for either sign."""
+    return tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
+    """Return a in float64 for gate elements ``offs``; padding has decay one."""
+    if GATE == "slope":
+        a = tl.zeros(offs.shape, dtype=tl.float64) - head_value
+    else:
+        x = tl.load(decay_ptr + offs, mask=mask, other=0.0).to(tl.float64)
+        if GATE == "log":
+            a = x
+        elif GATE == "ssd":
+            a = x * head_value
+        elif GATE == "tau":
+            a = _log_sigmoid(x) * inv_tau
+        else:
+            a = _log_sigmoid(x)
+    return tl.where(mask, a, 0.0)
+
+
+@triton.jit
+def _max(x, y):
+    return tl.maximum(x, y)
+
+
+@triton.jit
+def _max_plus(shift_x, max_x, shift_y, max_y):
+    """Compose two steps m -> max(m + shift, max)."""
+    return shift_x + shift_y, tl.maximum(max_x + shift_y, max_y)
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "inv_tau"])
+def gates_forward_kernel(
+    decay_ptr,
+    input_ptr,
+    head_ptr,
+    b_hi_ptr,
+    b_lo_ptr,
+    u_ptr,
+    w_ptr,
+    g_ptr,
+    m_ptr,
+    g_max_ptr,
+    inv_tau,
+    T,
+    L,
+    N,
+    H: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Turn gate pre-activations into the chunk's cumulative log gates.
+
+    Grid: (N chunks * B * H,).
+    Reads the gates [B, T, H] and the per-head constant [H]; writes b (high, low), u and w [B, H, T], g [B, H, N] and,
+    for exp, the chunk-local stabiliser m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T] and max_s w_s [B, H, N].
+    """
+    pid = tl.program_id(0)
+    chunk = pid % N
+    pid_bh = pid // N
+    batch = (pid_bh // H).to(tl.int64)
+    head = pid_bh % H
+    start = chunk * L
+    end = tl.minimum(start + L, T)
+    gates = batch * T * H + head
+    rows = pid_bh.to(tl.int64) * T
+    head_value = 0.0
+    if GATE == "slope" or GATE == "ssd":
+        head_value = tl.load(head_ptr + head).to(tl.float64)
+    total = tl.zeros((), dtype=tl.float64)
+    for t0 in range(start, end, BLOCK_T):
+        offs_t = t0 + tl.arange(0, BLOCK_T)
+        mask_t = offs_t < end
+        a = _log_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask_t, head_value, inv_tau, GATE)
+        total += tl.sum(a, axis=0)
+    g = total * LOG2E
+    tl.store(g_ptr + pid_bh.to(tl.int64) * N + chunk, g.to(tl.float32))
+
+    carry = tl.zeros((), dtype=tl.float64)
+    best = tl.zeros((), dtype=tl.float64) + NEG
+    for t0 in range(start, end, BLOCK_T):
+        offs_t = t0 + tl.arange(0, BLOCK_T)
+        mask_t = offs_t < end
+        offs_gate = gates + offs_t.to(tl.int64) * H
+        a = _log_decay(decay_ptr, offs_gate, mask_t, head_value, inv_tau, GATE) * LOG2E
+        b = tl.cumsum(a, axis=0) + carry
+        carry += tl.sum(a, axis=0)
+        b_hi = b.to(tl.float32)
+        tl.store(b_hi_ptr + rows + offs_t, b_hi, mask=mask_t)
+        tl.store(b_lo_ptr + rows + offs_t, (b - b_hi.to(tl.float64)).to(tl.float32), mask=mask_t)
+        w = g - b
+        if GATE == "sig" or GATE == "exp" or GATE == "ssd":
+            if GATE == "ssd":
+                u = tl.log(tl.load(decay_ptr + offs_gate, mask=mask_t, other=1.0).to(tl.float64))
+            else:
+                u = tl.load(input_ptr + offs_gate, mask=mask_t, other=0.0).to(tl.float64)
+                if GATE == "sig":
+                    u = _log_sigmoid(u)
+            u = tl.where(mask_t, tl.maximum(u * LOG2E, NEG), NEG)
+            tl.store(u_ptr + rows + offs_t, u.to(tl.float32), mask=mask_t)
+            w += u
+            if GATE == "exp":
+                relative = tl.maximum(tl.associative_scan(u - b, 0, _max), best)
+                best = tl.maximum(best, tl.max(u - b, axis=0))
+                tl.store(m_ptr + rows + offs_t, (b + relative).to(tl.float32), mask=mask_t)
+        tl.store(w_ptr + rows + offs_t, w.to(tl.float32), mask=mask_t)
+    if GATE == "exp":
+        tl.store(g_max_ptr + pid_bh.to(tl.int64) * N + chunk, (g + best).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["N"])
+def stabiliser_scan_kernel(
+    g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the chunks (paper, appendix B.2; base 2).
+
+    Grid: (B * H,).
+    Reads g and the chunk maxima [B, H, N] and the initial m [B, H] (base e); writes m at every chunk edge,
+    [B, H, N + 1].
+    """
+    pid_bh = tl.program_id(0).to(tl.int64)
+    carry = tl.full((), NEG, dtype=tl.float32)
+    if HAS_INITIAL:
+        carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float32) * LOG2E, NEG)
+    edge = edge_ptr + pid_bh * (N + 1)
+    tl.store(edge, carry)
+    for n0 in range(0, N, BLOCK_N):
+        offs_n = n0 + tl.arange(0, BLOCK_N)
+        mask_n = offs_n < N
+        g = tl.load(g_ptr + pid_bh * N + offs_n, mask=mask_n, other=0.0)
+        g_max = tl.load(g_max_ptr + pid_bh * N + offs_n, mask=mask_n, other=NEG)
+        shift, best = tl.associative_scan((g, g_max), 0, _max_plus)
+        m = tl.maximum(carry + shift, best)
+        tl.store(edge + 1 + offs_n, m, mask=mask_n)
+        last = tl.minimum(N - n0, BLOCK_N) - 1
+        carry = tl.max(tl.where(tl.arange(0, BLOCK_N) == last, m, NEG), axis=0)
+
+
+@triton.jit(do_not_specialize=["T", "L", "N"])
+def stabiliser_finish_kernel(b_hi_ptr, b_lo_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
+    """Merge the chunk-local stabiliser with the one carried in: m_t = max(b_t + m_{k-1}, m_t), in place.
+
+    Grid: (ceil(T / BLOCK_T), B * H) flattened.
+    Reads b [B, H, T] and m at the chunk edges [B, H, N + 1]; reads and writes m [B, H, T].
+    """
+    blocks = tl.cdiv(T, BLOCK_T)
+    pid = tl.program_id(0)
+    pid_bh = (pid // blocks).to(tl.int64)
+    offs_t = (pid % blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
+    mask_t = offs_t < T
+    rows = pid_bh * T + offs_t
+    m_in = tl.load(edge_ptr + pid_bh * (N + 1) + offs_t // L, mask=mask_t, other=NEG)
+    b = tl.load(b_hi_ptr + rows, mask=mask_t, other=0.0) + tl.load(b_lo_ptr + rows, mask=mask_t, other=0.0)
+    m = tl.load(m_ptr + rows, mask=mask_t, other=NEG)
+    tl.store(m_ptr + rows, tl.maximum(b + m_in, m), mask=mask_t)
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "inv_tau", "BH"])
+def gates_backward_kernel(
+    q_dq_ptr,
+    k_dk_ptr,
+    k_dk_inter_ptr,
+    dg_ptr,
+    decay_ptr,
+    input_ptr,
+    head_ptr,
+    d_decay_ptr,
+    d_input_ptr,
+    d_head_ptr,
+    inv_tau,
+    T,
+    L,
+    N,
+    BH,
+    H: tl.constexpr,
+    GATE: tl.constexpr,
+    NUM_SUMS: tl.constexpr,
+    NUM_DG: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Turn row sums of the main gradients into gate gradients (paper, appendix B.3, with the corrected sums).
+
+    With c = sum_k k dk (its part through the chunk's last state: c_inter), p = sum_k q dq and dg the gradient of the
+    chunk's total decay: du_t = c_t and da_t = dg + sum_{j < t} c_inter_j + sum_{j >= t} (p - (c - c_inter))_j.
+
+    Grid: (N chunks * B * H,).
+    Reads the row sums [NUM_SUMS, B, H, T], dg [NUM_DG, B, H, N] and the gates [B, T, H]; writes the gradients of the
+    gates [B, T, H] and, for slope and ssd, of the per-head constant summed over the chunk [B, H, N].
+    """
+    pid = tl.program_id(0)
+    chunk = pid % N
+    pid_bh = (pid // N).to(tl.int64)
+    head = pid_bh % H
+    gates = (pid_bh // H) * T * H + head
+    start = chunk * L
+    end = tl.minimum(start + L, T)
+    rows = pid_bh * T
+    plane = BH.to(tl.int64) * T
+    head_value = 0.0
+    if GATE == "ssd":
+        head_value = tl.load(head_ptr + head).to(tl.float64)
+
+    carry = tl.zeros((), dtype=tl.float64)
+    for n in tl.static_range(NUM_DG):
+        carry += tl.load(dg_ptr + (n * BH.to(tl.int64) + pid_bh) * N + chunk).to(tl.float64)
+    for t0 in range(start, end, BLOCK_T):
+        offs_t = t0 + tl.arange(0, BLOCK_T)
+        for n in tl.static_range(NUM_SUMS):
+            c_inter = tl.load(k_dk_inter_ptr + n * plane + rows + offs_t, mask=offs_t < end, other=0.0)
+            carry += tl.sum(c_inter.to(tl.float64), axis=0)
+
+    d_head = tl.zeros((), dtype=tl.float64)
+    for t0 in range(start, end, BLOCK_T):
+        # Time runs backwards through the addresses: a reversed tl.cumsum is not reliable.
+        offs_t = end - 1 - (t0 - start) - tl.arange(0, BLOCK_T)
+        mask_t = offs_t >= start
+        p = tl.zeros((BLOCK_T,), dtype=tl.float64)
+        c = tl.zeros((BLOCK_T,), dtype=tl.float64)
+        for n in tl.static_range(NUM_SUMS):
+            p += tl.load(q_dq_ptr + n * plane + rows + offs_t, mask=mask_t, other=0.0).to(tl.float64)
+            c += tl.load(k_dk_ptr + n * plane + rows + offs_t, mask=mask_t, other=0.0).to(tl.float64)
+        da = carry + tl.cumsum(p - c, axis=0)
+        carry += tl.sum(p - c, axis=0)
+        offs_gate = gates + offs_t.to(tl.int64) * H
+        if GATE == "slope":
+            d_head -= tl.sum(tl.where(mask_t, da, 0.0), axis=0)
+        else:
+            x = tl.load(decay_ptr + offs_gate, mask=mask_t, other=1.0).to(tl.float64)
+            if GATE == "log":
+                dx = da
+            elif GATE == "ssd":
+                dx = da * head_value + c / x
+                d_head += tl.sum(tl.where(mask_t, da * x, 0.0), axis=0)
+            else:
+                dx = da / (1.0 + tl.exp(x))
+                if GATE == "tau":
+                    dx *= inv_tau
+            tl.store(d_decay_ptr + offs_gate, dx.to(d_decay_ptr.dtype.element_ty), mask=mask_t)
+            if GATE == "exp":
+                tl.store(d_input_ptr + offs_gate, c.to(d_input_ptr.dtype.element_ty), mask=mask_t)
+            elif GATE == "sig":
+                x = tl.load(input_ptr + offs_gate, mask=mask_t, other=0.0).to(tl.float64)
+                tl.store(d_input_ptr + offs_gate, (c / (1.0 + tl.exp(x))).to(d_input_ptr.dtype.element_ty), mask=mask_t)
+    if GATE == "slope" or GATE == "ssd":
+        tl.store(d_head_ptr + pid_bh * N + chunk, d_head.to(tl.float32))

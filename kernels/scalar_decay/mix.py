@@ -1,0 +1,328 @@
+"""The parallel kernel of the engine: one causal gated product inside a chunk plus the chunk's incoming state.
+
+The output and all three main gradients have one form (paper, appendix C.3): with a gate matrix W and a state S,
+
+    out = rows(W_in) (X S) + ((X Y^T) * W) Z
+
+    h    X = q   Y = k   Z = v    S = C_{k-1}      past        (paper, equation 20)
+    dq   X = dh  Y = v   Z = k    S = C_{k-1}^T    past
+    dk   X = v   Y = dh  Z = q    S = dC_k^T       future
+    dv   X = k   Y = q   Z = dh   S = dC_k         future
+
+"past" sums over positions up to the row's own, "future" from it on. Tiles are swept inside the chunk (TFLA's second
+level of sequence parallelism), so the chunk length is independent of the tile size. Transposed products are computed
+from loaded tiles, never by transposing an accumulator.
+
+Gate weights are exp2(b_t - m_t - log2 denom_t - b_s + u_s) for t >= s. Let R be b - m at the first row of a past tile
+and at the last row of a future tile. Because m_t - b_t never falls with t, the row factor exp2(b_t - m_t - R) and the
+column factor exp2(u_s - b_s + R) are both at most one for tiles off the diagonal: two vectors replace a matrix of
+exponentials, and nothing overflows. On the diagonal tile the exponents are added first.
+"""
+
+import triton
+import triton.language as tl
+
+from .gates import NEG
+
+
+@triton.jit
+def _load_tile(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, D: tl.constexpr, MASK_D: tl.constexpr):
+    """Load ptr[offs_row * ROW + offs_col] with zeros outside."""
+    mask = mask_row[:, None]
+    if MASK_D:
+        mask = mask & (offs_col < D)[None, :]
+    return tl.load(ptr + offs_row[:, None] * ROW + offs_col[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _load_tile_transposed(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, D: tl.constexpr, MASK_D: tl.constexpr):
+    """Load the same tile with its columns first, [columns, rows]."""
+    mask = mask_row[None, :]
+    if MASK_D:
+        mask = mask & (offs_col < D)[:, None]
+    return tl.load(ptr + offs_row[None, :] * ROW + offs_col[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _query_exponent(
+    b_hi_ptr,
+    b_lo_ptr,
+    m_ptr,
+    log_denom_ptr,
+    offs,
+    mask,
+    ref_hi,
+    ref_lo,
+    ref_m,
+    STABILISED: tl.constexpr,
+    DENOM: tl.constexpr,
+):
+    """Return b_t - m_t - log2 denom_t relative to the reference row."""
+    x = (tl.load(b_hi_ptr + offs, mask=mask, other=0.0) - ref_hi) + (
+        tl.load(b_lo_ptr + offs, mask=mask, other=0.0) - ref_lo
+    )
+    if STABILISED:
+        x -= tl.load(m_ptr + offs, mask=mask, other=0.0) - ref_m
+        if DENOM:
+            x -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
+    return tl.where(mask, x, NEG)
+
+
+@triton.jit
+def _key_exponent(
+    b_hi_ptr, b_lo_ptr, u_ptr, offs, mask, ref_hi, ref_lo, ref_m, STABILISED: tl.constexpr, HAS_U: tl.constexpr
+):
+    """Return u_s - b_s relative to the reference row."""
+    x = (ref_hi - tl.load(b_hi_ptr + offs, mask=mask, other=0.0)) + (
+        ref_lo - tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
+    )
+    if HAS_U:
+        u = tl.load(u_ptr + offs, mask=mask, other=0.0)
+        if STABILISED:
+            u -= ref_m
+        x += u
+    return tl.where(mask, x, NEG)
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
+def mix_kernel(
+    x_ptr,
+    y_ptr,
+    z_ptr,
+    state_ptr,
+    out_ptr,
+    b_hi_ptr,
+    b_lo_ptr,
+    u_ptr,
+    g_ptr,
+    edge_ptr,
+    m_ptr,
+    log_denom_ptr,
+    n_states_ptr,
+    pair_ptr,
+    sums_ptr,
+    inter_sums_ptr,
+    scale,
+    T,
+    L,
+    N,
+    BH,
+    H: tl.constexpr,
+    DX: tl.constexpr,
+    DZ: tl.constexpr,
+    GROUP_X: tl.constexpr,
+    GROUP_Z: tl.constexpr,
+    FUTURE: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    HAS_U: tl.constexpr,
+    STABILISED: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Compute one [BLOCK_T, BLOCK_Z] tile of out = rows(W_in) (X S) + ((X Y^T) * W) Z.
+
+    Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
+    Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state [B, H, N, DX, DZ] (TRANSPOSED:
+    [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides by
+    max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS >= 1 writes sum_z out * pair, SUMS = 2 also its part
+    through the state, [ceil(DZ / BLOCK_Z), B, H, T] each: the gate gradients need them.
+    """
+    NX: tl.constexpr = (DX + BLOCK_X - 1) // BLOCK_X
+    NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
+    MASK_X: tl.constexpr = DX % BLOCK_X != 0
+    MASK_Z: tl.constexpr = DZ % BLOCK_Z != 0
+    DENOM: tl.constexpr = STABILISED and not NORMALISE
+    X_ROW: tl.constexpr = (H // GROUP_X) * DX
+    Z_ROW: tl.constexpr = (H // GROUP_Z) * DZ
+    OUT_ROW: tl.constexpr = H * DZ
+    pid = tl.program_id(0)
+    pid_z = pid % NZ
+    tiles = tl.cdiv(L, BLOCK_T)
+    pid_t = (pid // NZ) % tiles
+    pid_n = (pid // (NZ * tiles)) % N
+    pid_bh = (pid // (NZ * tiles * N)).to(tl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    start = pid_n * L
+    end = tl.minimum(start + L, T)
+    row0 = start + pid_t * BLOCK_T
+    if row0 >= end:
+        return
+
+    x_base = x_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
+    y_base = y_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
+    z_base = z_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
+    gate = pid_bh * T
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_s = tl.arange(0, BLOCK_S)
+    offs_x = tl.arange(0, BLOCK_X)
+    offs_z = pid_z * BLOCK_Z + tl.arange(0, BLOCK_Z)
+    mask_t = row0 + offs_t < end
+    x_stride = tl.full((), X_ROW, tl.int64)
+    z_stride = tl.full((), Z_ROW, tl.int64)
+    x_rows = x_base + row0 * x_stride
+
+    ref = gate + (tl.minimum(row0 + BLOCK_T, end) - 1 if FUTURE else row0)
+    ref_hi = tl.load(b_hi_ptr + ref)
+    ref_lo = tl.load(b_lo_ptr + ref)
+    ref_m = 0.0
+    if STABILISED:
+        ref_m = tl.load(m_ptr + ref)
+    if FUTURE:
+        row_exponent = _key_exponent(
+            b_hi_ptr, b_lo_ptr, u_ptr, gate + row0 + offs_t, mask_t, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
+        )
+    else:
+        row_exponent = _query_exponent(
+            b_hi_ptr,
+            b_lo_ptr,
+            m_ptr,
+            log_denom_ptr,
+            gate + row0 + offs_t,
+            mask_t,
+            ref_hi,
+            ref_lo,
+            ref_m,
+            STABILISED,
+            DENOM,
+        )
+    row_factor = tl.math.exp2(row_exponent)
+
+    acc = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
+    denom = tl.zeros((BLOCK_T,), dtype=tl.float32)
+    x = _load_tile(x_rows, offs_t, offs_x, mask_t, X_ROW, DX, MASK_X)  # [BLOCK_T, BLOCK_X]
+    if HAS_STATE:
+        state_base = state_ptr + (pid_bh * N + pid_n) * DX * DZ
+        for block in tl.static_range(NX):
+            offs_d = block * BLOCK_X + offs_x
+            if TRANSPOSED:
+                state_offs = offs_z[None, :] * DX + offs_d[:, None]
+            else:
+                state_offs = offs_d[:, None] * DZ + offs_z[None, :]
+            state = tl.load(state_base + state_offs, mask=(offs_d < DX)[:, None] & (offs_z < DZ)[None, :], other=0.0)
+            if NX > 1:
+                x = _load_tile(x_rows, offs_t, offs_d, mask_t, X_ROW, DX, MASK_X)
+            acc = tl.dot(x, state.to(x.dtype), acc, input_precision=PRECISION)
+            if NORMALISE:
+                n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
+                denom += tl.sum(x.to(tl.float32) * n_state[None, :], axis=1)
+        if FUTURE:
+            inter = tl.load(g_ptr + pid_bh * N + pid_n) - ref_hi - ref_lo
+            if STABILISED:
+                inter += ref_m - tl.load(edge_ptr + pid_bh * (N + 1) + pid_n + 1)
+            inter_factor = tl.math.exp2(inter)
+        else:
+            inter = ref_hi + ref_lo
+            if STABILISED:
+                inter += tl.load(edge_ptr + pid_bh * (N + 1) + pid_n) - ref_m
+            inter_factor = tl.math.exp2(inter) * scale
+        acc *= inter_factor
+        denom *= inter_factor
+
+    if SUMS >= 1:
+        pair_base = pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ + row0 * z_stride
+    if SUMS == 2:
+        pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
+        inter_sums = tl.sum(acc * pair, axis=1) * row_factor
+        tl.store(inter_sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, inter_sums, mask=mask_t)
+
+    # Tiles off the diagonal: their column factors ride on the product, their row factors follow the loop.
+    if FUTURE:
+        first = row0 + BLOCK_T
+        last = end
+    else:
+        first = start
+        last = row0
+    for col0 in range(first, last, BLOCK_S):
+        mask_s = col0 + offs_s < end
+        product = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
+        for block in tl.static_range(NX):
+            if NX > 1:
+                x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, DX, MASK_X)
+            y = _load_tile_transposed(
+                y_base + col0 * x_stride, offs_s, block * BLOCK_X + offs_x, mask_s, X_ROW, DX, MASK_X
+            )  # [BLOCK_X, BLOCK_S]
+            product = tl.dot(x, y, product, input_precision=PRECISION)
+        z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
+        if FUTURE:
+            col_exponent = _query_exponent(
+                b_hi_ptr,
+                b_lo_ptr,
+                m_ptr,
+                log_denom_ptr,
+                gate + col0 + offs_s,
+                mask_s,
+                ref_hi,
+                ref_lo,
+                ref_m,
+                STABILISED,
+                DENOM,
+            )
+        else:
+            col_exponent = _key_exponent(
+                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
+            )
+        product *= (tl.math.exp2(col_exponent) * scale)[None, :]
+        if NORMALISE:
+            denom += tl.sum(product, axis=1)
+        acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
+    acc *= row_factor[:, None]
+    denom *= row_factor
+
+    for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
+        mask_s = col0 + offs_s < end
+        product = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
+        for block in tl.static_range(NX):
+            if NX > 1:
+                x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, DX, MASK_X)
+            y = _load_tile_transposed(
+                y_base + col0 * x_stride, offs_s, block * BLOCK_X + offs_x, mask_s, X_ROW, DX, MASK_X
+            )
+            product = tl.dot(x, y, product, input_precision=PRECISION)
+        z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
+        if FUTURE:
+            col_exponent = _query_exponent(
+                b_hi_ptr,
+                b_lo_ptr,
+                m_ptr,
+                log_denom_ptr,
+                gate + col0 + offs_s,
+                mask_s,
+                ref_hi,
+                ref_lo,
+                ref_m,
+                STABILISED,
+                DENOM,
+            )
+            causal = (col0 + offs_s)[None, :] >= (row0 + offs_t)[:, None]
+        else:
+            col_exponent = _key_exponent(
+                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
+            )
+            causal = (col0 + offs_s)[None, :] <= (row0 + offs_t)[:, None]
+        weights = tl.where(causal, tl.math.exp2(row_exponent[:, None] + col_exponent[None, :]), 0.0)
+        product *= weights * scale
+        if NORMALISE:
+            denom += tl.sum(product, axis=1)
+        acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
+
+    if NORMALISE:
+        m = tl.load(m_ptr + gate + row0 + offs_t, mask=mask_t, other=0.0)
+        floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
+        acc /= floor[:, None]
+        if pid_z == 0:
+            tl.store(log_denom_ptr + gate + row0 + offs_t, tl.math.log2(floor), mask=mask_t)
+    if SUMS >= 1:
+        pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
+        sums = tl.sum(acc * pair, axis=1)
+        tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)
+    out_rows = out_ptr + (batch * T + row0) * OUT_ROW + head * DZ
+    mask_out = mask_t[:, None] & (offs_z < DZ)[None, :]
+    out_offs = offs_t[:, None] * OUT_ROW + offs_z[None, :]
+    tl.store(out_rows + out_offs, acc.to(out_ptr.dtype.element_ty), mask=mask_out)

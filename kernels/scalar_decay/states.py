@@ -1,0 +1,150 @@
+"""The recurrent kernel of the engine: the matrix memory at every chunk edge, forward in time or backward.
+
+Forward (paper, appendix B.2):   C_k = exp2(g_k + m_{k-1} - m_k) C_{k-1} + sum_t exp2(w_t - m_k) k_t v_t^T
+Backward (paper, appendix B.3):  dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
+
+with m = 0 where an operation has no stabiliser. Chunks are walked tile by tile with the state in registers; a state is
+written once per chunk, so a longer chunk moves fewer bytes.
+"""
+
+import triton
+import triton.language as tl
+
+from .gates import NEG
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
+def states_kernel(
+    k_ptr,
+    v_ptr,
+    weight_ptr,
+    weight_lo_ptr,
+    g_ptr,
+    edge_ptr,
+    m_ptr,
+    log_denom_ptr,
+    initial_ptr,
+    n_initial_ptr,
+    states_ptr,
+    n_states_ptr,
+    last_ptr,
+    n_last_ptr,
+    forward_states_ptr,
+    dg_ptr,
+    scale,
+    T,
+    L,
+    N,
+    BH,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GROUP: tl.constexpr,
+    REVERSE: tl.constexpr,
+    STABILISED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    WITH_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Walk the chunks with one [BLOCK_K, BLOCK_V] tile of the state in registers.
+
+    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,).
+    Forward: reads k [B, T, H / GROUP, K], v [B, T, H, V], w [B, H, T]; writes the state before each chunk
+    [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b (high, low), m, log2 of the denominator and the forward
+    states; writes the gradient of the state after each chunk, that of the initial state and, per tile, the gradient
+    dg of each chunk's total log decay [tiles, B, H, N].
+    """
+    NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    pid = tl.program_id(0)
+    pid_v = pid % NV
+    pid_k = (pid // NV) % NK
+    pid_bh = (pid // (NV * NK)).to(tl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    offs_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    offs_t = tl.arange(0, BLOCK_T)
+    mask_k = offs_k < K
+    mask_v = offs_v < V
+    K_ROW: tl.constexpr = (H // GROUP) * K
+    V_ROW: tl.constexpr = H * V
+    k_stride = tl.full((), K_ROW, tl.int64)
+    v_stride = tl.full((), V_ROW, tl.int64)
+    k_base = k_ptr + batch * T * K_ROW + (head // GROUP) * K
+    v_base = v_ptr + batch * T * V_ROW + head * V
+    rows = pid_bh * T
+    state_offs = offs_k[:, None] * V + offs_v[None, :]
+    state_mask = mask_k[:, None] & mask_v[None, :]
+
+    state = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
+    n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    if HAS_INITIAL:
+        state += tl.load(initial_ptr + pid_bh * K * V + state_offs, mask=state_mask, other=0.0)
+        if WITH_N:
+            n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
+
+    num_tiles = tl.cdiv(T, BLOCK_T)
+    for tile in range(0, num_tiles):
+        if REVERSE:
+            t0 = (num_tiles - 1 - tile) * BLOCK_T
+            at_edge = (tile == 0) | ((t0 + BLOCK_T) % L == 0)
+        else:
+            t0 = tile * BLOCK_T
+            at_edge = t0 % L == 0
+        chunk = t0 // L
+        mask_t = t0 + offs_t < T
+        keys = tl.load(
+            k_base + t0 * k_stride + offs_k[:, None] + offs_t[None, :] * K_ROW,
+            mask=mask_k[:, None] & mask_t[None, :],
+            other=0.0,
+        )  # [BLOCK_K, BLOCK_T]
+        values = tl.load(
+            v_base + t0 * v_stride + offs_t[:, None] * V_ROW + offs_v[None, :],
+            mask=mask_t[:, None] & mask_v[None, :],
+            other=0.0,
+        )  # [BLOCK_T, BLOCK_V]
+        log_weight = tl.load(weight_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        log_decay = tl.load(g_ptr + pid_bh * N + chunk)
+        if STABILISED:
+            m_in = tl.load(edge_ptr + pid_bh * (N + 1) + chunk)
+            m_out = tl.load(edge_ptr + pid_bh * (N + 1) + chunk + 1)
+            log_decay += m_in - m_out
+        if REVERSE:
+            log_weight += tl.load(weight_lo_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            if STABILISED:
+                log_weight += m_in - tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+                log_weight -= tl.load(log_denom_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            weight = tl.math.exp2(log_weight) * scale
+        else:
+            if STABILISED:
+                log_weight -= m_out
+            weight = tl.math.exp2(log_weight)
+        weight = tl.where(mask_t, weight, 0.0)
+
+        if at_edge:
+            out = (pid_bh * N + chunk) * K * V + state_offs
+            tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
+            if WITH_N and pid_v == 0:
+                tl.store(n_states_ptr + (pid_bh * N + chunk) * K + offs_k, n_state, mask=mask_k)
+            decay = tl.math.exp2(log_decay)
+            if REVERSE:
+                before = tl.load(forward_states_ptr + out, mask=state_mask, other=0.0).to(tl.float32)
+                dg = tl.sum(tl.sum(before * state, axis=1), axis=0) * decay
+                tl.store(dg_ptr + ((pid_k * NV + pid_v) * BH.to(tl.int64) + pid_bh) * N + chunk, dg)
+            state *= decay
+            if WITH_N:
+                n_state *= decay
+        weighted = (values * weight[:, None]).to(keys.dtype)
+        state = tl.dot(keys, weighted, state, input_precision=PRECISION)
+        if WITH_N and pid_v == 0:
+            n_state += tl.sum(keys.to(tl.float32) * weight[None, :], axis=1)
+
+    if HAS_LAST:
+        tl.store(last_ptr + pid_bh * K * V + state_offs, state, mask=state_mask)
+        if WITH_N and pid_v == 0:
+            tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k)
