@@ -1,0 +1,186 @@
+"""What a count is made of. Formulas are plain arithmetic, so they take numbers and sympy symbols alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+Scalar = Any
+"""A size or a count: int, float or a sympy expression."""
+
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """Cost in FLOPs of one evaluation of an elementary function (TFLA paper, table 7): F_exp, F_log, ...
+
+    The simplified tables and every stored count use 1.
+    """
+
+    exp: Scalar = 1
+    log: Scalar = 1
+    sig: Scalar = 1
+    max: Scalar = 1
+    mask: Scalar = 1
+    abs: Scalar = 1
+
+    @classmethod
+    def parse(cls, settings: Iterable[str]) -> Factors:
+        """Read settings such as "exp=4"; ValueError for an unknown name or a value that is not a number >= 0."""
+        names = [f.name for f in dataclasses.fields(cls)]
+        values: dict[str, float] = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            if name not in names:
+                raise ValueError(f"factor must be one of {', '.join(names)} as name=value, got {setting!r}")
+            try:
+                values[name] = float(text)
+            except ValueError:
+                raise ValueError(f"factor {name} must be a number >= 0, got {text!r}") from None
+            if not 0 <= values[name] < float("inf"):
+                raise ValueError(f"factor {name} must be a number >= 0, got {text!r}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs of one part: on matrix units (tensor cores) and on vector units. A multiply-accumulate is 2."""
+
+    matrix: Scalar = 0
+    vector: Scalar = 0
+
+    @property
+    def flops(self) -> Scalar:
+        """All FLOPs of the part."""
+        return self.matrix + self.vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Bytes of one element: of q, k, v, h and their gradients; of gate tensors; of states (C, n, m)."""
+
+    qkv: Scalar = 2
+    gate: Scalar = 2
+    state: Scalar = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """FLOPs and bytes of a piece of work, part by part.
+
+    ``recomputed_*`` is work that a memory-saving backward pass repeats from the forward pass; it is kept apart because
+    the published counts, and therefore ours, leave recomputation out.
+    """
+
+    work: Mapping[str, Work] = field(default_factory=dict)
+    traffic: Mapping[str, Scalar] = field(default_factory=dict)
+    recomputed_work: Mapping[str, Work] = field(default_factory=dict)
+    recomputed_traffic: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> Scalar:
+        """All FLOPs."""
+        return sum(work.flops for work in self.work.values())
+
+    @property
+    def matrix_flops(self) -> Scalar:
+        """FLOPs on matrix units."""
+        return sum(work.matrix for work in self.work.values())
+
+    @property
+    def bytes(self) -> Scalar:
+        """All bytes loaded and stored."""
+        return sum(self.traffic.values())
+
+    def __mul__(self, times: Scalar) -> Tally:
+        """Repeat every part ``times`` times."""
+
+        def scaled(parts: Mapping[str, Work]) -> dict[str, Work]:
+            return {name: Work(matrix=w.matrix * times, vector=w.vector * times) for name, w in parts.items()}
+
+        return Tally(
+            work=scaled(self.work),
+            traffic={name: value * times for name, value in self.traffic.items()},
+            recomputed_work=scaled(self.recomputed_work),
+            recomputed_traffic={name: value * times for name, value in self.recomputed_traffic.items()},
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        """Add part by part; parts of the same name are merged."""
+
+        def merged(a: Mapping[str, Work], b: Mapping[str, Work]) -> dict[str, Work]:
+            names = dict.fromkeys((*a, *b))
+            pairs = {name: (a.get(name, Work()), b.get(name, Work())) for name in names}
+            return {n: Work(matrix=x.matrix + y.matrix, vector=x.vector + y.vector) for n, (x, y) in pairs.items()}
+
+        def summed(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> dict[str, Scalar]:
+            return {name: a.get(name, 0) + b.get(name, 0) for name in dict.fromkeys((*a, *b))}
+
+        return Tally(
+            work=merged(self.work, other.work),
+            traffic=summed(self.traffic, other.traffic),
+            recomputed_work=merged(self.recomputed_work, other.recomputed_work),
+            recomputed_traffic=summed(self.recomputed_traffic, other.recomputed_traffic),
+        )
+
+    def prefixed(self, prefix: str) -> Tally:
+        """Return the same tally with ``prefix`` before every part's name."""
+        return Tally(
+            work={prefix + name: value for name, value in self.work.items()},
+            traffic={prefix + name: value for name, value in self.traffic.items()},
+            recomputed_work={prefix + name: value for name, value in self.recomputed_work.items()},
+            recomputed_traffic={prefix + name: value for name, value in self.recomputed_traffic.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """FLOPs and bytes of a whole problem: all heads, the batch and every chunk.
+
+    Attributes:
+        op, formulation, mode, counting: what was counted and how (counting: detailed or published).
+        flops: all FLOPs of the mode, recomputation left out.
+        tensor_flops: the share of ``flops`` in matrix products, which tensor cores can do.
+        bytes: bytes that the formulation loads and stores, recomputation left out.
+        compulsory_bytes: every input read once and every output and gradient written once.
+        recomputed_flops, recomputed_tensor_flops, recomputed_bytes: what a backward pass that stores no activations
+            and no states does on top.
+        causal_factor: share of the causal square that is computed, or None where there is no square.
+        parts: name -> FLOPs; adds up to ``flops``.
+        byte_parts: name -> bytes; adds up to ``bytes``.
+    """
+
+    op: str
+    formulation: str
+    mode: str
+    counting: str
+    flops: float
+    tensor_flops: float
+    bytes: float
+    compulsory_bytes: float
+    recomputed_flops: float
+    recomputed_tensor_flops: float
+    recomputed_bytes: float
+    causal_factor: float | None
+    parts: Mapping[str, float]
+    byte_parts: Mapping[str, float]
+
+    @property
+    def vector_flops(self) -> float:
+        """FLOPs outside matrix products."""
+        return self.flops - self.tensor_flops
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte that the formulation moves (TFLA paper, eq. 119)."""
+        return self.flops / self.bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return every field, ``vector_flops`` and ``intensity`` as plain Python values for JSON."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values["parts"], values["byte_parts"] = dict(self.parts), dict(self.byte_parts)
+        return {**values, "vector_flops": self.vector_flops, "intensity": self.intensity}

@@ -1,0 +1,303 @@
+"""Derived counts of the scalar-decay linear RNNs: C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T, h_t = scale C_t^T q_t.
+
+The TFLA paper counts mLSTM forward only (see :mod:`.mlstm`). Here are the other operations' forward passes, counted by
+the same method, and the backward pass of all of them. Per head; L is the chunk length, D = d_qk d_v, F_causal the
+share of the L x L square that is computed. b and a are a chunk's inclusive cumulative and exclusive reverse cumulative
+log decays (a plus the log input), g their sum; bars are exponentials (paper, appendix B.2). [x] is 1 where the
+operation has x, else 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .model import Factors, Scalar, Tally, Widths, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateModel:
+    """How an operation makes its log decay a_t and log input u_t, and what that costs.
+
+    Attributes:
+        gates: gate tensors ``[B, T, H]`` read, each with a gradient.
+        activation: FLOPs per token from what is read to (a_t, u_t).
+        activation_gradient: FLOPs per token from (da_t, du_t) to the gradients of what was read.
+        has_input: whether u_t is not always 0.
+        cumulative: whether the decays are summed over the chunk; a constant decay is multiplied by the position.
+        scaled: whether the outputs are scaled (by d_qk^-1/2).
+        head_constants: fp32 numbers per head that are read once (a slope, Mamba-2's A).
+    """
+
+    gates: int
+    activation: Callable[[Factors], Scalar]
+    activation_gradient: Callable[[Factors], Scalar]
+    has_input: bool
+    cumulative: bool = True
+    scaled: bool = True
+    head_constants: int = 0
+
+
+def _log_sigmoid(f: Factors) -> Scalar:
+    return f.log + f.sig
+
+
+def _log_sigmoid_gradient(f: Factors) -> Scalar:
+    """Cost of d log sigmoid(x) = sigmoid(-x) dy: one sigmoid, one product."""
+    return f.sig + 1
+
+
+GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
+    {
+        "mlstm_exp": GateModel(
+            gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=True
+        ),
+        "mlstm_sig": GateModel(
+            gates=2,
+            activation=lambda f: 2 * _log_sigmoid(f),
+            activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
+            has_input=True,
+        ),
+        "simple_gla": GateModel(gates=1, activation=lambda f: 0, activation_gradient=lambda f: 0, has_input=False),
+        "gated_retention": GateModel(
+            gates=1,
+            activation=lambda f: _log_sigmoid(f) + 1,
+            activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
+            has_input=False,
+        ),
+        "retention": GateModel(
+            gates=0,
+            activation=lambda f: 0,
+            activation_gradient=lambda f: 0,
+            has_input=False,
+            cumulative=False,
+            head_constants=1,
+        ),
+        "lightning": GateModel(
+            gates=0,
+            activation=lambda f: 0,
+            activation_gradient=lambda f: 0,
+            has_input=False,
+            cumulative=False,
+            scaled=False,
+            head_constants=1,
+        ),
+        # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
+        "mamba2_ssd": GateModel(
+            gates=1,
+            activation=lambda f: 1 + f.log,
+            activation_gradient=lambda f: 5,
+            has_input=True,
+            scaled=False,
+            head_constants=1,
+        ),
+    }
+)
+
+
+def chunk_forward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
+) -> Tally:
+    """Forward FLOPs and bytes of one chunk; derived, for every operation but mLSTM.
+
+    - gates: the activation of L tokens; b: L(L + 1)/2 additions, or L products where the decay is constant;
+      a = g - b (+ u): L(1 + [u]); exponentials of a, b and g: (2L + 1) F_exp
+    - state: C = g_bar C + (a_bar K)^T V: 2D + 2LD + L d_qk
+    - gate matrix: b_i - b_j (+ u_j) and its exponential: F_causal L^2 (1 + [u] + F_exp)
+    - intra-chunk outputs: scores and values F_causal 2 L^2 (d_qk + d_v); gate and scale: F_causal L^2 (1 + [scale])
+    - inter-chunk outputs: 2LD + L d_qk (1 + [scale]);  combination: L d_v
+
+    Bytes are mLSTMsig's (table 9) with the operation's own gates: k, v and gates to make the states, which are stored
+    and loaded once per chunk, then q, k, v and gates again, and h.
+
+    Args:
+        qk_share: share of a head's q and k that it reads itself: 1, or groups / heads where heads share them (Mamba-2).
+    """
+    gate = GATE_MODELS[op]
+    square, cells = length * length, d_qk * d_v
+    cumulative = length * (length + 1) / 2 if gate.cumulative else length
+    work = {
+        "inter-chunk gates": Work(
+            vector=length * gate.activation(f) + cumulative + length * (1 + gate.has_input) + (2 * length + 1) * f.exp
+        ),
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+        "gate matrix": Work(vector=causal * square * (1 + gate.has_input + f.exp)),
+        "intra-chunk outputs": Work(
+            matrix=causal * 2 * square * (d_qk + d_v), vector=causal * square * (1 + gate.scaled)
+        ),
+        "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk * (1 + gate.scaled)),
+        "combination": Work(vector=length * d_v),
+    }
+    gate_bytes = gate.gates * length * widths.gate
+    state_bytes = cells * widths.state
+    traffic = {
+        "recurrent load": length * (qk_share * d_qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent store": state_bytes,
+        "parallel load": length * (2 * qk_share * d_qk + d_v) * widths.qkv + gate_bytes + state_bytes,
+        "parallel store": length * d_v * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def chunk_backward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
+) -> Tally:
+    """Backward FLOPs and bytes of one chunk; derived from the paper's appendix B.2 (equations of the backward pass).
+
+    - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH: 2D + 2LD
+    - value gradient: S_bar^T dH and K_bar dC_k, added: F_causal 2 L^2 d_v + 2LD + L d_v
+    - score gradient: dS_bar = dH V^T, times D: F_causal (2 L^2 d_v + L^2)
+    - query gradient: dS K and dH C^T, gated, scaled, added: F_causal 2 L^2 d_qk + 2LD + L d_qk (2 + [scale])
+    - key gradient: dS^T Q and V dC^T, gated, scaled, added: the same
+    - gate gradients: row sums of q dq, k dk and k dk_inter: 6L d_qk; g_bar <C, dC>: 2D + 1; two cumulative sums over
+      the chunk: L(L + 1); three additions a token; and the activation's gradient. These row sums replace the row and
+      column sums of dD, which would cost 3 F_causal L^2.
+    - mLSTMexp divides dH by its denominator first: L d_v. The gradient stops at the denominator.
+
+    Recomputed and not counted: gates, scores, gate matrix and states.
+    Bytes: recurrent load of q, dH, gates; store of dC; parallel load of q, k, v, dH, gates, C and dC (and mLSTMexp's
+    denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
+    """
+    gate = GATE_MODELS[op]
+    exp = op == "mlstm_exp"
+    square, cells = length * length, d_qk * d_v
+    tile = causal * 2 * square
+    gated = length * d_qk * (2 + gate.scaled)
+    cumulative = length * (length + 1) if gate.cumulative else 0
+    work = {
+        "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
+        "value gradient": Work(matrix=tile * d_v + 2 * length * cells, vector=length * d_v),
+        "score gradient": Work(matrix=tile * d_v, vector=causal * square),
+        "query gradient": Work(matrix=tile * d_qk + 2 * length * cells, vector=gated),
+        "key gradient": Work(matrix=tile * d_qk + 2 * length * cells, vector=gated),
+    }
+    if gate.gates:
+        work["gate gradients"] = Work(
+            vector=6 * length * d_qk + 2 * cells + 1 + cumulative + 3 * length + length * gate.activation_gradient(f)
+        )
+    if exp:
+        work["output gradient"] = Work(vector=length * d_v)
+
+    gate_bytes = gate.gates * length * widths.gate
+    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
+    gradient_bytes = cells * widths.state
+    statistics = 2 * length * widths.state if exp else 0
+    qk = qk_share * d_qk
+    traffic = {
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes + statistics,
+        "recurrent store": gradient_bytes,
+        "parallel load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + statistics + state_bytes + gradient_bytes,
+        "parallel store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
+    }
+    per_entry = 3 + f.exp + f.max if exp else 1 + gate.has_input + f.exp
+    recomputed_work = {
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+        "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "gate matrix": Work(vector=causal * square * per_entry),
+    }
+    recomputed_traffic = {
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent store": state_bytes,
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
+
+
+def parallel_forward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
+) -> Tally:
+    """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
+
+    Gates T activation + T(T + 1)/2 (T where the decay is constant); gate matrix T^2 (1 + [u] + F_exp + F_mask);
+    scores F_causal 2 T^2 d_qk, gated and scaled F_causal T^2 (1 + [scale]); outputs F_causal 2 T^2 d_v. Bytes: q, k, v,
+    gates, h once (table 11).
+    """
+    gate = GATE_MODELS[op]
+    square = length * length
+    cumulative = length * (length + 1) / 2 if gate.cumulative else length
+    work = {
+        "forget gates": Work(vector=cumulative + length * gate.activation(f)),
+        "gate matrix": Work(vector=square * (1 + gate.has_input + f.exp + f.mask)),
+        "scores": Work(matrix=causal * 2 * square * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "outputs": Work(matrix=causal * 2 * square * d_v),
+    }
+    traffic = {
+        "load": length * (2 * qk_share * d_qk + d_v) * widths.qkv + gate.gates * length * widths.gate,
+        "store": length * d_v * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def parallel_backward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
+) -> Tally:
+    """Backward FLOPs and bytes of the fully parallel form: the intra-chunk part of :func:`chunk_backward` with L = T.
+
+    dV = S_bar^T dH, dS_bar = dH V^T, dQ = dS K, dK = dS^T Q: F_causal 4 T^2 (d_qk + d_v); times D: F_causal T^2;
+    scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
+    """
+    gate = GATE_MODELS[op]
+    exp = op == "mlstm_exp"
+    square = length * length
+    tile = causal * 2 * square
+    work = {
+        "value gradient": Work(matrix=tile * d_v),
+        "score gradient": Work(matrix=tile * d_v, vector=causal * square),
+        "query gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
+        "key gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
+    }
+    if gate.gates:
+        cumulative = length * (length + 1) / 2 if gate.cumulative else 0
+        work["gate gradients"] = Work(
+            vector=4 * length * d_qk + cumulative + length + length * gate.activation_gradient(f)
+        )
+    if exp:
+        work["output gradient"] = Work(vector=length * d_v)
+    gate_bytes = gate.gates * length * widths.gate
+    qk = qk_share * d_qk
+    traffic = {
+        "load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + (2 * length * widths.state if exp else 0),
+        "store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
+    }
+    per_entry = 3 + f.exp + f.max + f.mask if exp else 1 + gate.has_input + f.exp + f.mask
+    recomputed_work = {
+        "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "gate matrix": Work(vector=square * per_entry),
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work)
+
+
+def step(op: str, *, d_qk: Scalar, d_v: Scalar, f: Factors, widths: Widths, qk_share: Scalar) -> Tally:
+    """FLOPs and bytes of one recurrent step, the state loaded and stored as in decoding; every operation but mLSTM.
+
+    Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T:
+    D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
+    """
+    gate = GATE_MODELS[op]
+    cells = d_qk * d_v
+    work = {
+        "gates": Work(vector=gate.activation(f) + f.exp * (1 + gate.has_input)),
+        "state": Work(vector=3 * cells + d_qk * gate.has_input),
+        "output": Work(vector=2 * cells + d_qk * gate.scaled),
+    }
+    traffic = {
+        "load": (2 * qk_share * d_qk + d_v) * widths.qkv + gate.gates * widths.gate + cells * widths.state,
+        "store": d_v * widths.qkv + cells * widths.state,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def compulsory_forward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, qk_share: Scalar
+) -> Scalar:
+    """Bytes of one head's inputs and output, each once: q, k, v, gates, h."""
+    gates = GATE_MODELS[op].gates
+    return length * ((2 * qk_share * d_qk + 2 * d_v) * widths.qkv + gates * widths.gate)
+
+
+def compulsory_backward(
+    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, qk_share: Scalar
+) -> Scalar:
+    """Bytes of one head's backward inputs and outputs, each once: q, k, v, dh, gates; dq, dk, dv, gate gradients."""
+    gates = GATE_MODELS[op].gates
+    return length * ((4 * qk_share * d_qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
