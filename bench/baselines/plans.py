@@ -1,0 +1,65 @@
+"""Sizes at which baselines of another mathematics run: equal batch, tokens and embedding dim. Data only.
+
+Each function maps a kernel family's sizes (batch, seq_len, num_heads, head_dim_qk, head_dim_v; the embedding dim is
+``num_heads * head_dim_v``) to the sizes its baseline would be configured with in a model of that embedding dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ATTENTION_HEAD_DIM = 128
+"""The head dim FlashAttention is tuned for; embedding 4096 is 32 heads x 128."""
+
+LIGHTNING_HEAD_DIM = 128
+"""The largest head dim lightning-attn's tiles hold; its authors' models use it."""
+
+MAMBA2_HEAD_DIM, MAMBA2_STATE = 64, 64
+"""Mamba-2's default head dim, with the state of the paper's smaller models; embedding 4096 is 64 heads x 64."""
+
+MAMBA_STATE = 16
+"""Mamba's default state size per channel."""
+
+
+def _heads(sizes: Mapping[str, int], head_dim: int) -> tuple[int, int]:
+    """Return (heads, head dim) of the embedding: the largest power-of-two fraction of ``head_dim`` that divides it."""
+    embedding = sizes["num_heads"] * sizes["head_dim_v"]
+    while embedding % head_dim:
+        head_dim //= 2
+    return embedding // head_dim, head_dim
+
+
+def _split(sizes: Mapping[str, int], head_dim: int, state: int | None = None) -> dict[str, int]:
+    heads, head_dim = _heads(sizes, head_dim)
+    return {
+        "batch": sizes["batch"],
+        "seq_len": sizes["seq_len"],
+        "num_heads": heads,
+        "head_dim_qk": state or head_dim,
+        "head_dim_v": head_dim,
+    }
+
+
+def attention_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Heads of 128, query-key and value dims alike."""
+    return _split(sizes, ATTENTION_HEAD_DIM)
+
+
+def lightning_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Heads of 128, query-key and value dims alike."""
+    return _split(sizes, LIGHTNING_HEAD_DIM)
+
+
+def mamba2_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Heads of 64 with a state of 64 (the query-key dim), one group of B and C."""
+    return _split(sizes, MAMBA2_HEAD_DIM, MAMBA2_STATE)
+
+
+def mamba_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """One channel per embedding dim, each with a state of 16 (the query-key dim)."""
+    return {
+        "batch": sizes["batch"],
+        "seq_len": sizes["seq_len"],
+        "head_dim_qk": MAMBA_STATE,
+        "channels": sizes["num_heads"] * sizes["head_dim_v"],
+    }

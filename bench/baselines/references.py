@@ -1,0 +1,231 @@
+"""Plain torch references and inputs of the operations in :mod:`.operations`.
+
+Each ``*_recurrent`` is the definition, one step at a time. All of them compute in float64 for float64 inputs and in
+float32 for any other dtype, and return the output in the dtype of the values. They are differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _causal_mask(size: int, device: torch.device) -> Tensor:
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+    """Compute causal softmax attention from the full [T, T] score matrix.
+
+    Args:
+        q, k: [B, T, H, K].
+        v: [B, T, H, V].
+        scale: factor on the scores; K^-1/2 by default.
+
+    Returns:
+        h [B, T, H, V].
+    """
+    dtype = _compute_dtype(v)
+    scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype)) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
+    weights = scores.masked_fill(~_causal_mask(q.shape[1], q.device), -math.inf).softmax(-1)
+    return torch.einsum("bhts,bshv->bthv", weights, v.to(dtype)).to(v.dtype)
+
+
+def attention_recurrent(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+    """Compute causal softmax attention one query at a time over the keys seen so far (as in decoding).
+
+    Args, Returns: as for :func:`attention`.
+    """
+    dtype = _compute_dtype(v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
+    outputs = []
+    for t in range(q.shape[1]):
+        weights = torch.einsum("bhk,bshk->bhs", queries[:, t], keys[:, : t + 1]).softmax(-1)
+        outputs.append(torch.einsum("bhs,bshv->bhv", weights, values[:, : t + 1]))
+    return torch.stack(outputs, dim=1).to(v.dtype)
+
+
+def gla_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, scale: float | None = None) -> Tensor:
+    """Compute gated linear attention one step at a time.
+
+        S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,   h_t = scale S_t^T q_t
+
+    Args:
+        q, k: [B, T, H, K].
+        v: [B, T, H, V].
+        g: [B, T, H, K], log decay <= 0.
+        scale: factor on q; K^-1/2 by default.
+
+    Returns:
+        h [B, T, H, V].
+
+    Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training, equation 3.
+    """
+    dtype = _compute_dtype(v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys, values, decays = q.to(dtype) * scale, k.to(dtype), v.to(dtype), g.to(dtype).exp()
+    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
+    outputs = []
+    for t in range(q.shape[1]):
+        state = decays[:, t, :, :, None] * state + keys[:, t, :, :, None] * values[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", queries[:, t], state))
+    return torch.stack(outputs, dim=1).to(v.dtype)
+
+
+def selective_scan_recurrent(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """Compute Mamba's selective scan one step at a time.
+
+        x_t = exp(delta_t A) x_{t-1} + delta_t B_t u_t,   y_t = C_t . x_t      for every channel
+
+    Args:
+        u: [B, T, D], inputs.
+        delta: [B, T, D], step sizes > 0.
+        A: [D, N] < 0.
+        B, C: [B, T, N].
+
+    Returns:
+        y [B, T, D].
+
+    Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, algorithm 2; the input is
+    discretised as delta B, as the authors' kernel does.
+    """
+    dtype = _compute_dtype(u)
+    inputs, steps, rates, b, c = (x.to(dtype) for x in (u, delta, A, B, C))
+    state = inputs.new_zeros(u.shape[0], *A.shape)
+    outputs = []
+    for t in range(u.shape[1]):
+        decay = torch.exp(steps[:, t, :, None] * rates)
+        state = decay * state + (steps[:, t] * inputs[:, t])[:, :, None] * b[:, t, None, :]
+        outputs.append(torch.einsum("bdn,bn->bd", state, c[:, t]))
+    return torch.stack(outputs, dim=1).to(u.dtype)
+
+
+def lightning(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Compute Lightning Attention from the full [T, T] matrix of decayed scores.
+
+    Args:
+        q, k: [B, T, H, K].
+        v: [B, T, H, V].
+        slope: [H] >= 0; the decay per step is exp(-slope).
+        scale: factor on the scores.
+
+    Returns:
+        h [B, T, H, V].
+    """
+    dtype = _compute_dtype(v)
+    time = torch.arange(q.shape[1], dtype=dtype, device=q.device)
+    distance = (time[:, None] - time[None, :]).clamp(min=0)
+    decay = torch.exp(-slope.to(dtype)[:, None, None] * distance) * _causal_mask(q.shape[1], q.device)
+    scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype)) * decay * scale
+    return torch.einsum("bhts,bshv->bthv", scores, v.to(dtype)).to(v.dtype)
+
+
+def lightning_recurrent(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Compute Lightning Attention one step at a time.
+
+        S_t = exp(-slope) S_{t-1} + k_t v_t^T,   h_t = scale S_t^T q_t
+
+    Args, Returns: as for :func:`lightning`.
+
+    Source: Qin et al., Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language
+    Models, equation 4.
+    """
+    dtype = _compute_dtype(v)
+    decay = torch.exp(-slope.to(dtype))[:, None, None]
+    queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
+    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
+    outputs = []
+    for t in range(q.shape[1]):
+        state = decay * state + keys[:, t, :, :, None] * values[:, t, :, None, :]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", queries[:, t], state))
+    return torch.stack(outputs, dim=1).to(v.dtype)
+
+
+class _Normal:
+    """Draws from N(0, 1) on the device in float32 and rounds: the same numbers for every dtype on one device."""
+
+    def __init__(self, device: torch.device | str, seed: int) -> None:
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+
+def make_attention_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
+    normal = _Normal(device, seed)
+    tokens = (sizes["batch"], sizes["seq_len"], sizes["num_heads"])
+    return {
+        "q": normal(*tokens, sizes["head_dim_qk"]).to(dtype),
+        "k": normal(*tokens, sizes["head_dim_qk"]).to(dtype),
+        "v": normal(*tokens, sizes["head_dim_v"]).to(dtype),
+    }
+
+
+def make_gla_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw attention's inputs and g [B, T, H, K] = log sigma(N(0, 1)) / 16 in ``dtype``.
+
+    The temperature 16 and the gate in the dtype of the activations are those of the authors' layer.
+    """
+    inputs = make_attention_inputs(sizes, dtype=dtype, device=device, seed=seed)
+    gate = _Normal(device, seed + 1)(*inputs["q"].shape)
+    return {**inputs, "g": (F.logsigmoid(gate) / 16.0).to(dtype)}
+
+
+def make_selective_scan_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw the inputs of a freshly initialised Mamba layer.
+
+    u [B, T, D], B and C [B, T, N] from N(0, 1); delta [B, T, D] log-uniform in [0.001, 0.1]; A [D, N] = -(1, ..., N)
+    (S4D-real) in float32, all others in ``dtype``: what the authors' kernel asks for. D is ``channels`` and N is
+    ``head_dim_qk``.
+    """
+    normal = _Normal(device, seed)
+    batch, seq_len, channels, state = (sizes[name] for name in ("batch", "seq_len", "channels", "head_dim_qk"))
+    uniform = torch.special.ndtr(normal(batch, seq_len, channels))
+    delta = torch.exp(math.log(0.001) + uniform * (math.log(0.1) - math.log(0.001)))
+    rate_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    rates = -torch.arange(1, state + 1, dtype=rate_dtype, device=normal.device).repeat(channels, 1)
+    return {
+        "u": normal(batch, seq_len, channels).to(dtype),
+        "delta": delta.to(dtype),
+        "A": rates,
+        "B": normal(batch, seq_len, state).to(dtype),
+        "C": normal(batch, seq_len, state).to(dtype),
+    }
+
+
+def make_lightning_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw attention's inputs, q and k divided by K^1/4 each, and the slopes [H] = 2^(-8 (h + 1) / H) in float32.
+
+    The slopes are ALiBi's, as in the authors' models. There is no scale in the operation, so that the inputs keep the
+    scores of order one.
+    """
+    inputs = make_attention_inputs(sizes, dtype=torch.float32, device=device, seed=seed)
+    shrink = sizes["head_dim_qk"] ** -0.25
+    heads = torch.arange(1, sizes["num_heads"] + 1, device=device, dtype=torch.float32)
+    return {
+        "q": (inputs["q"] * shrink).to(dtype),
+        "k": (inputs["k"] * shrink).to(dtype),
+        "v": inputs["v"].to(dtype),
+        "slope": torch.exp2(-8.0 * heads / sizes["num_heads"]),
+    }
