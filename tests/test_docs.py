@@ -1,0 +1,50 @@
+"""The documentation names what the code has: columns, statuses, commands, targets and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from lrbench.bench.case import RECORD_COLUMNS, STATUSES
+from lrbench.kernels import FAMILIES
+from lrbench.kernels.spec import DTYPES, MODES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def table_names(text: str) -> set[str]:
+    """Return what stands in code spans in the first cell of a table's rows."""
+    cells = re.findall(r"^\| (`[^|]*?) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_results_page_names_every_column_and_status() -> None:
+    names = table_names((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+    assert names == {*RECORD_COLUMNS, *STATUSES}
+
+
+def test_results_page_names_every_mode_and_dtype() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [name for name in (*MODES, *DTYPES) if f"`{name}`" not in text] == []
+
+
+def test_readme_names_every_operation() -> None:
+    names = table_names((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {op for operations in FAMILIES.values() for op in operations} <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    # In code only: prose may "make sure" of something.
+    named = re.findall(r"(?:^|`)make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
