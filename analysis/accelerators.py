@@ -329,11 +329,11 @@ def measure_cpu() -> Accelerator:
     for dtype, size in (("fp32", 1024), ("fp64", 768)):
         operand = np.ones((size, size), dtype={"fp32": np.float32, "fp64": np.float64}[dtype])
         out = np.empty_like(operand)
-        seconds = _best_seconds(lambda a=operand, o=out: np.matmul(a, a, out=o))
+        seconds = _best_seconds(functools.partial(np.matmul, operand, operand, out=out))
         rates[dtype] = 2 * size**3 / seconds
     source = np.ones(16 * _MIB, dtype=np.float64)
     target = np.empty_like(source)
-    seconds = _best_seconds(lambda: np.copyto(target, source), repeats=4)
+    seconds = _best_seconds(functools.partial(np.copyto, target, source), repeats=4)
     return Accelerator(
         key="cpu",
         name=platform.processor() or platform.machine(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -132,7 +132,7 @@ def bootstrap_ratio_interval(
     return _percentile_interval(medians[0] / medians[1], confidence)
 
 
-def _percentile_interval(estimates: Sequence[float], confidence: float) -> Interval:
+def _percentile_interval(estimates: Iterable[float], confidence: float) -> Interval:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
     ordered = sorted(float(value) for value in estimates)

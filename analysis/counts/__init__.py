@@ -10,11 +10,12 @@ formulas of a chunk, sequence or step and head lie in :mod:`.mlstm` (published),
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from . import baselines, mlstm, scalar_decay
-from .model import DTYPE_BYTES, Count, Factors, Tally, Widths, Work
+from .model import DTYPE_BYTES, Count, Factors, Head, Tally, Widths, Work
 
 __all__ = [
     "ATTENTION_TILE",
@@ -23,6 +24,7 @@ __all__ = [
     "TILE",
     "Count",
     "Factors",
+    "Head",
     "Tally",
     "Widths",
     "Work",
@@ -171,7 +173,6 @@ def count_case(
         return None
     if causal_factor is None and impl in _FULL_SQUARE_IMPLS and formulation in ("chunkwise", "parallel"):
         causal_factor = 1.0
-    values = {name: sizes[name] for name in ("batch", "head_dim_qk", "head_dim_v", "channels") if sizes.get(name)}
     chunk_size = None
     if formulation in ("chunkwise", "fused"):
         chunk_size = sizes.get("chunk_size") or _PROVIDER_CHUNKS.get(impl.partition(".")[0], TILE)
@@ -180,13 +181,16 @@ def count_case(
         seq_len=sizes["seq_len"],
         formulation=formulation,
         mode=mode,
+        batch=sizes.get("batch") or 1,
         num_heads=sizes.get("num_heads") or 1,
+        head_dim_qk=sizes.get("head_dim_qk"),
+        head_dim_v=sizes.get("head_dim_v"),
+        channels=sizes.get("channels"),
         chunk_size=chunk_size,
         dtype=dtype,
         gate_dtype="fp64" if dtype == "fp64" else "fp32",
         state_dtype=state_dtype or ("fp64" if dtype == "fp64" else "fp32"),
         causal_factor=causal_factor,
-        **values,
     )
 
 
@@ -255,8 +259,8 @@ def _count(
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
     if num_groups is not None and num_heads % num_groups:
         raise ValueError(f"num_groups must divide num_heads = {num_heads}, got {num_groups}")
-    for name, value in (("dtype", dtype), ("gate_dtype", gate_dtype or dtype), ("state_dtype", state_dtype)):
-        _one_of(name, value, tuple(DTYPE_BYTES))
+    for name, named in (("dtype", dtype), ("gate_dtype", gate_dtype or dtype), ("state_dtype", state_dtype)):
+        _one_of(name, named, tuple(DTYPE_BYTES))
 
     widths = Widths(qkv=DTYPE_BYTES[dtype], gate=DTYPE_BYTES[gate_dtype or dtype], state=DTYPE_BYTES[state_dtype])
     groups = num_groups or (1 if op == "mamba2_ssd" else num_heads)
@@ -266,26 +270,28 @@ def _count(
         factor = causal_factor or tile_rounded_causal_factor(seq_len, ATTENTION_TILE if op == "attention" else TILE)
     else:
         factor = None
-    problem = _Problem(
-        op=op,
-        formulation=formulation,
-        seq_len=seq_len,
-        chunk_size=chunk_size or seq_len,
-        d_qk=head_dim_qk or 1,
-        d_v=head_dim_v or 1,
-        channels=channels or 1,
+    head = Head(
+        length=seq_len,
+        d_qk=head_dim_qk,
+        d_v=channels if op == "selective_scan" else head_dim_v,
         causal=1.0 if factor is None else factor,
-        published=counting == "published",
         f=factors or Factors(),
         widths=widths,
         qk_share=1 if groups == num_heads else groups / num_heads,
+    )
+    problem = _Problem(
+        op=op,
+        formulation=formulation,
+        chunk_size=chunk_size or seq_len,
+        published=counting == "published",
+        head=head,
     )
     passes = {"fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward")}[mode]
     tally, compulsory = Tally(), 0.0
     heads = batch if op == "selective_scan" else batch * num_heads
     for name in passes:
-        head, least = problem.head(name)
-        tally += (head.prefixed(f"{name}: ") if len(passes) > 1 else head) * heads
+        one, least = problem.passed(name)
+        tally += (one.prefixed(f"{name}: ") if len(passes) > 1 else one) * heads
         compulsory += least * heads
     constants = 4.0 * num_heads * (scalar_decay.GATE_MODELS[op].head_constants if op in scalar_decay.GATE_MODELS else 0)
     if constants:
@@ -310,95 +316,71 @@ def _count(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
-    """One head of a problem (for selective_scan: one sequence)."""
+    """One head of a problem (for selective_scan: one sequence, all channels); ``head.length`` is T."""
 
     op: str
     formulation: str
-    seq_len: int
     chunk_size: int
-    d_qk: int
-    d_v: int
-    channels: int
-    causal: float
     published: bool
-    f: Factors
-    widths: Widths
-    qk_share: float
+    head: Head
 
-    def head(self, direction: str) -> tuple[Tally, float]:
+    def passed(self, direction: str) -> tuple[Tally, float]:
         """Return the tally of one pass (forward, backward, step) and its compulsory bytes."""
-        return {
-            "attention": self._attention,
-            "gla": self._gla,
-            "selective_scan": self._selective_scan,
-        }.get(self.op, self._scalar_decay)(direction)
+        passes = {"attention": self._attention, "gla": self._gla, "selective_scan": self._selective_scan}
+        return passes.get(self.op, self._scalar_decay)(direction)
 
-    def _chunks(self, chunk: Callable[[int], Tally]) -> Tally:
+    def _chunks(self, chunk: Callable[[Head], Tally]) -> Tally:
         """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
+        of_length = functools.partial(dataclasses.replace, self.head)
         if self.published:
-            return chunk(self.chunk_size) * (self.seq_len / self.chunk_size)
-        whole, rest = divmod(self.seq_len, self.chunk_size)
-        tally = chunk(self.chunk_size) * whole if whole else Tally()
-        return tally + chunk(rest) if rest else tally
+            return chunk(of_length(length=self.chunk_size)) * (self.head.length / self.chunk_size)
+        whole, rest = divmod(self.head.length, self.chunk_size)
+        tally = chunk(of_length(length=self.chunk_size)) * whole if whole else Tally()
+        return tally + chunk(of_length(length=rest)) if rest else tally
 
     def _scalar_decay(self, direction: str) -> tuple[Tally, float]:
-        op, T = self.op, self.seq_len
-        dims = {"d_qk": self.d_qk, "d_v": self.d_v, "f": self.f, "widths": self.widths}
-        square = {**dims, "causal": self.causal}
-        shared = {"qk_share": self.qk_share}
+        op, head, backward = self.op, self.head, direction == "backward"
         paper = op in mlstm.OPERATIONS
+        compulsory = scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward
+        least = float(compulsory(op, head))
         if direction == "step" or self.formulation == "recurrent":
-            step = mlstm.step(op, **dims) if paper else scalar_decay.step(op, **dims, **shared)
-            tally = step if direction == "step" else step * T
-            return tally, float(step.bytes) if direction == "step" else self._least(direction)
+            step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
+            return (step, float(step.bytes)) if direction == "step" else (step * head.length, least)
         if self.formulation == "parallel":
-            if direction == "backward":
-                tally = scalar_decay.parallel_backward(op, length=T, **square, **shared)
-            elif paper:
-                tally = mlstm.parallel(op, length=T, **square, published=self.published)
-            else:
-                tally = scalar_decay.parallel_forward(op, length=T, **square, **shared)
-            return tally, self._least(direction)
-
-        def chunk(length: int) -> Tally:
-            if direction == "backward":
-                return scalar_decay.chunk_backward(op, length=length, **square, **shared)
+            if backward:
+                return scalar_decay.parallel_backward(op, head), least
             if paper:
-                return mlstm.chunk(op, length=length, **square, published=self.published)
-            return scalar_decay.chunk_forward(op, length=length, **square, **shared)
+                return mlstm.parallel(op, head, published=self.published), least
+            return scalar_decay.parallel_forward(op, head), least
 
-        tally, least = self._chunks(chunk), self._least(direction)
+        def chunk(piece: Head) -> Tally:
+            if backward:
+                return scalar_decay.chunk_backward(op, piece)
+            if paper:
+                return mlstm.chunk(op, piece, published=self.published)
+            return scalar_decay.chunk_forward(op, piece)
+
+        tally = self._chunks(chunk)
         return (_one_pass(tally, least) if self.formulation == "fused" else tally), least
 
-    def _least(self, direction: str) -> float:
-        backward = direction == "backward"
-        compulsory = scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward
-        dims = {"d_qk": self.d_qk, "d_v": self.d_v, "widths": self.widths, "qk_share": self.qk_share}
-        return float(compulsory(self.op, length=self.seq_len, **dims))
-
     def _attention(self, direction: str) -> tuple[Tally, float]:
-        dims = {"length": self.seq_len, "d_qk": self.d_qk, "d_v": self.d_v, "widths": self.widths}
         if direction == "step":
-            step = baselines.attention_step(**dims, f=self.f)
+            step = baselines.attention_step(self.head)
             return step, float(step.bytes)
         backward = direction == "backward"
-        square = baselines.attention_backward if backward else baselines.attention_forward
-        least = baselines.attention_compulsory(**dims, backward=backward)
-        return square(**dims, causal=self.causal, f=self.f), float(least)
+        formula = baselines.attention_backward if backward else baselines.attention_forward
+        return formula(self.head), float(baselines.attention_compulsory(self.head, backward=backward))
 
     def _gla(self, direction: str) -> tuple[Tally, float]:
         backward = direction == "backward"
-        formula = baselines.gla_chunk_backward if backward else baselines.gla_chunk_forward
-        dims = {"d_qk": self.d_qk, "d_v": self.d_v, "widths": self.widths}
-        tally = self._chunks(lambda length: formula(length=length, causal=self.causal, f=self.f, **dims))
-        least = float(baselines.gla_compulsory(length=self.seq_len, **dims, backward=backward))
+        tally = self._chunks(baselines.gla_chunk_backward if backward else baselines.gla_chunk_forward)
+        least = float(baselines.gla_compulsory(self.head, backward=backward))
         return (_one_pass(tally, least) if self.formulation == "fused" else tally), least
 
     def _selective_scan(self, direction: str) -> tuple[Tally, float]:
         backward = direction == "backward"
         formula = baselines.selective_scan_backward if backward else baselines.selective_scan_forward
-        dims = {"length": self.seq_len, "channels": self.channels, "state": self.d_qk, "widths": self.widths}
-        tally = formula(**dims, f=self.f)
+        tally = formula(self.head)
         return tally, float(tally.bytes)
 
 

@@ -6,21 +6,20 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Factors, Scalar, Tally, Widths, Work
+from .model import Head, Scalar, Tally, Work
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
 
 
-def attention_forward(
-    *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths
-) -> Tally:
+def attention_forward(head: Head) -> Tally:
     """Softmax attention over ``length`` tokens as FlashAttention computes it (Dao et al. 2022, algorithm 1).
 
     scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum);
     outputs F_causal 2 T^2 d_v, divided by the row sum T d_v. Matrices are never stored: q, k, v read, o and the
     log-sum-exp written. Key and value tiles that are read again for further query tiles are taken to hit the L2.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square = causal * length * length
     work = {
         "scores": Work(matrix=2 * square * d_qk),
@@ -34,15 +33,14 @@ def attention_forward(
     return Tally(work=work, traffic=traffic)
 
 
-def attention_backward(
-    *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths
-) -> Tally:
+def attention_backward(head: Head) -> Tally:
     """Backward of softmax attention (Dao et al. 2022, algorithm 4), scores recomputed and not counted.
 
     delta = row sums of do o: 2T d_v; dV = P^T dO and dP = dO V^T: F_causal 4 T^2 d_v; dS = P (dP - delta):
     F_causal 2 T^2; dQ = dS K and dK = dS^T Q: F_causal 4 T^2 d_qk, scaled. With the recomputed scores the matrix work
     is 2.5 times the forward pass where d_qk = d_v, the figure in common use; without, as here, 2 times.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square = causal * length * length
     work = {
         "delta": Work(vector=2 * length * d_v),
@@ -59,8 +57,9 @@ def attention_backward(
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def attention_step(*, length: Scalar, d_qk: Scalar, d_v: Scalar, f: Factors, widths: Widths) -> Tally:
+def attention_step(head: Head) -> Tally:
     """One decoding step of softmax attention over a cache of ``length`` keys and values, read once."""
+    length, d_qk, d_v, f, widths = head.length, head.d_qk, head.d_v, head.f, head.widths
     work = {
         "scores": Work(vector=2 * length * d_qk),
         "softmax": Work(vector=length * (3 + f.max + f.exp)),
@@ -70,20 +69,20 @@ def attention_step(*, length: Scalar, d_qk: Scalar, d_v: Scalar, f: Factors, wid
     return Tally(work=work, traffic=traffic)
 
 
-def attention_compulsory(*, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, backward: bool) -> Scalar:
+def attention_compulsory(head: Head, *, backward: bool) -> Scalar:
     """Bytes of q, k, v and o once; backward: q, k, v, o, do, dq, dk, dv once (o is needed for delta)."""
+    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
     return length * widths.qkv * (4 * d_qk + 4 * d_v if backward else 2 * d_qk + 2 * d_v)
 
 
-def gla_chunk_forward(
-    *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths
-) -> Tally:
+def gla_chunk_forward(head: Head) -> Tally:
     """Gated linear attention, log decay per key channel, one chunk (Yang et al. 2024, section 4).
 
     gates: cumulative sums and their exponentials for q, k and the state: L d_qk (1 + 3 F_exp + 1) and d_qk F_exp;
     gated q and k: 3L d_qk; state 2D + 2LD; scores and values F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2;
     inter-chunk outputs 2LD, scale L d_qk; combination L d_v. States are stored once a chunk and loaded once.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square, cells = causal * length * length, d_qk * d_v
     work = {
         "gates": Work(vector=length * d_qk * (2 + 3 * f.exp) + d_qk * f.exp),
@@ -103,14 +102,13 @@ def gla_chunk_forward(
     return Tally(work=work, traffic=traffic)
 
 
-def gla_chunk_backward(
-    *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths
-) -> Tally:
+def gla_chunk_backward(head: Head) -> Tally:
     """Backward of one chunk of gated linear attention: the products of the scalar-decay backward, gates per channel.
 
     dC: 2D + 2LD; dV: F_causal 2 L^2 d_v + 2LD + L d_v; dS: F_causal (2 L^2 d_v + L^2); dQ and dK: F_causal 2 L^2 d_qk
     + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk plus the state's share: 4L d_qk + 2D.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square, cells = causal * length * length, d_qk * d_v
     work = {
         "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
@@ -139,20 +137,22 @@ def gla_chunk_backward(
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
 
 
-def gla_compulsory(*, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, backward: bool) -> Scalar:
+def gla_compulsory(head: Head, *, backward: bool) -> Scalar:
     """Bytes of q, k, v, g and o once; backward: q, k, v, g, do, dq, dk, dv, dg once."""
+    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
     if backward:
         return length * ((4 * d_qk + 3 * d_v) * widths.qkv + 2 * d_qk * widths.gate)
     return length * ((2 * d_qk + 2 * d_v) * widths.qkv + d_qk * widths.gate)
 
 
-def selective_scan_forward(*, length: Scalar, channels: Scalar, state: Scalar, f: Factors, widths: Widths) -> Tally:
+def selective_scan_forward(head: Head) -> Tally:
     """Mamba's selective scan over ``length`` tokens of all channels (Gu and Dao 2023, algorithm 2), fused.
 
     Per token and channel softplus(dt) F_exp + F_log + 1 and dt u 1; per state cell exp(dt A) 1 + F_exp, its share of
     the input 1, the recurrence 2, the output 2. No matrix products. Bytes: u, dt read, y written per channel; B, C read
     once for all channels; A, fp32, once.
     """
+    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
     cells = length * channels * state
     work = {
         "step sizes": Work(vector=length * channels * (2 + f.exp + f.log)),
@@ -167,12 +167,13 @@ def selective_scan_forward(*, length: Scalar, channels: Scalar, state: Scalar, f
     return Tally(work=work, traffic=traffic)
 
 
-def selective_scan_backward(*, length: Scalar, channels: Scalar, state: Scalar, f: Factors, widths: Widths) -> Tally:
+def selective_scan_backward(head: Head) -> Tally:
     """Backward of the selective scan, hidden states recomputed and not counted.
 
     Per state cell: dC 2, dh 4 (recurrence and output), d(dt A) 3, dA 2, dB 2, du 2; per token and channel 4 for dt, u
     and the softplus. Reads u, dt, B, C, dy; writes du, ddt, dB, dC and, once, dA.
     """
+    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
     cells = length * channels * state
     work = {
         "recurrence gradient": Work(vector=4 * cells),

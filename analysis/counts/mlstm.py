@@ -7,7 +7,7 @@ a causal square that is computed. All functions count one head: per chunk, per s
 
 from __future__ import annotations
 
-from .model import Factors, Scalar, Tally, Widths, Work
+from .model import Factors, Head, Scalar, Tally, Work
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
 
@@ -28,17 +28,7 @@ def chunk_gates_sig(length: Scalar, f: Factors) -> Scalar:
     return 2 * length + length * (length + 1) / 2 + length * f.exp + f.exp + 2 * length * (f.log + f.sig)
 
 
-def chunk(
-    op: str,
-    *,
-    length: Scalar,
-    d_qk: Scalar,
-    d_v: Scalar,
-    causal: Scalar,
-    f: Factors,
-    widths: Widths,
-    published: bool = False,
-) -> Tally:
+def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
     """Forward FLOPs (tables 8 and 14) and bytes (table 9) of one chunk.
 
     Part by part, with D = d_qk d_v:
@@ -57,6 +47,7 @@ def chunk(
         published: reproduce the paper's printed total for mLSTMsig (eq. 118), which carries mLSTMexp's gate row: with
             every F at 1 the operation's own parts are that total + L - 4.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square = length * length
     cells = d_qk * d_v
     exp = op == "mlstm_exp"
@@ -95,17 +86,7 @@ def state_elements(op: str, d_qk: Scalar, d_v: Scalar) -> Scalar:
     return d_qk * d_v + (d_qk + 1 if op == "mlstm_exp" else 0)
 
 
-def parallel(
-    op: str,
-    *,
-    length: Scalar,
-    d_qk: Scalar,
-    d_v: Scalar,
-    causal: Scalar,
-    f: Factors,
-    widths: Widths,
-    published: bool = False,
-) -> Tally:
+def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
     """Forward FLOPs (table 10) and bytes (table 11) of the fully parallel formulation over a sequence of ``length``.
 
     T(T + 1)/2 + T(F_log + F_sig), twice the second term for sig; gate matrix T^2 (3 + F_exp + F_max + F_mask) for exp
@@ -114,6 +95,7 @@ def parallel(
 
     ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square = length * length
     exp = op == "mlstm_exp"
     per_entry = 3 + f.exp + f.max + f.mask if exp or published else 2 + f.exp + f.mask
@@ -132,13 +114,14 @@ def parallel(
     return Tally(work=work, traffic=traffic)
 
 
-def step(op: str, *, d_qk: Scalar, d_v: Scalar, f: Factors, widths: Widths) -> Tally:
+def step(op: str, head: Head) -> Tally:
     """FLOPs (table 12) and bytes (table 13) of one recurrent step, the state loaded and stored as in decoding.
 
     gates 4 + 2 F_exp + F_log + F_sig + F_max (sig: 2 F_sig); state 4 d_qk d_v; normaliser (exp)
     6 d_qk + d_v + 1 + F_abs + F_max; output 2 d_qk d_v + d_qk. Nothing runs on matrix units: every product is a
     rank-one update or a matrix-vector product.
     """
+    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
     cells = d_qk * d_v
     exp = op == "mlstm_exp"
     gates = 4 + 2 * f.exp + f.log + f.sig + f.max if exp else 2 * f.sig

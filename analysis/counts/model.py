@@ -69,6 +69,33 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """One head of a problem, or one chunk of it.
+
+    Attributes:
+        length: tokens: a chunk length L or a sequence length T, as the formula says.
+        d_qk, d_v: head dims K and V. A selective scan has its state size and its channels here.
+        causal: F_causal, the share of the length x length square that is computed.
+        f: costs of elementary functions.
+        widths: bytes of elements.
+        qk_share: share of q and k that a head reads by itself: 1, or groups / heads where heads share them (Mamba-2).
+    """
+
+    length: Scalar
+    d_qk: Scalar
+    d_v: Scalar
+    causal: Scalar = 1
+    f: Factors = field(default_factory=Factors)
+    widths: Widths = field(default_factory=Widths)
+    qk_share: Scalar = 1
+
+    @property
+    def d_qk_read(self) -> Scalar:
+        """Elements of q (or k) per token that are this head's own traffic."""
+        return self.qk_share * self.d_qk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
     """FLOPs and bytes of a piece of work, part by part.
 
@@ -84,7 +111,7 @@ class Tally:
     @property
     def flops(self) -> Scalar:
         """All FLOPs."""
-        return sum(work.flops for work in self.work.values())
+        return sum((work.flops for work in self.work.values()), start=0)
 
     @property
     def matrix_flops(self) -> Scalar:

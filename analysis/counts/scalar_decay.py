@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .model import Factors, Scalar, Tally, Widths, Work
+from .model import Factors, Head, Scalar, Tally, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,7 @@ GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
 )
 
 
-def chunk_forward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
-) -> Tally:
+def chunk_forward(op: str, head: Head) -> Tally:
     """Forward FLOPs and bytes of one chunk; derived, for every operation but mLSTM.
 
     - gates: the activation of L tokens; b: L(L + 1)/2 additions, or L products where the decay is constant;
@@ -110,10 +108,9 @@ def chunk_forward(
 
     Bytes are mLSTMsig's (table 9) with the operation's own gates: k, v and gates to make the states, which are stored
     and loaded once per chunk, then q, k, v and gates again, and h.
-
-    Args:
-        qk_share: share of a head's q and k that it reads itself: 1, or groups / heads where heads share them (Mamba-2).
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
     gate = GATE_MODELS[op]
     square, cells = length * length, d_qk * d_v
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
@@ -132,17 +129,15 @@ def chunk_forward(
     gate_bytes = gate.gates * length * widths.gate
     state_bytes = cells * widths.state
     traffic = {
-        "recurrent load": length * (qk_share * d_qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
         "recurrent store": state_bytes,
-        "parallel load": length * (2 * qk_share * d_qk + d_v) * widths.qkv + gate_bytes + state_bytes,
+        "parallel load": length * (2 * qk + d_v) * widths.qkv + gate_bytes + state_bytes,
         "parallel store": length * d_v * widths.qkv,
     }
     return Tally(work=work, traffic=traffic)
 
 
-def chunk_backward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
-) -> Tally:
+def chunk_backward(op: str, head: Head) -> Tally:
     """Backward FLOPs and bytes of one chunk; derived from the paper's appendix B.2 (equations of the backward pass).
 
     - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH: 2D + 2LD
@@ -159,6 +154,8 @@ def chunk_backward(
     Bytes: recurrent load of q, dH, gates; store of dC; parallel load of q, k, v, dH, gates, C and dC (and mLSTMexp's
     denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
     gate = GATE_MODELS[op]
     exp = op == "mlstm_exp"
     square, cells = length * length, d_qk * d_v
@@ -183,7 +180,6 @@ def chunk_backward(
     state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
     gradient_bytes = cells * widths.state
     statistics = 2 * length * widths.state if exp else 0
-    qk = qk_share * d_qk
     traffic = {
         "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes + statistics,
         "recurrent store": gradient_bytes,
@@ -203,15 +199,15 @@ def chunk_backward(
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
 
 
-def parallel_forward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
-) -> Tally:
+def parallel_forward(op: str, head: Head) -> Tally:
     """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
 
     Gates T activation + T(T + 1)/2 (T where the decay is constant); gate matrix T^2 (1 + [u] + F_exp + F_mask);
     scores F_causal 2 T^2 d_qk, gated and scaled F_causal T^2 (1 + [scale]); outputs F_causal 2 T^2 d_v. Bytes: q, k, v,
     gates, h once (table 11).
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
     gate = GATE_MODELS[op]
     square = length * length
     cumulative = length * (length + 1) / 2 if gate.cumulative else length
@@ -222,20 +218,20 @@ def parallel_forward(
         "outputs": Work(matrix=causal * 2 * square * d_v),
     }
     traffic = {
-        "load": length * (2 * qk_share * d_qk + d_v) * widths.qkv + gate.gates * length * widths.gate,
+        "load": length * (2 * qk + d_v) * widths.qkv + gate.gates * length * widths.gate,
         "store": length * d_v * widths.qkv,
     }
     return Tally(work=work, traffic=traffic)
 
 
-def parallel_backward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, causal: Scalar, f: Factors, widths: Widths, qk_share: Scalar
-) -> Tally:
+def parallel_backward(op: str, head: Head) -> Tally:
     """Backward FLOPs and bytes of the fully parallel form: the intra-chunk part of :func:`chunk_backward` with L = T.
 
     dV = S_bar^T dH, dS_bar = dH V^T, dQ = dS K, dK = dS^T Q: F_causal 4 T^2 (d_qk + d_v); times D: F_causal T^2;
     scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
     """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
     gate = GATE_MODELS[op]
     exp = op == "mlstm_exp"
     square = length * length
@@ -254,7 +250,6 @@ def parallel_backward(
     if exp:
         work["output gradient"] = Work(vector=length * d_v)
     gate_bytes = gate.gates * length * widths.gate
-    qk = qk_share * d_qk
     traffic = {
         "load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + (2 * length * widths.state if exp else 0),
         "store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
@@ -267,12 +262,14 @@ def parallel_backward(
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work)
 
 
-def step(op: str, *, d_qk: Scalar, d_v: Scalar, f: Factors, widths: Widths, qk_share: Scalar) -> Tally:
+def step(op: str, head: Head) -> Tally:
     """FLOPs and bytes of one recurrent step, the state loaded and stored as in decoding; every operation but mLSTM.
 
     Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T:
     D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
     """
+    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    qk = head.d_qk_read
     gate = GATE_MODELS[op]
     cells = d_qk * d_v
     work = {
@@ -281,23 +278,21 @@ def step(op: str, *, d_qk: Scalar, d_v: Scalar, f: Factors, widths: Widths, qk_s
         "output": Work(vector=2 * cells + d_qk * gate.scaled),
     }
     traffic = {
-        "load": (2 * qk_share * d_qk + d_v) * widths.qkv + gate.gates * widths.gate + cells * widths.state,
+        "load": (2 * qk + d_v) * widths.qkv + gate.gates * widths.gate + cells * widths.state,
         "store": d_v * widths.qkv + cells * widths.state,
     }
     return Tally(work=work, traffic=traffic)
 
 
-def compulsory_forward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, qk_share: Scalar
-) -> Scalar:
+def compulsory_forward(op: str, head: Head) -> Scalar:
     """Bytes of one head's inputs and output, each once: q, k, v, gates, h."""
+    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
     gates = GATE_MODELS[op].gates
-    return length * ((2 * qk_share * d_qk + 2 * d_v) * widths.qkv + gates * widths.gate)
+    return length * ((2 * qk + 2 * d_v) * widths.qkv + gates * widths.gate)
 
 
-def compulsory_backward(
-    op: str, *, length: Scalar, d_qk: Scalar, d_v: Scalar, widths: Widths, qk_share: Scalar
-) -> Scalar:
+def compulsory_backward(op: str, head: Head) -> Scalar:
     """Bytes of one head's backward inputs and outputs, each once: q, k, v, dh, gates; dq, dk, dv, gate gradients."""
+    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
     gates = GATE_MODELS[op].gates
-    return length * ((4 * qk_share * d_qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
+    return length * ((4 * qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)
