@@ -19,7 +19,7 @@ export PYTHONSAFEPATH := 1
 
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
-PYTEST := $(BIN)/python -m pytest -q
+PYTEST := $(BIN)/pytest -q
 # The interpreter and the compiler use one core a test; the main suite times things, so it runs alone.
 PARALLEL := -n auto --maxprocesses 8
 MYPY_ROOT := .mypy_cache/root
