@@ -333,7 +333,7 @@ def measure_cpu() -> Accelerator:
         rates[dtype] = 2 * size**3 / seconds
     source = np.ones(16 * _MIB, dtype=np.float64)
     target = np.empty_like(source)
-    seconds = _best_seconds(functools.partial(np.copyto, target, source), repeats=4)
+    seconds = _best_seconds(functools.partial(np.copyto, target, source))
     return Accelerator(
         key="cpu",
         name=platform.processor() or platform.machine(),
@@ -348,12 +348,14 @@ def measure_cpu() -> Accelerator:
     )
 
 
-def _best_seconds(call: Callable[[], object], repeats: int = 6) -> float:
-    best = float("inf")
-    for _ in range(repeats):
+def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
+    """Return the shortest time of a call, tried for ``budget_s`` but ``repeats`` times at least: load only lengthens it."""
+    best, end = float("inf"), time.perf_counter() + budget_s
+    while repeats > 0 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)
+        repeats -= 1
     return best
 
 

@@ -115,8 +115,11 @@ def suspect_reason(count: Count, accelerator: Accelerator, dtype: str, time_ms: 
 
     Two limits hold for any code that computes the operation: matrix products no faster than the matrix rate (measured
     where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. The second is
-    only asked of problems of more than twice the last cache, whose inputs cannot all have been there.
+    only asked of problems of more than twice the last cache, whose inputs cannot all have been there. Neither is asked
+    of the CPU: its rates are what one library reached beside the machine's other load, not limits.
     """
+    if accelerator.key == "cpu":
+        return None
     measured = accelerator.measured.matrix_flops.get(dtype) if accelerator.measured else None
     peak, roof = (measured, "measured") if measured else (accelerator.peak_flops(dtype), "specified")
     rate = count.tensor_flops / (time_ms * 1e-3)

@@ -1,0 +1,331 @@
+"""Counts: the published tables symbolically, derived counts by independent derivations, and the whole-problem sums."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import sympy
+from lrbench.analysis.counts import (
+    FORMULATIONS,
+    TILE,
+    Factors,
+    Head,
+    Widths,
+    baselines,
+    count,
+    count_case,
+    formulation_of,
+    mlstm,
+    scalar_decay,
+    tile_rounded_causal_factor,
+)
+
+L, T, D_QK, D_V, P, F_CAUSAL = sympy.symbols("L T d_qk d_v p_qk F_causal", positive=True)
+F = Factors(**{name: sympy.Symbol(f"F_{name}", positive=True) for name in ("exp", "log", "sig", "max", "mask", "abs")})
+B_QKV, B_IF, B_C = sympy.symbols("b_qkv b_if b_Cmn", positive=True)
+SYMBOLIC = Head(length=L, d_qk=D_QK, d_v=D_V, causal=F_CAUSAL, f=F, widths=Widths(qkv=B_QKV, gate=B_IF, state=B_C))
+UNIT = Head(length=L, d_qk=P * D_V, d_v=D_V, causal=F_CAUSAL, widths=Widths(qkv=2, gate=2, state=B_C))
+SIZES = {"seq_len": 8192, "head_dim_qk": 256, "head_dim_v": 512, "chunk_size": 128, "causal_factor": 0.5}
+
+
+def equal(a: object, b: object) -> bool:
+    return sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0
+
+
+def test_published_sig_total_is_the_papers_equation() -> None:
+    cells = D_V**2 * P
+    printed = (
+        L**2 * F_CAUSAL * (2 * D_V * P + 2 * D_V + 6) + L**2 + L * (4 * cells + 2 * D_V * P + D_V + 11) + 2 * cells + 5
+    )
+    assert equal(mlstm.chunk("mlstm_sig", UNIT, published=True).flops, printed)
+    assert equal(mlstm.published_sig_chunk_flops(L, D_V, P, F_CAUSAL), printed)
+
+
+def test_own_sig_total_differs_from_the_published_slip_by_l_minus_4() -> None:
+    own, published = (mlstm.chunk("mlstm_sig", UNIT, published=p).flops for p in (False, True))
+    assert equal(own - published, L - 4)
+
+
+def test_published_sig_bytes_are_the_papers_equation() -> None:
+    printed = 6 * L * D_V * (1 + P) + 8 * L + 2 * B_C * D_V**2 * P
+    assert equal(mlstm.chunk("mlstm_sig", UNIT).bytes, printed)
+    assert equal(mlstm.published_sig_chunk_bytes(L, D_V, P, B_C), printed)
+
+
+def test_chunkwise_exp_table() -> None:
+    """Tables 8 and 9 written out once more, row by row, with every factor."""
+    rows = [
+        2 * L + L * (L + 1) / 2 + L * (1 + F.exp + F.log + F.sig) + 3 + F.max + F.exp,
+        2 * D_QK * D_V + 2 * L * D_QK * D_V + L * D_QK,
+        2 * D_QK + 2 * L * D_QK,
+        L * (L + 1) / 2 + L * (F.log + F.sig),
+        F_CAUSAL * (L**2 * (3 + F.exp + F.max) + L * (1 + F.max)),
+        F_CAUSAL * (2 * L**2 * (D_QK + D_V) + 3 * L**2),
+        2 * L * D_QK * D_V + 3 * L * D_QK,
+        2 * L * D_V + L * (1 + F.max + F.abs + F.exp),
+    ]
+    tally = mlstm.chunk("mlstm_exp", SYMBOLIC)
+    assert equal(tally.flops, sum(rows))
+    state = (D_QK * D_V + D_QK + 1) * B_C
+    loads = L * (D_QK + D_V) * B_QKV + 2 * L * B_IF + L * (2 * D_QK + D_V) * B_QKV + 2 * L * B_IF + state
+    assert equal(tally.bytes, loads + state + L * D_V * B_QKV + 2 * L * B_C)
+
+
+def test_chunkwise_matrix_work_is_the_four_products() -> None:
+    products = 4 * L * D_QK * D_V + F_CAUSAL * 2 * L**2 * (D_QK + D_V)
+    for op in ("mlstm_sig", "mlstm_exp"):
+        assert equal(mlstm.chunk(op, SYMBOLIC).matrix_flops, products)
+    for op in scalar_decay.GATE_MODELS:
+        assert equal(scalar_decay.chunk_forward(op, SYMBOLIC).matrix_flops, products)
+        backward = scalar_decay.chunk_backward(op, SYMBOLIC)
+        assert equal(backward.matrix_flops, 2 * products)
+        recomputed = sum(work.matrix for work in backward.recomputed_work.values())
+        assert equal(recomputed, 2 * L * D_QK * D_V + F_CAUSAL * 2 * L**2 * D_QK)
+
+
+def test_parallel_tables() -> None:
+    exp = (
+        T * (T + 1) / 2
+        + T * (F.log + F.sig)
+        + T**2 * (3 + F.exp + F.max + F.mask)
+        + F_CAUSAL * (2 * T**2 * D_QK + 2 * T**2)
+        + F_CAUSAL * (T**2 * (3 + F.abs) + T * (F.exp + F.max))
+        + F_CAUSAL * 2 * T**2 * D_V
+    )
+    head = Head(length=T, d_qk=D_QK, d_v=D_V, causal=F_CAUSAL, f=F, widths=SYMBOLIC.widths)
+    assert equal(mlstm.parallel("mlstm_exp", head).flops, exp)
+    own, published = (mlstm.parallel("mlstm_sig", head, published=p) for p in (False, True))
+    assert equal(published.flops - own.flops, T**2 * (1 + F.max))
+    moved = T * (2 * D_QK + D_V) * B_QKV + 2 * T * B_IF + T * D_V * B_QKV
+    assert equal(own.bytes, moved)
+    assert equal(mlstm.parallel("mlstm_exp", head).bytes, moved + 2 * T * B_C)
+
+
+def test_recurrent_tables() -> None:
+    sig, exp = mlstm.step("mlstm_sig", SYMBOLIC), mlstm.step("mlstm_exp", SYMBOLIC)
+    assert equal(sig.flops, 2 * F.sig + 4 * D_QK * D_V + 2 * D_V * D_QK + D_QK)
+    rows = [
+        4 + 2 * F.exp + F.log + F.sig + F.max,
+        4 * D_QK * D_V,
+        6 * D_QK + D_V + 1 + F.abs + F.max,
+        2 * D_V * D_QK + D_QK,
+    ]
+    assert equal(exp.flops, sum(rows))
+    assert equal(sig.bytes, (2 * D_QK + 2 * D_V) * B_QKV + 2 * B_IF + 2 * D_QK * D_V * B_C)
+    assert equal(exp.bytes - sig.bytes, 2 * (D_QK + 1) * B_C)
+
+
+def test_flop_optimal_chunk_follows_from_the_published_total() -> None:
+    """Equation 113 is where d(total / L)/dL = 0."""
+    total = mlstm.chunk("mlstm_sig", UNIT, published=True).flops / L
+    optimal = sympy.sqrt((2 * D_V**2 * P + 5) / (2 * F_CAUSAL * (D_V * (1 + P) + 3) + 1))
+    assert sympy.simplify(sympy.diff(total, L).subs(L, optimal)) == 0
+
+
+@pytest.mark.parametrize("op", sorted(scalar_decay.GATE_MODELS))
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_compulsory_bytes_are_what_one_chunk_over_everything_cannot_avoid(op: str, direction: str) -> None:
+    """Without states and with every tensor touched once, the chunkwise traffic is the compulsory traffic."""
+    head = Head(length=L, d_qk=D_QK, d_v=D_V, widths=Widths(qkv=B_QKV, gate=B_IF, state=0))
+    if direction == "forward":
+        tally = mlstm.chunk(op, head) if op in mlstm.OPERATIONS else scalar_decay.chunk_forward(op, head)
+        compulsory = scalar_decay.compulsory_forward(op, head)
+    else:
+        tally = scalar_decay.chunk_backward(op, head)
+        compulsory = scalar_decay.compulsory_backward(op, head)
+    once = tally.traffic["parallel load"] + tally.traffic["parallel store"]
+    assert equal(once, compulsory)
+
+
+def test_attention_backward_is_twice_and_with_recomputation_two_and_a_half_times_forward() -> None:
+    head = Head(length=T, d_qk=D_V, d_v=D_V, causal=F_CAUSAL, f=F)
+    forward, backward = baselines.attention_forward(head), baselines.attention_backward(head)
+    assert equal(backward.matrix_flops, 2 * forward.matrix_flops)
+    recomputed = sum(work.matrix for work in backward.recomputed_work.values())
+    assert equal(2 * (backward.matrix_flops + recomputed), 5 * forward.matrix_flops)
+
+
+def test_factors_weigh_elementary_functions() -> None:
+    base = count("mlstm_sig", **SIZES)
+    heavy = count("mlstm_sig", **SIZES, factors=Factors.parse(["exp=4"]))
+    chunks, square = 64, 128**2
+    assert heavy.flops - base.flops == chunks * 3 * (128 + 1 + 0.5 * square)
+    assert heavy.tensor_flops == base.tensor_flops
+    assert Factors.parse(["exp=4", "log=2.5"]) == Factors(exp=4.0, log=2.5)
+
+
+@pytest.mark.parametrize("setting", ["sin=2", "exp", "exp=fast", "exp=-1", "exp=nan"])
+def test_bad_factors(setting: str) -> None:
+    with pytest.raises(ValueError, match="factor"):
+        Factors.parse([setting])
+
+
+def test_published_whole_problem() -> None:
+    result = count("mlstm_sig", **SIZES, counting="published")
+    assert result.flops == 64 * mlstm.published_sig_chunk_flops(128, 512, 0.5, 0.5)
+    assert result.bytes == 64 * mlstm.published_sig_chunk_bytes(128, 512, 0.5, 4)
+    assert result.intensity == result.flops / result.bytes
+    assert count("mlstm_sig", **SIZES).flops - result.flops == 64 * (128 - 4)
+
+
+@pytest.mark.parametrize("op", sorted(FORMULATIONS))
+@pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
+def test_counts_scale_with_heads_and_batch_and_parts_add_up(op: str, mode: str) -> None:
+    sizes = {"seq_len": 1000, "head_dim_qk": 64, "head_dim_v": 96, "channels": 96, "chunk_size": 128}
+    for formulation in FORMULATIONS[op]:
+        if formulation == "recurrent" and (mode != "fw" or op == "attention"):
+            continue
+        one = count(op, formulation=formulation, mode=mode, num_groups=1, **sizes)
+        heads = 1 if op == "selective_scan" else 3
+        many = count(op, formulation=formulation, mode=mode, batch=2, num_heads=heads, num_groups=heads, **sizes)
+        assert many.flops == pytest.approx(2 * heads * one.flops)
+        assert many.tensor_flops == pytest.approx(2 * heads * one.tensor_flops)
+        assert sum(many.parts.values()) == pytest.approx(many.flops)
+        assert sum(many.byte_parts.values()) == pytest.approx(many.bytes)
+        assert 0 <= many.tensor_flops <= many.flops
+        assert many.bytes >= many.compulsory_bytes > 0
+        constants = many.byte_parts.get("per-head constants", 0)
+        assert many.bytes - constants == pytest.approx(2 * heads * (one.bytes - constants / heads))
+
+
+@pytest.mark.parametrize("op", sorted(FORMULATIONS))
+def test_forward_plus_backward_is_fwbw(op: str) -> None:
+    sizes = {"seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 64, "channels": 64, "chunk_size": 64}
+    fw, bw, both = (count(op, mode=mode, **sizes) for mode in ("fw", "bw", "fwbw"))
+    for field in ("flops", "tensor_flops", "bytes", "compulsory_bytes", "recomputed_flops", "recomputed_bytes"):
+        assert getattr(both, field) == pytest.approx(getattr(fw, field) + getattr(bw, field))
+    assert set(both.parts) == {f"forward: {n}" for n in fw.parts} | {f"backward: {n}" for n in bw.parts}
+
+
+def test_chunkwise_runs_from_recurrent_to_parallel() -> None:
+    """Figure 18: FLOPs of the leading terms at L = 1 are the recurrent form's, at L = T the parallel one's."""
+    sizes = {"seq_len": 8192, "head_dim_qk": 256, "head_dim_v": 512}
+    recurrent = count("mlstm_sig", formulation="recurrent", **sizes).flops
+    parallel = count("mlstm_sig", formulation="parallel", causal_factor=0.5, **sizes).flops
+    chunkwise = [count("mlstm_sig", chunk_size=2**n, causal_factor=0.5, **sizes).flops for n in range(14)]
+    assert chunkwise[0] == pytest.approx(recurrent, rel=0.02)
+    assert chunkwise[-1] == pytest.approx(parallel, rel=0.1)
+    best = min(range(14), key=chunkwise.__getitem__)
+    assert 2**best == 16, "the paper names L = 16 for d_hv = 512"
+
+
+def test_ragged_sequences_count_the_last_chunk_as_it_is() -> None:
+    dims = {"head_dim_qk": 64, "head_dim_v": 64, "causal_factor": 1.0}
+    whole = count("simple_gla", seq_len=1024, chunk_size=256, **dims)
+    rest = count("simple_gla", seq_len=100, chunk_size=100, **dims)
+    ragged = count("simple_gla", seq_len=1124, chunk_size=256, **dims)
+    assert ragged.flops == whole.flops + rest.flops
+    assert ragged.bytes == whole.bytes + rest.bytes
+
+
+def test_a_fused_pass_moves_only_inputs_and_outputs() -> None:
+    fused, chunkwise = (count("simple_gla", formulation=f, **SIZES) for f in ("fused", "chunkwise"))
+    assert fused.flops == chunkwise.flops
+    assert fused.bytes == fused.compulsory_bytes == chunkwise.compulsory_bytes < chunkwise.bytes
+
+
+def test_shared_keys_are_read_once_per_group() -> None:
+    """Mamba-2 with one group: B and C of 64 heads are one head's traffic."""
+    sizes = {"seq_len": 2048, "num_heads": 64, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 256}
+    shared, own = count("mamba2_ssd", **sizes), count("mamba2_ssd", **sizes, num_groups=64)
+    assert shared.flops == own.flops
+    assert own.compulsory_bytes - shared.compulsory_bytes == 63 * 2048 * 2 * 128 * 2
+
+
+def test_causal_factor_of_tiles() -> None:
+    assert tile_rounded_causal_factor(16) == tile_rounded_causal_factor(TILE) == 1
+    assert tile_rounded_causal_factor(128) == 0.75
+    assert tile_rounded_causal_factor(1024) == (16 + 1) / 32
+    tiles = 1024 // TILE
+    covered = sum(TILE**2 for i in range(tiles) for j in range(tiles) if j <= i)
+    assert tile_rounded_causal_factor(1024) == covered / 1024**2
+
+
+def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None:
+    sizes = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 256}
+    row = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
+    assert row == count("mlstm_sig", **sizes, gate_dtype="fp32", causal_factor=(4 + 1) / 8)
+    assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
+    assert count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
+    half = count_case("mlstm_sig", "tfla", "fw", "bf16", "bf16", sizes)
+    assert row.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
+
+
+def test_rows_of_chunks_longer_than_the_sequence_are_one_ragged_chunk() -> None:
+    sizes = {"batch": 1, "seq_len": 100, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
+    row = count_case("mlstm_exp", "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 256})
+    assert row.flops == count_case("mlstm_exp", "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 100}).flops
+
+
+def test_rows_of_implementations_without_a_chunk_axis_use_their_packages_chunk() -> None:
+    sizes = {"batch": 1, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 64}
+    fla = count_case("simple_gla", "fla.chunk", "fwbw", "bf16", None, sizes)
+    assert fla.flops == count_case("simple_gla", "tfla", "fwbw", "bf16", None, {**sizes, "chunk_size": 64}).flops
+
+
+def test_rows_without_a_count() -> None:
+    sizes = {"batch": 1, "seq_len": 64, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16}
+    assert count_case("no_such_operation", "x", "fw", "bf16", None, sizes) is None
+    assert count_case("mlstm_sig", "recurrent", "fwbw", "fp32", None, sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "impl", "mode", "expected"),
+    [
+        ("mlstm_sig", "tfla", "fw", "chunkwise"),
+        ("mlstm_sig", "tfla", "step", "recurrent"),
+        ("mlstm_exp", "parallel", "fw", "parallel"),
+        ("mlstm_exp", "mlstm_kernels.limit_chunk", "fwbw", "chunkwise"),
+        ("gla", "fla.fused_chunk", "fw", "fused"),
+        ("lightning", "lightning_attn.lightning2", "fw", "fused"),
+        ("attention", "torch.sdpa_flash", "fw", "flash"),
+        ("selective_scan", "mamba_ssm.selective_scan", "fw", "scan"),
+    ],
+)
+def test_formulations_of_implementations(op: str, impl: str, mode: str, expected: str) -> None:
+    assert formulation_of(op, impl, mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"op": "mamba9"}, "op must be one of mlstm_exp, .*, got 'mamba9'"),
+        ({"seq_len": -1}, "seq_len must be a positive integer, got -1"),
+        ({"seq_len": 0}, "seq_len must be a positive integer, got 0"),
+        ({"head_dim_v": None}, "head_dim_v must be a positive integer, got None"),
+        ({"chunk_size": None}, "chunk_size must be a positive integer, got None"),
+        ({"chunk_size": 16384}, "chunk_size must be <= seq_len = 8192, got 16384"),
+        ({"causal_factor": 0.4}, r"causal_factor must be in \[0.5, 1\], got 0.4"),
+        ({"causal_factor": 1.1}, r"causal_factor must be in \[0.5, 1\], got 1.1"),
+        ({"dtype": "fp8"}, "dtype must be one of fp64, fp32, fp16, bf16, got 'fp8'"),
+        ({"mode": "train"}, "mode must be one of fw, bw, fwbw, step, got 'train'"),
+        ({"formulation": "magic"}, "formulation of mlstm_sig must be one of chunkwise, .*, got 'magic'"),
+        ({"formulation": "recurrent", "mode": "bw"}, "mode must be fw or step for the recurrent formulation"),
+        ({"formulation": "parallel", "mode": "step"}, "formulation must be recurrent for mode step, got 'parallel'"),
+        ({"counting": "published", "mode": "bw"}, "counting must be detailed for mlstm_sig, chunkwise, bw"),
+        ({"counting": "published", "op": "gla"}, "counting must be detailed for gla"),
+        ({"counting": "published", "factors": Factors(exp=4)}, "factors must be 1 for the published counting"),
+        ({"num_heads": 6, "num_groups": 4}, "num_groups must divide num_heads = 6, got 4"),
+    ],
+)
+def test_bad_input(change: dict, message: str) -> None:
+    arguments = {"op": "mlstm_sig", **SIZES, **change}
+    with pytest.raises(ValueError, match=message):
+        count(arguments.pop("op"), **arguments)
+
+
+def test_counting_is_quick_and_imports_no_numerics() -> None:
+    code = (
+        "import sys; from lrbench.analysis.counts import count_case;"
+        "c = count_case('mlstm_sig', 'tfla', 'fwbw', 'bf16', 'fp32', dict(batch=8, seq_len=8192, num_heads=16,"
+        " head_dim_qk=128, head_dim_v=256, chunk_size=256)); assert c.flops > 0;"
+        "heavy = {'torch', 'triton', 'numpy', 'pandas', 'pyarrow', 'matplotlib', 'sympy'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        best = min(best, time.perf_counter() - start)
+    assert best < 1.0
