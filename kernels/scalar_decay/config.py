@@ -38,15 +38,32 @@ class MixConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WalkConfig:
+    """Launch of the walking kernel: time tile, output block, warps, pipeline stages."""
+
+    block_t: int
+    block_z: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Every launch of one forward and backward pass."""
+    """Every launch of one forward and backward pass.
+
+    The four products either all sweep (MixConfig) or all walk (WalkConfig, with one common block_t).
+    """
 
     states: StatesConfig
-    output: MixConfig
     d_states: StatesConfig
-    dq: MixConfig
-    dk: MixConfig
-    dv: MixConfig
+    output: MixConfig | WalkConfig
+    dq: MixConfig | WalkConfig
+    dk: MixConfig | WalkConfig
+    dv: MixConfig | WalkConfig
+
+    def gate_chunk(self, chunk: int) -> int:
+        """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
+        return self.output.block_t if isinstance(self.output, WalkConfig) else chunk
 
 
 def next_power_of_two(n: int) -> int:

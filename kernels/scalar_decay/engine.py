@@ -17,13 +17,16 @@ import torch
 import triton
 from torch import Tensor
 
-from .config import EngineConfig, MixConfig, StatesConfig, fit_chunk, select_config
+from .config import EngineConfig, MixConfig, StatesConfig, WalkConfig, fit_chunk, next_power_of_two, select_config
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .mix import mix_kernel
 from .states import states_kernel
+from .walk import walk_kernel
 
 GATES_BLOCK_T = 256
 SCAN_BLOCK_N = 1024
+ANCHOR_EVERY = 256
+"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,12 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Gates:
-    """Gate vectors of one call, base 2: [B, H, T] each, g [B, H, N], edge [B, H, N + 1]."""
+    """Gate vectors of one call, base 2: [B, H, T] each, g [B, H, NG], edge [B, H, NG + 1].
+
+    ``chunk`` is the stretch they accumulate over, and NG how many of them cover T.
+    """
+
+    chunk: int
 
     b_hi: Tensor
     b_lo: Tensor
@@ -59,7 +67,9 @@ class Gates:
     m: Tensor | None
     log_denom: Tensor | None = None
 
-    FIELDS = ("b_hi", "b_lo", "u", "w", "g", "edge", "m", "log_denom")
+
+GATE_TENSORS = ("b_hi", "b_lo", "u", "w", "g", "edge", "m", "log_denom")
+LOG2E = 1.4426950408889634
 
 
 def capability(device: torch.device) -> tuple[int, int]:
@@ -87,15 +97,16 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def run_gates(
     problem: Problem,
+    chunk: int,
     v: Tensor,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
     m_initial: Tensor | None,
 ) -> Gates:
-    """Launch the gate kernels: cumulative log gates of every chunk and, for mLSTMexp, the stabiliser."""
+    """Launch the gate kernels: log gates cumulative over ``chunk`` and, for mLSTMexp, the stabiliser."""
     B, T, H, _ = v.shape
-    L = problem.chunk
+    L = chunk
     N = triton.cdiv(T, L)
     b_hi, b_lo, w = (_empty(B, H, T, like=v) for _ in range(3))
     g = _empty(B, H, N, like=v)
@@ -115,7 +126,7 @@ def run_gates(
         stabiliser_finish_kernel[(triton.cdiv(T, SCAN_BLOCK_N) * B * H,)](
             b_hi, b_lo, edge, m, T, L, N, BLOCK_T=SCAN_BLOCK_N
         )
-    return Gates(b_hi=b_hi, b_lo=b_lo, u=u, w=w, g=g, edge=edge, m=m)
+    return Gates(chunk=chunk, b_hi=b_hi, b_lo=b_lo, u=u, w=w, g=g, edge=edge, m=m)
 
 
 def _precision(x: Tensor) -> str:
@@ -133,34 +144,35 @@ def run_states(
     n_initial: Tensor | None = None,
     want_last: bool = False,
     want_n: bool = False,
+    reverse: bool = False,
     forward_states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Launch the recurrent kernel; with ``forward_states`` it runs backward in time on (q, dh).
+    """Launch the recurrent kernel; ``reverse`` runs it backward in time on (q, dh).
 
     Returns:
         states [B, H, N, K, V] (before each chunk; backward: after it), n states [B, H, N, K], last state [B, H, K, V],
-        last n [B, H, K], dg [tiles, B, H, N]; None where not asked for.
+        last n [B, H, K] and, given the forward states, the anchors [tiles, B, H, N]; None where not asked for.
     """
     B, T, H, V = values.shape
     K = keys.shape[3]
     N = triton.cdiv(T, problem.chunk)
-    reverse = forward_states is not None
+    want_anchors = forward_states is not None
     states = _empty(B, H, N, K, V, like=values, dtype=problem.state_dtype)
     n_states = _empty(B, H, N, K, like=values) if want_n else None
     last = _empty(B, H, K, V, like=values) if want_last else None
     n_last = _empty(B, H, K, like=values) if want_last and want_n else None
     tiles = triton.cdiv(K, config.block_k) * triton.cdiv(V, config.block_v)
-    dg = _empty(tiles, B, H, N, like=values) if reverse else None
+    anchors = _empty(tiles, B, H, N, like=values) if want_anchors else None
     states_kernel[(tiles * B * H,)](
         keys, values, gates.b_hi if reverse else gates.w, gates.b_lo, gates.g, gates.edge, gates.m, gates.log_denom,
-        initial, n_initial, states, n_states, last, n_last, forward_states, dg,
-        problem.scale, T, problem.chunk, N, B * H,
+        initial, n_initial, states, n_states, last, n_last, forward_states, anchors,
+        problem.scale, T, problem.chunk, N, gates.chunk, B * H,
         H=H, K=K, V=V, GROUP=H // keys.shape[2], REVERSE=reverse, STABILISED=problem.stabilised,
-        HAS_INITIAL=initial is not None, HAS_LAST=want_last, WITH_N=want_n,
+        HAS_INITIAL=initial is not None, HAS_LAST=want_last, WITH_N=want_n, ANCHORS=want_anchors,
         BLOCK_T=config.block_t, BLOCK_K=config.block_k, BLOCK_V=config.block_v, PRECISION=_precision(values),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return states, n_states, last, n_last, dg
+    return states, n_states, last, n_last, anchors
 
 
 def run_mix(
@@ -178,30 +190,99 @@ def run_mix(
     n_states: Tensor | None = None,
     normalise: bool = False,
     pair: Tensor | None = None,
-    sums: int = 0,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Launch the parallel kernel; see mix.py for the four roles of x, y, z and the states.
+) -> tuple[Tensor, Tensor | None]:
+    """Launch the sweeping kernel; see mix.py for the four roles of x, y, z and the states.
 
     Returns:
-        out [B, T, H, DZ] in z's dtype, and the row sums of out * pair (all; through the state), [tiles, B, H, T].
+        out [B, T, H, DZ] in z's dtype, and the row sums of out * pair [tiles, B, H, T] where a pair is given.
     """
     B, T, _, DZ = z.shape
     H = heads
     N = triton.cdiv(T, problem.chunk)
     out = _empty(B, T, H, DZ, like=z, dtype=z.dtype)
     tiles_z = triton.cdiv(DZ, config.block_z)
-    row_sums = _empty(tiles_z, B, H, T, like=z) if sums >= 1 else None
-    inter_sums = _empty(tiles_z, B, H, T, like=z) if sums == 2 else None
+    row_sums = None if pair is None else _empty(tiles_z, B, H, T, like=z)
     grid = (tiles_z * triton.cdiv(problem.chunk, config.block_t) * N * B * H,)
     mix_kernel[grid](
         x, y, z, states, out, gates.b_hi, gates.b_lo, gates.u, gates.g, gates.edge, gates.m, gates.log_denom, n_states,
-        pair, row_sums, inter_sums, problem.scale, T, problem.chunk, N, B * H,
+        pair, row_sums, problem.scale, T, problem.chunk, N, B * H,
         H=H, DX=x.shape[3], DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2], FUTURE=future,
         TRANSPOSED=transposed, HAS_STATE=states is not None, HAS_U=problem.has_u, STABILISED=problem.stabilised,
-        NORMALISE=normalise, SUMS=sums, BLOCK_T=config.block_t, BLOCK_S=config.block_s, BLOCK_X=config.block_x,
+        NORMALISE=normalise, SUMS=pair is not None, BLOCK_T=config.block_t, BLOCK_S=config.block_s, BLOCK_X=config.block_x,
         BLOCK_Z=config.block_z, PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return out, row_sums, inter_sums
+    return out, row_sums
+
+
+@dataclass(slots=True, kw_only=True)
+class Walk:
+    """What a walk leaves beside its output."""
+
+    out: Tensor
+    row_sums: Tensor | None = None
+    last: Tensor | None = None
+    n_last: Tensor | None = None
+    anchor_states: Tensor | None = None
+    anchors: Tensor | None = None
+
+
+def run_walk(
+    problem: Problem,
+    config: WalkConfig,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    states: Tensor | None,
+    gates: Gates,
+    *,
+    heads: int,
+    future: bool,
+    transposed: bool,
+    n_states: Tensor | None = None,
+    normalise: bool = False,
+    pair: Tensor | None = None,
+    want_last: bool = False,
+    anchor_states: Tensor | None = None,
+) -> Walk:
+    """Launch the walking kernel; see mix.py for the four roles of x, y, z and the states.
+
+    A past role with a ``pair`` (dq) leaves the states at the anchors, the future role that gets them (dk) the anchors
+    [tiles, B, H, ceil(T / every)]. ``want_last`` needs a single chunk and writes the state in the layout of ``states``.
+    """
+    B, T, _, DZ = z.shape
+    DX = x.shape[3]
+    H = heads
+    N = triton.cdiv(T, problem.chunk)
+    every = anchor_every(problem)
+    tiles_z = triton.cdiv(DZ, config.block_z)
+    result = Walk(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
+    if pair is not None:
+        result.row_sums = _empty(tiles_z, B, H, T, like=z)
+    if want_last:
+        result.last = _empty(B, H, *((DZ, DX) if transposed else (DX, DZ)), like=z)
+        result.n_last = _empty(B, H, DX, like=z) if normalise else None
+    use_anchors = pair is not None
+    if use_anchors and not future:
+        anchor_states = _empty(B, H, triton.cdiv(T, every), DZ, DX, like=z, dtype=z.dtype)
+    if use_anchors and future:
+        result.anchors = _empty(tiles_z, B, H, triton.cdiv(T, every), like=z)
+    result.anchor_states = anchor_states
+    walk_kernel[(tiles_z * N * B * H,)](
+        x, y, z, states, result.out, gates.b_hi, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
+        n_states, pair, result.row_sums, result.last, result.n_last, anchor_states, result.anchors,
+        problem.scale, T, problem.chunk, N, B * H, every,
+        H=H, DX=DX, DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2], FUTURE=future, TRANSPOSED=transposed,
+        HAS_STATE=states is not None, HAS_LAST=want_last, HAS_U=problem.has_u, STABILISED=problem.stabilised,
+        NORMALISE=normalise, SUMS=pair is not None, ANCHORS=use_anchors, BLOCK_T=config.block_t,
+        BLOCK_X=max(16, next_power_of_two(DX)), BLOCK_Z=config.block_z, STAGES=config.num_stages,
+        PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return result
+
+
+def anchor_every(problem: Problem) -> int:
+    """Return the positions between anchors of the decay gradient: never across a chunk's edge."""
+    return min(problem.chunk, ANCHOR_EVERY)
 
 
 def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:
@@ -233,24 +314,32 @@ class _ScalarDecay(torch.autograd.Function):
         config = launches(problem, q, v)
         T, H = v.shape[1], v.shape[2]
         exp = problem.stabilised
-        gates = run_gates(problem, v, decay, input_gate, head, m_initial)
-        states = n_states = last = n_last = m_last = None
-        if T > problem.chunk or c_initial is not None or want_last:
+        walking = isinstance(config.output, WalkConfig)
+        gates = run_gates(problem, config.gate_chunk(problem.chunk), v, decay, input_gate, head, m_initial)
+        states, n_states = c_initial, n_initial
+        last = n_last = m_last = None
+        if T > problem.chunk or (want_last and not walking):
             states, n_states, last, n_last, _ = run_states(
                 problem, config.states, k, v, gates, c_initial, n_initial=n_initial, want_last=want_last, want_n=exp
             )
         if exp:
             gates.log_denom = torch.empty_like(gates.m)
             if want_last:
-                m_last = gates.edge[:, :, -1] / 1.4426950408889634
-        h, _, _ = run_mix(
-            problem, config.output, q, k, v, states, gates,
-            heads=H, future=False, transposed=False, n_states=n_states, normalise=exp,
-        )  # fmt: skip
+                m_last = gates.edge[:, :, -1] / LOG2E
+        roles = {"heads": H, "future": False, "transposed": False, "n_states": n_states, "normalise": exp}
+        if walking:
+            walk = run_walk(
+                problem, config.output, q, k, v, states, gates, want_last=want_last and last is None, **roles
+            )
+            h = walk.out
+            if want_last and last is None:
+                last, n_last = walk.last, walk.n_last
+        else:
+            h, _ = run_mix(problem, config.output, q, k, v, states, gates, **roles)
         ctx.save_for_backward(
-            q, k, v, decay, input_gate, head, c_initial, *(getattr(gates, name) for name in Gates.FIELDS)
+            q, k, v, decay, input_gate, head, c_initial, *(getattr(gates, name) for name in GATE_TENSORS)
         )
-        ctx.problem, ctx.config = problem, config
+        ctx.problem, ctx.config, ctx.gate_chunk = problem, config, gates.chunk
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t in (n_last, m_last) if t is not None))
         return h, last, n_last, m_last
@@ -259,60 +348,123 @@ class _ScalarDecay(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor | None, d_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         q, k, v, decay, input_gate, head, c_initial, *vectors = ctx.saved_tensors
         problem, config = ctx.problem, ctx.config
-        gates = Gates(**dict(zip(Gates.FIELDS, vectors, strict=True)))
-        B, T, H, _ = v.shape
-        N = triton.cdiv(T, problem.chunk)
+        gates = Gates(chunk=ctx.gate_chunk, **dict(zip(GATE_TENSORS, vectors, strict=True)))
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
         if d_last is not None:
             d_last = d_last.float().contiguous()
-        states = d_states = d_initial = dg = None
-        if N > 1 or c_initial is not None or d_last is not None:
-            states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
-            d_states, _, d_initial, _, dg = run_states(
-                problem, config.d_states, q, dh, gates, d_last,
-                want_last=c_initial is not None, forward_states=states,
-            )  # fmt: skip
-        dq, q_dq, _ = run_mix(
-            problem, config.dq, dh, v, k, states, gates,
-            heads=H, future=False, transposed=True, pair=q, sums=1,
-        )  # fmt: skip
-        del states
-        dk, k_dk, k_dk_inter = run_mix(
-            problem, config.dk, v, dh, q, d_states, gates,
-            heads=H, future=True, transposed=True, pair=k, sums=2 if d_states is not None else 1,
-        )  # fmt: skip
-        dv, _, _ = run_mix(problem, config.dv, k, q, dh, d_states, gates, heads=H, future=True, transposed=False)
-        del d_states
-        d_decay, d_input, d_head = run_gates_backward(problem, q_dq, k_dk, k_dk_inter, dg, decay, input_gate, head)
+        walking = isinstance(config.output, WalkConfig)
+        backward = _walk_backward if walking else _sweep_backward
+        dq, dk, dv, d_initial, q_dq, k_dk, anchors = backward(
+            problem, config, q, k, v, dh, gates, c_initial, d_last, want_initial=ctx.needs_input_grad[6]
+        )
+        d_decay, d_input, d_head = run_gates_backward(
+            problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head
+        )
         return (
             _sum_groups(dq, q), _sum_groups(dk, k), dv, d_decay, d_input, d_head, d_initial, None, None, None, None
         )  # fmt: skip
+
+
+MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None]
+"""dq, dk, dv, the gradient of the initial state, the row sums of q dq and k dk, the anchors."""
+
+
+def _sweep_backward(
+    problem: Problem,
+    config: EngineConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dh: Tensor,
+    gates: Gates,
+    c_initial: Tensor | None,
+    d_last: Tensor | None,
+    *,
+    want_initial: bool,
+) -> MainGradients:
+    """Recompute the states, run the recurrent kernel backward in time, then one sweep for each gradient."""
+    T, H = v.shape[1], v.shape[2]
+    states = d_states = d_initial = anchors = None
+    if T > problem.chunk or c_initial is not None or d_last is not None:
+        states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
+        d_states, _, d_initial, _, anchors = run_states(
+            problem, config.d_states, q, dh, gates, d_last,
+            want_last=want_initial, reverse=True, forward_states=states,
+        )  # fmt: skip
+    dq, q_dq = run_mix(
+        problem, config.dq, dh, v, k, states, gates, heads=H, future=False, transposed=True, pair=q
+    )  # fmt: skip
+    del states
+    dk, k_dk = run_mix(problem, config.dk, v, dh, q, d_states, gates, heads=H, future=True, transposed=True, pair=k)
+    dv, _ = run_mix(problem, config.dv, k, q, dh, d_states, gates, heads=H, future=True, transposed=False)
+    return dq, dk, dv, d_initial, q_dq, k_dk, anchors
+
+
+def _walk_backward(
+    problem: Problem,
+    config: EngineConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dh: Tensor,
+    gates: Gates,
+    c_initial: Tensor | None,
+    d_last: Tensor | None,
+    *,
+    want_initial: bool,
+) -> MainGradients:
+    """Walk once for each gradient; states are materialised only where there is more than one chunk."""
+    T, H = v.shape[1], v.shape[2]
+    states, d_states = c_initial, d_last
+    d_initial = None
+    several = T > problem.chunk
+    if several:
+        states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
+    dq = run_walk(problem, config.dq, dh, v, k, states, gates, heads=H, future=False, transposed=True, pair=q)
+    del states
+    if several:
+        d_states, _, d_initial, _, _ = run_states(
+            problem, config.d_states, q, dh, gates, d_last, want_last=want_initial, reverse=True
+        )
+    dk = run_walk(
+        problem, config.dk, v, dh, q, d_states, gates,
+        heads=H, future=True, transposed=True, pair=k, anchor_states=dq.anchor_states,
+    )  # fmt: skip
+    dq.anchor_states = None
+    dv = run_walk(
+        problem, config.dv, k, q, dh, d_states, gates,
+        heads=H, future=True, transposed=False, want_last=want_initial and not several,
+    )  # fmt: skip
+    if not several:
+        d_initial = dv.last
+    return dq.out, dk.out, dv.out, d_initial, dq.row_sums, dk.row_sums, dk.anchors
 
 
 def run_gates_backward(
     problem: Problem,
     q_dq: Tensor,
     k_dk: Tensor,
-    k_dk_inter: Tensor | None,
-    dg: Tensor | None,
+    anchors: Tensor | None,
+    every: int,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant."""
-    sums, B, H, T = q_dq.shape
-    N = triton.cdiv(T, problem.chunk)
-    if k_dk_inter is None:
-        k_dk_inter = torch.zeros_like(k_dk)
+    """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant.
+
+    ``every`` is the distance of the anchors; without anchors one stretch covers T.
+    """
+    NUM_SUMS, B, H, T = q_dq.shape
+    N = 1 if anchors is None else anchors.shape[3]
     d_decay = None if decay is None else torch.empty_like(decay)
     d_input = None if input_gate is None else torch.empty_like(input_gate)
     d_head = None if head is None else _empty(B, H, N, like=q_dq)
     block_t = min(problem.chunk, GATES_BLOCK_T)
     gates_backward_kernel[(N * B * H,)](
-        q_dq, k_dk, k_dk_inter, dg, decay, input_gate, head, d_decay, d_input, d_head,
-        problem.inv_tau, T, problem.chunk, N, B * H,
-        H=H, GATE=problem.gate, NUM_SUMS=sums, NUM_DG=0 if dg is None else dg.shape[0], BLOCK_T=block_t,
-        num_warps=4 if block_t >= 128 else 1,
+        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
+        problem.inv_tau, T, T if anchors is None else every, N, B * H,
+        H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
+        BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
     )  # fmt: skip
     if d_head is not None:
         d_head = d_head.sum((0, 2)).to(head.dtype)

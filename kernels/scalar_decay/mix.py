@@ -44,6 +44,41 @@ def _load_tile_transposed(ptr, offs_row, offs_col, mask_row, ROW: tl.constexpr, 
 
 
 @triton.jit
+def _contract(
+    x,
+    x_rows,
+    y_cols,
+    offs_t,
+    offs_s,
+    offs_x,
+    mask_t,
+    mask_s,
+    D: tl.constexpr,
+    ROW: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return X Y^T for one pair of tiles, block by block of the contraction; ``x`` is X's tile when one block covers D."""
+    NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
+    MASK_X: tl.constexpr = D % BLOCK_X != 0
+    product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
+    if NX == 1:
+        y = _load_tile_transposed(y_cols, offs_s, offs_x, mask_s, ROW, D, MASK_X)
+        product = tl.dot(x, y, product, input_precision=PRECISION)
+    elif NX == 2:
+        for block in tl.static_range(NX):
+            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
+            y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            product = tl.dot(x, y, product, input_precision=PRECISION)
+    else:
+        for block in range(0, NX):
+            x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
+            y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
+            product = tl.dot(x, y, product, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
 def _query_exponent(
     b_hi_ptr,
     b_lo_ptr,
@@ -101,7 +136,6 @@ def mix_kernel(
     n_states_ptr,
     pair_ptr,
     sums_ptr,
-    inter_sums_ptr,
     scale,
     T,
     L,
@@ -130,8 +164,8 @@ def mix_kernel(
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
     Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state [B, H, N, DX, DZ] (TRANSPOSED:
     [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides by
-    max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS >= 1 writes sum_z out * pair, SUMS = 2 also its part
-    through the state, [ceil(DZ / BLOCK_Z), B, H, T] each: the gate gradients need them.
+    max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS writes sum_z out * pair
+    [ceil(DZ / BLOCK_Z), B, H, T], which the gate gradients need.
     """
     NX: tl.constexpr = (DX + BLOCK_X - 1) // BLOCK_X
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
@@ -199,19 +233,20 @@ def mix_kernel(
     x = _load_tile(x_rows, offs_t, offs_x, mask_t, X_ROW, DX, MASK_X)  # [BLOCK_T, BLOCK_X]
     if HAS_STATE:
         state_base = state_ptr + (pid_bh * N + pid_n) * DX * DZ
-        for block in tl.static_range(NX):
+        for block in range(0, NX):
             offs_d = block * BLOCK_X + offs_x
             if TRANSPOSED:
                 state_offs = offs_z[None, :] * DX + offs_d[:, None]
             else:
                 state_offs = offs_d[:, None] * DZ + offs_z[None, :]
             state = tl.load(state_base + state_offs, mask=(offs_d < DX)[:, None] & (offs_z < DZ)[None, :], other=0.0)
+            x_block = x
             if NX > 1:
-                x = _load_tile(x_rows, offs_t, offs_d, mask_t, X_ROW, DX, MASK_X)
-            acc = tl.dot(x, state.to(x.dtype), acc, input_precision=PRECISION)
+                x_block = _load_tile(x_rows, offs_t, offs_d, mask_t, X_ROW, DX, MASK_X)
+            acc = tl.dot(x_block, state.to(x.dtype), acc, input_precision=PRECISION)
             if NORMALISE:
                 n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
-                denom += tl.sum(x.to(tl.float32) * n_state[None, :], axis=1)
+                denom += tl.sum(x_block.to(tl.float32) * n_state[None, :], axis=1)
         if FUTURE:
             inter = tl.load(g_ptr + pid_bh * N + pid_n) - ref_hi - ref_lo
             if STABILISED:
@@ -225,13 +260,6 @@ def mix_kernel(
         acc *= inter_factor
         denom *= inter_factor
 
-    if SUMS >= 1:
-        pair_base = pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ + row0 * z_stride
-    if SUMS == 2:
-        pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
-        inter_sums = tl.sum(acc * pair, axis=1) * row_factor
-        tl.store(inter_sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, inter_sums, mask=mask_t)
-
     # Tiles off the diagonal: their column factors ride on the product, their row factors follow the loop.
     if FUTURE:
         first = row0 + BLOCK_T
@@ -241,14 +269,9 @@ def mix_kernel(
         last = row0
     for col0 in range(first, last, BLOCK_S):
         mask_s = col0 + offs_s < end
-        product = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
-        for block in tl.static_range(NX):
-            if NX > 1:
-                x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, DX, MASK_X)
-            y = _load_tile_transposed(
-                y_base + col0 * x_stride, offs_s, block * BLOCK_X + offs_x, mask_s, X_ROW, DX, MASK_X
-            )  # [BLOCK_X, BLOCK_S]
-            product = tl.dot(x, y, product, input_precision=PRECISION)
+        product = _contract(
+            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, DX, X_ROW, BLOCK_X, PRECISION
+        )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
         if FUTURE:
             col_exponent = _query_exponent(
@@ -277,14 +300,9 @@ def mix_kernel(
 
     for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
         mask_s = col0 + offs_s < end
-        product = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
-        for block in tl.static_range(NX):
-            if NX > 1:
-                x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, X_ROW, DX, MASK_X)
-            y = _load_tile_transposed(
-                y_base + col0 * x_stride, offs_s, block * BLOCK_X + offs_x, mask_s, X_ROW, DX, MASK_X
-            )
-            product = tl.dot(x, y, product, input_precision=PRECISION)
+        product = _contract(
+            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, DX, X_ROW, BLOCK_X, PRECISION
+        )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
         if FUTURE:
             col_exponent = _query_exponent(
@@ -318,7 +336,8 @@ def mix_kernel(
         acc /= floor[:, None]
         if pid_z == 0:
             tl.store(log_denom_ptr + gate + row0 + offs_t, tl.math.log2(floor), mask=mask_t)
-    if SUMS >= 1:
+    if SUMS:
+        pair_base = pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ + row0 * z_stride
         pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)
         tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)

@@ -13,7 +13,7 @@ import triton.language as tl
 from .gates import NEG
 
 
-@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
+@triton.jit(do_not_specialize=["T", "L", "N", "LG", "BH", "scale"])
 def states_kernel(
     k_ptr,
     v_ptr,
@@ -30,11 +30,12 @@ def states_kernel(
     last_ptr,
     n_last_ptr,
     forward_states_ptr,
-    dg_ptr,
+    anchor_ptr,
     scale,
     T,
     L,
     N,
+    LG,
     BH,
     H: tl.constexpr,
     K: tl.constexpr,
@@ -45,6 +46,7 @@ def states_kernel(
     HAS_INITIAL: tl.constexpr,
     HAS_LAST: tl.constexpr,
     WITH_N: tl.constexpr,
+    ANCHORS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -55,8 +57,8 @@ def states_kernel(
     Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,).
     Forward: reads k [B, T, H / GROUP, K], v [B, T, H, V], w [B, H, T]; writes the state before each chunk
     [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b (high, low), m, log2 of the denominator and the forward
-    states; writes the gradient of the state after each chunk, that of the initial state and, per tile, the gradient
-    dg of each chunk's total log decay [tiles, B, H, N].
+    states; writes the gradient of the state after each chunk, that of the initial state and, with ANCHORS, <C, dC> at
+    each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions, states are kept every L.
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
@@ -89,14 +91,18 @@ def states_kernel(
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
 
     num_tiles = tl.cdiv(T, BLOCK_T)
+    NG = tl.cdiv(T, LG)
     for tile in range(0, num_tiles):
         if REVERSE:
             t0 = (num_tiles - 1 - tile) * BLOCK_T
             at_edge = (tile == 0) | ((t0 + BLOCK_T) % L == 0)
+            at_gate = (tile == 0) | ((t0 + BLOCK_T) % LG == 0)
         else:
             t0 = tile * BLOCK_T
             at_edge = t0 % L == 0
+            at_gate = t0 % LG == 0
         chunk = t0 // L
+        index = t0 // LG
         mask_t = t0 + offs_t < T
         keys = tl.load(
             k_base + t0 * k_stride + offs_k[:, None] + offs_t[None, :] * K_ROW,
@@ -109,10 +115,10 @@ def states_kernel(
             other=0.0,
         )  # [BLOCK_T, BLOCK_V]
         log_weight = tl.load(weight_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
-        log_decay = tl.load(g_ptr + pid_bh * N + chunk)
+        log_decay = tl.load(g_ptr + pid_bh * NG + index)
         if STABILISED:
-            m_in = tl.load(edge_ptr + pid_bh * (N + 1) + chunk)
-            m_out = tl.load(edge_ptr + pid_bh * (N + 1) + chunk + 1)
+            m_in = tl.load(edge_ptr + pid_bh * (NG + 1) + index)
+            m_out = tl.load(edge_ptr + pid_bh * (NG + 1) + index + 1)
             log_decay += m_in - m_out
         if REVERSE:
             log_weight += tl.load(weight_lo_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
@@ -131,11 +137,8 @@ def states_kernel(
             tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
             if WITH_N and pid_v == 0:
                 tl.store(n_states_ptr + (pid_bh * N + chunk) * K + offs_k, n_state, mask=mask_k)
+        if at_gate:
             decay = tl.math.exp2(log_decay)
-            if REVERSE:
-                before = tl.load(forward_states_ptr + out, mask=state_mask, other=0.0).to(tl.float32)
-                dg = tl.sum(tl.sum(before * state, axis=1), axis=0) * decay
-                tl.store(dg_ptr + ((pid_k * NV + pid_v) * BH.to(tl.int64) + pid_bh) * N + chunk, dg)
             state *= decay
             if WITH_N:
                 n_state *= decay
@@ -143,6 +146,13 @@ def states_kernel(
         state = tl.dot(keys, weighted, state, input_precision=PRECISION)
         if WITH_N and pid_v == 0:
             n_state += tl.sum(keys.to(tl.float32) * weight[None, :], axis=1)
+        if ANCHORS:
+            if t0 % L == 0:
+                before = tl.load(
+                    forward_states_ptr + (pid_bh * N + chunk) * K * V + state_offs, mask=state_mask, other=0.0
+                ).to(tl.float32)
+                dot = tl.sum(tl.sum(before * state, axis=1), axis=0)
+                tl.store(anchor_ptr + ((pid_k * NV + pid_v) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * K * V + state_offs, state, mask=state_mask)

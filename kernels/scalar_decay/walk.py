@@ -1,0 +1,221 @@
+"""The walking kernel of the engine: a chunk processed tile by tile in order, its state in registers.
+
+It computes the same four products as mix.py,
+
+    out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
+
+but carries S from tile to tile instead of sweeping all earlier tiles of the chunk, so work grows linearly with the chunk
+length and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) walk forward in time, "future"
+roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so it fits moderate head dims in 16 bit.
+
+Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length BLOCK_T.
+Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
+"""
+
+import triton
+import triton.language as tl
+
+from .gates import NEG
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every"])
+def walk_kernel(
+    x_ptr,
+    y_ptr,
+    z_ptr,
+    state_ptr,
+    out_ptr,
+    b_ptr,
+    u_ptr,
+    w_ptr,
+    g_ptr,
+    edge_ptr,
+    m_ptr,
+    log_denom_ptr,
+    n_states_ptr,
+    pair_ptr,
+    sums_ptr,
+    last_ptr,
+    n_last_ptr,
+    anchor_states_ptr,
+    anchor_ptr,
+    scale,
+    T,
+    L,
+    N,
+    BH,
+    every,
+    H: tl.constexpr,
+    DX: tl.constexpr,
+    DZ: tl.constexpr,
+    GROUP_X: tl.constexpr,
+    GROUP_Z: tl.constexpr,
+    FUTURE: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    HAS_U: tl.constexpr,
+    STABILISED: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    SUMS: tl.constexpr,
+    ANCHORS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Walk one chunk for BLOCK_Z columns of the output.
+
+    Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
+    Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state entering the chunk [B, H, N, DX, DZ]
+    (TRANSPOSED: [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. HAS_LAST writes the state
+    that leaves the sequence (N = 1). NORMALISE also reads n states [B, H, N, K] and writes log2 of the denominator.
+    SUMS writes sum_z out * pair [tiles, B, H, T]. With ANCHORS, past roles write S every ``every`` positions
+    [B, H, ceil(T / every), DX, DZ]; future roles read them back and write <C, dC> there [tiles, B, H, ceil(T / every)].
+    """
+    NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
+    X_ROW: tl.constexpr = (H // GROUP_X) * DX
+    Z_ROW: tl.constexpr = (H // GROUP_Z) * DZ
+    OUT_ROW: tl.constexpr = H * DZ
+    pid = tl.program_id(0)
+    pid_z = pid % NZ
+    pid_n = (pid // NZ) % N
+    pid_bh = (pid // (NZ * N)).to(tl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    start = pid_n * L
+    end = tl.minimum(start + L, T)
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_x = tl.arange(0, BLOCK_X)
+    offs_z = pid_z * BLOCK_Z + tl.arange(0, BLOCK_Z)
+    mask_x = offs_x < DX
+    mask_z = offs_z < DZ
+    x_stride = tl.full((), X_ROW, tl.int64)
+    z_stride = tl.full((), Z_ROW, tl.int64)
+    out_stride = tl.full((), OUT_ROW, tl.int64)
+    x_base = x_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
+    y_base = y_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
+    z_base = z_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
+    out_base = out_ptr + batch * T * OUT_ROW + head * DZ
+    rows = pid_bh * T
+    tiles_in_sequence = tl.cdiv(T, BLOCK_T)
+    num_anchors = tl.cdiv(T, every)
+    if TRANSPOSED:
+        state_offs = offs_z[None, :] * DX + offs_x[:, None]
+    else:
+        state_offs = offs_x[:, None] * DZ + offs_z[None, :]
+    state_mask = mask_x[:, None] & mask_z[None, :]
+
+    state = tl.zeros((BLOCK_X, BLOCK_Z), dtype=tl.float32)
+    if HAS_STATE:
+        state += tl.load(state_ptr + (pid_bh * N + pid_n) * DX * DZ + state_offs, mask=state_mask, other=0.0).to(
+            tl.float32
+        )
+    if NORMALISE:
+        n_state = tl.zeros((BLOCK_X,), dtype=tl.float32)
+        if HAS_STATE:
+            n_state += tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_x, mask=mask_x, other=0.0)
+
+    tiles = tl.cdiv(end - start, BLOCK_T)
+    for tile in tl.range(0, tiles, num_stages=STAGES):
+        t0 = start + (tiles - 1 - tile if FUTURE else tile) * BLOCK_T
+        mask_t = t0 + offs_t < end
+        x = tl.load(
+            x_base + t0 * x_stride + offs_t[:, None] * X_ROW + offs_x[None, :],
+            mask=mask_t[:, None] & mask_x[None, :],
+            other=0.0,
+        )  # [BLOCK_T, BLOCK_X]
+        y = tl.load(
+            y_base + t0 * x_stride + offs_t[:, None] * X_ROW + offs_x[None, :],
+            mask=mask_t[:, None] & mask_x[None, :],
+            other=0.0,
+        )  # [BLOCK_T, BLOCK_X]
+        z = tl.load(
+            z_base + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
+            mask=mask_t[:, None] & mask_z[None, :],
+            other=0.0,
+        )  # [BLOCK_T, BLOCK_Z]
+        index = t0 // BLOCK_T
+        b = tl.load(b_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        w = tl.load(w_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        log_decay = tl.load(g_ptr + pid_bh * tiles_in_sequence + index)
+        query = b
+        key = -b
+        if HAS_U:
+            key += tl.load(u_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        through = query
+        if STABILISED:
+            m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
+            m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
+            m = tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            query -= m
+            if not NORMALISE:
+                query -= tl.load(log_denom_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            through = query + m_in
+            w -= m_out
+            log_decay += m_in - m_out
+        query_factor = tl.where(mask_t, tl.math.exp2(through) * scale, 0.0)
+        key_factor = tl.where(mask_t, tl.math.exp2(w), 0.0)
+        decay = tl.math.exp2(log_decay)
+        if FUTURE:
+            causal = (offs_t[None, :] >= offs_t[:, None]) & mask_t[None, :]
+            exponent = key[:, None] + query[None, :]
+            row_factor = key_factor
+            state_factor = query_factor
+        else:
+            causal = (offs_t[None, :] <= offs_t[:, None]) & mask_t[None, :]
+            exponent = query[:, None] + key[None, :]
+            row_factor = query_factor
+            state_factor = key_factor
+
+        if ANCHORS and not FUTURE:
+            if t0 % every == 0:
+                anchor_offs = (pid_bh * num_anchors + t0 // every) * DX * DZ
+                tl.store(
+                    anchor_states_ptr + anchor_offs + state_offs,
+                    state.to(anchor_states_ptr.dtype.element_ty),
+                    mask=state_mask,
+                )
+        out = tl.dot(x, state.to(x.dtype), input_precision=PRECISION) * row_factor[:, None]
+        product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+        product *= tl.where(causal, tl.math.exp2(exponent) * scale, 0.0)
+        if NORMALISE:
+            denom = tl.sum(product, axis=1) + tl.sum(x.to(tl.float32) * n_state[None, :], axis=1) * row_factor
+            n_state = n_state * decay + tl.sum(y.to(tl.float32) * state_factor[:, None], axis=0)
+        out = tl.dot(product.to(z.dtype), z, out, input_precision=PRECISION)
+        state *= decay
+        state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state, input_precision=PRECISION)
+        if ANCHORS and FUTURE:
+            if t0 % every == 0:
+                anchor_offs = (pid_bh * num_anchors + t0 // every) * DX * DZ
+                before = tl.load(anchor_states_ptr + anchor_offs + state_offs, mask=state_mask, other=0.0).to(
+                    tl.float32
+                )
+                dot = tl.sum(tl.sum(before * state, axis=1), axis=0)
+                tl.store(anchor_ptr + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
+
+        if NORMALISE:
+            floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
+            out /= floor[:, None]
+            if pid_z == 0:
+                tl.store(log_denom_ptr + rows + t0 + offs_t, tl.math.log2(floor), mask=mask_t)
+        if SUMS:
+            pair = tl.load(
+                pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
+                + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
+                mask=mask_t[:, None] & mask_z[None, :],
+                other=0.0,
+            ).to(tl.float32)  # fmt: skip
+            sums = tl.sum(out * pair, axis=1)
+            tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
+        tl.store(
+            out_base + t0 * out_stride + offs_t[:, None] * OUT_ROW + offs_z[None, :],
+            out.to(out_ptr.dtype.element_ty),
+            mask=mask_t[:, None] & mask_z[None, :],
+        )
+
+    if HAS_LAST:
+        tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)
+        if NORMALISE and pid_z == 0:
+            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x)
