@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ARROWS = {
     "kernels": frozenset({"kernels"}),
-    "analysis": frozenset({"analysis"}),
+    "analysis": frozenset({"analysis", "bench.case", "bench.store"}),
     "bench": frozenset({"bench", "analysis", "kernels"}),
 }
-"""Folder -> the folders of the package that its modules may import. cli.py may import all of them, nobody cli.py."""
+"""Folder -> what its modules may import of the package: folders, or single modules (a row and how rows are read are all
+that analysis knows of bench). cli.py may import everything, nobody cli.py."""
 
 CORE_IMPORTS = frozenset(
     {"matplotlib", "numpy", "packaging", "pandas", "pyarrow", "pynvml", "rich", "torch", "triton", "typer"}
@@ -73,9 +74,9 @@ def _imports(path: str, tree: ast.Module) -> Iterator[Violation]:
     at_module_level = set(_module_level(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            for folder in _imported_folders(path, node):
-                if not _allowed(path, folder):
-                    yield node.lineno, f"{path.partition('/')[0]} must not import {folder} (see CONTRIBUTING, imports)"
+            for module in _imported_modules(path, node):
+                if not _allowed(path, module):
+                    yield node.lineno, f"{path.partition('/')[0]} must not import {module} (see CONTRIBUTING, layout)"
             continue
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
@@ -108,24 +109,20 @@ def _module_level(tree: ast.Module) -> Iterator[ast.stmt]:
             pending += node.body
 
 
-def _imported_folders(path: str, node: ast.ImportFrom) -> Iterator[str]:
-    """Yield the top-level names of the package that a relative import in ``path`` reaches."""
+def _imported_modules(path: str, node: ast.ImportFrom) -> Iterator[str]:
+    """Yield what a relative import in ``path`` names, dotted from the package's root: bench, bench.case, ..."""
     package = path.split("/")[:-1]
     if node.level > len(package) + 1:
         yield "what lies outside the package"
         return
     base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
-    if base:
-        yield base[0]
-    else:
-        yield from (alias.name for alias in node.names)
+    for alias in node.names:
+        yield ".".join([*base, alias.name])
 
 
-def _allowed(path: str, folder: str) -> bool:
-    if folder == "__version__":
-        return True
-    allowed = ARROWS.get(path.partition("/")[0])
-    return folder in allowed if allowed is not None else folder in ARROWS or folder == "cli"
+def _allowed(path: str, module: str) -> bool:
+    allowed = ARROWS.get(path.partition("/")[0], frozenset({*ARROWS, "cli"}))
+    return module == "__version__" or any(f"{module}.".startswith(f"{name}.") for name in allowed)
 
 
 def _device_literals(tree: ast.Module) -> Iterator[Violation]:
