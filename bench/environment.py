@@ -1,0 +1,219 @@
+"""Where a measurement ran: versions, device, repository, and the device's clocks and power while it ran.
+
+``python -m lrbench.bench.environment`` prints the environment as one line of JSON. The sweep asks a process of its own
+for it, so that the process that drives the workers neither imports torch nor holds a CUDA context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from .. import __version__
+from ..analysis import accelerators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The device and the versions that a row of results carries.
+
+    Attributes:
+        device_name: the driver's name of the GPU, or the CPU's model with the number of threads torch uses.
+        device_accelerator: key of the measured device's specification, None when it is not one we know.
+        capability: CUDA compute capability such as "9.0"; None on a CPU.
+        device_count: GPUs visible to this process.
+        memory_bytes: the device's memory.
+    """
+
+    device_kind: str
+    device_name: str
+    device_accelerator: str | None
+    capability: str | None
+    device_count: int
+    memory_bytes: int
+    torch_version: str | None
+    triton_version: str | None
+    cuda_version: str | None
+    driver_version: str | None
+    python_version: str
+    lrbench_version: str
+    git_commit: str | None
+    git_dirty: bool | None
+
+    def columns(self) -> dict[str, object]:
+        """The fields that are columns of a record."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name not in _NOT_COLUMNS}
+
+
+_NOT_COLUMNS = ("capability", "device_count", "memory_bytes")
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """Return (commit, dirty) of the checkout that holds this package, or of what LRBENCH_GIT_COMMIT names.
+
+    Dirty means a tracked file outside results/ differs from the commit. Where the source was carried without its
+    repository (a container image, a copy on a cluster) the variables LRBENCH_GIT_COMMIT and LRBENCH_GIT_DIRTY (0 or 1)
+    say what it was; without them both are None.
+    """
+    commit = os.environ.get("LRBENCH_GIT_COMMIT")
+    if commit:
+        return commit, os.environ.get("LRBENCH_GIT_DIRTY", "0") not in ("", "0")
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None, None
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return head, bool(changed)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    result = subprocess.run(("git", "-C", str(root), *arguments), capture_output=True, text=True, timeout=20, check=True)
+    return result.stdout.strip()
+
+
+def cpu_name() -> str:
+    """Return the processor's model name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def current_environment() -> Environment:
+    """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
+    import torch
+
+    commit, dirty = git_state()
+    cuda = torch.cuda.is_available()
+    if cuda:
+        properties = torch.cuda.get_device_properties(0)
+        name, memory = properties.name, properties.total_memory
+        accelerator = accelerators.match_device(name)
+        capability = f"{properties.major}.{properties.minor}"
+    else:
+        threads = torch.get_num_threads()
+        name, accelerator, capability = f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Environment(
+        device_kind="cuda" if cuda else "cpu",
+        device_name=name,
+        device_accelerator=accelerator,
+        capability=capability,
+        device_count=torch.cuda.device_count() if cuda else 0,
+        memory_bytes=memory,
+        torch_version=torch.__version__,
+        triton_version=version_of("triton"),
+        cuda_version=torch.version.cuda,
+        driver_version=_driver_version() if cuda else None,
+        python_version=platform.python_version(),
+        lrbench_version=__version__,
+        git_commit=commit,
+        git_dirty=dirty,
+    )
+
+
+def probe_environment() -> Environment:
+    """Return the environment that worker processes will see.
+
+    Raises:
+        RuntimeError: torch cannot be imported or the driver fails; the message carries the end of its output.
+    """
+    command = (sys.executable, "-m", f"{__package__}.environment")
+    result = subprocess.run(command, capture_output=True, text=True, env=worker_environ())
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(f"cannot find out what this machine is: {last}")
+    return Environment(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables of a worker process.
+
+    The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
+    transformers asks for a package of that name. What the parent can import, the worker can.
+    """
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry and os.path.isdir(entry))
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **(extra or {})}
+
+
+def _driver_version() -> str | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons."""
+
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: str | None = None
+
+
+_THROTTLE_REASONS = {
+    "software power cap": "nvmlClocksThrottleReasonSwPowerCap",
+    "hardware slowdown": "nvmlClocksThrottleReasonHwSlowdown",
+    "software thermal slowdown": "nvmlClocksThrottleReasonSwThermalSlowdown",
+    "hardware thermal slowdown": "nvmlClocksThrottleReasonHwThermalSlowdown",
+    "hardware power brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+}
+
+
+def device_state() -> DeviceState:
+    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+    import pynvml
+    import torch
+
+    try:
+        pynvml.nvmlInit()
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return DeviceState(
+            sm_clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            temperature_c=float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            throttled=", ".join(name for name, flag in _THROTTLE_REASONS.items() if reasons & getattr(pynvml, flag))
+            or None,
+        )
+    except pynvml.NVMLError:
+        return DeviceState()
+
+
+def main() -> None:
+    """Print the environment as one line of JSON."""
+    warnings.simplefilter("ignore")
+    print(json.dumps(dataclasses.asdict(current_environment())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What the parent and its worker processes say to each other: JSON objects, one per line. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..kernels.spec import Implementation
+from . import baselines
+from .baselines.spec import Baseline
+from .case import Case
+from .plan import PlannedCase
+
+
+def encode_request(item: PlannedCase, *, action: str, budget_s: float) -> dict[str, Any]:
+    """Return the request to run ("run") or only to call once ("compile") a case."""
+    return {
+        "action": action,
+        "case": dataclasses.asdict(item.case),
+        "target": _encode_target(item.target),
+        "budget_s": budget_s,
+    }
+
+
+def decode_request(request: Mapping[str, Any]) -> PlannedCase:
+    """Return the case and its target of a request."""
+    return PlannedCase(case=Case(**request["case"]), target=_decode_target(request["target"]))
+
+
+def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:
+    """One of ours travels as its declaration, so that one which nothing declares can be run; a baseline by name."""
+    if isinstance(target, Baseline):
+        return {"baseline": target.name, "op": target.op}
+    return {"implementation": dataclasses.asdict(target)}
+
+
+def _decode_target(data: Mapping[str, Any]) -> Implementation | Baseline:
+    if "baseline" in data:
+        return baselines.get_baseline(data["op"], data["baseline"])
+    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in data["implementation"].items()}
+    return Implementation(**fields)

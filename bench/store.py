@@ -1,0 +1,200 @@
+"""Results on disk: one parquet file per run, a journal while it runs, and reading both back.
+
+While a run is on, every finished row is appended to ``<name>.jsonl`` and synced to disk; at the end the rows become
+``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
+turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from .case import RECORD_COLUMNS, SCHEMA_VERSION, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JOURNAL_SUFFIX = ".jsonl"
+
+
+def arrow_schema() -> pa.Schema:
+    """Return the parquet schema: the columns of :class:`Record` in field order, all nullable."""
+    import pyarrow as pa
+
+    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), list[float]: pa.list_(pa.float64())}
+    hints = typing.get_type_hints(Record)
+    fields = []
+    for field in dataclasses.fields(Record):
+        hint = hints[field.name]
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        fields.append(pa.field(field.name, types[options[0] if type(None) in typing.get_args(hint) else hint]))
+    return pa.schema(fields)
+
+
+class RunWriter:
+    """The rows of one run. Use as a context manager: leaving it, however that happens, writes the parquet file.
+
+    Args:
+        folder: created if need be.
+        name: file name without suffix.
+
+    Raises:
+        OSError: the folder cannot be written.
+        FileExistsError: a run of that name is already there.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{name}.parquet"
+        self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
+        self.records: list[Record] = []
+        self._file: IO[bytes] = open(self.journal, "xb")  # noqa: SIM115, held open for the lock until the run ends
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, record: Record) -> None:
+        """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised."""
+        self.records.append(record)
+        line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> Path | None:
+        """Write the parquet file, remove the journal and return the file's path (None when there is no row)."""
+        if self._file.closed:
+            return self.path if self.records else None
+        try:
+            if self.records:
+                write_parquet((dataclasses.asdict(record) for record in self.records), self.path)
+            self.journal.unlink()
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        return self.path if self.records else None
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as parquet under ``path`` by atomic rename: readers see the whole file or none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema())
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the whole rows of a journal; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            rows.append({name: row.get(name) for name in RECORD_COLUMNS})
+    return rows
+
+
+def recover(folder: Path) -> list[Path]:
+    """Turn the journals of runs that died into parquet files and return their paths.
+
+    A journal that its writer still holds is left alone.
+    """
+    recovered = []
+    for journal in sorted(folder.glob(f"*{JOURNAL_SUFFIX}")):
+        with open(journal, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            rows = read_journal(journal)
+            target = journal.with_suffix(".parquet")
+            if rows and not target.exists():
+                write_parquet(rows, target)
+                recovered.append(target)
+            journal.unlink()
+    return recovered
+
+
+def read_results(paths: Sequence[Path] | Path) -> pa.Table:
+    """Read result files, and all result files of folders, as one table with every column of :class:`Record`.
+
+    Columns are cast where that loses nothing; columns a file lacks are null, and columns lrbench does not know are
+    left out.
+
+    Raises:
+        ValueError: a file is no lrbench result, is of another schema version, or does not cast without loss.
+        FileNotFoundError: a path does not exist.
+    """
+    import pyarrow as pa
+
+    tables = []
+    for path in [paths] if isinstance(paths, Path) else paths:
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        tables.extend(_read_file(file) for file in files)
+    return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
+
+
+def _read_file(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a parquet file: {error}") from error
+    if "schema_version" not in table.column_names:
+        raise ValueError(f"{path} has no column schema_version, so it is no lrbench result")
+    versions = set(table["schema_version"].to_pylist())
+    if not versions <= {SCHEMA_VERSION}:
+        given = ", ".join(sorted(str(version) for version in versions - {SCHEMA_VERSION}))
+        raise ValueError(f"{path}: schema_version must be {SCHEMA_VERSION}, got {given}")
+    columns = []
+    for field in arrow_schema():
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        try:
+            columns.append(table[field.name].cast(field.type, safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"{path}: column {field.name} must cast to {field.type}: {error}") from error
+    return pa.table(columns, schema=arrow_schema())
+
+
+def finished_cases(folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None) -> set[str]:
+    """Return the ids of the cases that ``--resume`` need not run again.
+
+    A case counts as finished when the folder holds a row of it with status ok from the same device, the same git
+    commit and the same state of the working tree (clean or dirty). Where the commit is unknown, rows of unknown commit
+    count.
+    """
+    if not folder.is_dir():
+        return set()
+    table = read_results(folder).select(["case_id", "status", "device_name", "git_commit", "git_dirty"])
+    wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
+    return {row["case_id"] for row in table.to_pylist() if all(row[key] == value for key, value in wanted.items())}

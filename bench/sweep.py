@@ -1,0 +1,289 @@
+"""The sweep: plans cases, gives each a typed row whatever happens to it, and leaves one parquet file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from ..kernels.spec import Implementation, resolve
+from . import baselines, store
+from .baselines.spec import Baseline
+from .case import Record
+from .derived import Run, build_record
+from .environment import Environment, version_of
+from .executors import Limits, Reply, get_executor
+from .executors.local import LocalExecutor
+from .plan import PlannedCase
+
+DEFAULT_TIMEOUT_S = 120.0
+MAX_COMPILE_JOBS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a sweep runs.
+
+    Attributes:
+        output: folder of the parquet file.
+        accelerator: key that the analysis is about (``--gpu``), or None.
+        timeout_s: time limit of a case.
+        budget_s: seconds of timing per case after which sampling stops.
+        resume: leave out cases that :func:`.store.finished_cases` counts as finished in ``output``.
+        executor: local or ray.
+        devices: GPUs to spread the implementations over.
+        jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
+        time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
+    """
+
+    output: Path
+    accelerator: str | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    budget_s: float = 0.4
+    resume: bool = False
+    executor: str = "local"
+    devices: int = 1
+    jobs: int = 0
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a sweep did.
+
+    Attributes:
+        path: the parquet file; None when no row was written.
+        records: the rows of this run.
+        skipped: cases left out because the output folder has them.
+        remaining: cases without a row, because the sweep was interrupted or out of time.
+        recovered: files made from the journals of earlier runs that died.
+    """
+
+    path: Path | None
+    records: list[Record]
+    skipped: int
+    remaining: int
+    interrupted: bool
+    recovered: list[Path]
+
+
+class Progress(Protocol):
+    """What a sweep tells whoever watches."""
+
+    def begin(self, total: int, what: str) -> None:
+        """A pass over ``total`` cases begins."""
+
+    def started(self, item: PlannedCase) -> None:
+        """A case runs now."""
+
+    def finished(self, item: PlannedCase, status: str) -> None:
+        """A case has its outcome."""
+
+    def end(self) -> None:
+        """The pass is over."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C: what is measured is kept."""
+
+
+def sweep(
+    planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress
+) -> Outcome:
+    """Run the cases and write their rows.
+
+    Raises:
+        ValueError: an unknown accelerator or executor.
+        OSError: the output cannot be written; rows measured so far stay in the journal.
+    """
+    run_id = uuid.uuid4().hex
+    run = Run.start(run_id, environment, settings.accelerator)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    recovered = store.recover(settings.output)
+    todo = list(planned)
+    if settings.resume:
+        done = store.finished_cases(
+            settings.output,
+            device_name=environment.device_name,
+            git_commit=environment.git_commit,
+            git_dirty=environment.git_dirty,
+        )
+        todo = [item for item in todo if item.case.case_id not in done]
+    interrupted = False
+    with store.RunWriter(settings.output, file_name(planned, run_id)) as writer, _terminate_as_interrupt():
+        try:
+            for item, reply in _outcomes(todo, environment, settings, progress):
+                writer.append(build_record(run, item, reply))
+                progress.finished(item, reply["status"])
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            progress.end()
+    return Outcome(
+        path=writer.path if writer.records else None,
+        records=writer.records,
+        skipped=len(planned) - len(todo),
+        remaining=len(todo) - len(writer.records),
+        interrupted=interrupted,
+        recovered=recovered,
+    )
+
+
+def file_name(planned: Sequence[PlannedCase], run_id: str) -> str:
+    """Return the name of a run's file: sweep-<kernel>-<UTC date and time>-<first 8 digits of the run id>."""
+    kernel = planned[0].case.kernel if planned else "none"
+    return f"sweep-{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
+
+
+def _outcomes(
+    todo: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress
+) -> Iterator[tuple[PlannedCase, Reply]]:
+    executor = get_executor(settings.executor, devices=settings.devices)
+    begin = time.monotonic()
+    runnable = []
+    versions = baselines.installed_versions()
+    refused: list[tuple[PlannedCase, Reply]] = []
+    for item in todo:
+        refusal = refuse(item, environment, versions)
+        if refusal is None:
+            runnable.append(item)
+        else:
+            refused.append((item, refusal))
+    if settings.jobs > 1 and environment.device_kind == "cuda" and runnable:
+        _compile_ahead(runnable, settings, progress)
+    progress.begin(len(todo), "measuring")
+    yield from refused
+    with contextlib.closing(
+        executor.run(
+            group_by_implementation(runnable),
+            Limits(timeout_s=settings.timeout_s, budget_s=settings.budget_s),
+            progress.started,
+        )
+    ) as outcomes:
+        for outcome in outcomes:
+            yield outcome
+            if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
+                return
+
+
+def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
+    """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
+    groups: dict[tuple[str, str], list[PlannedCase]] = {}
+    for item in planned:
+        groups.setdefault((item.case.provider, item.case.impl), []).append(item)
+    return list(groups.values())
+
+
+def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
+    """Return the outcome of a case that need not be tried here, with the reason, or None."""
+    target, case = item.target, item.case
+    reason: str | None
+    if environment.device_kind not in target.devices:
+        devices = " or ".join(target.devices)
+        return _refusal("unsupported", f"{target.name} runs on {devices}, this device is {environment.device_kind}")
+    if isinstance(target, Baseline):
+        if reason := baselines.availability(target):
+            return _refusal("unavailable", reason)
+        reason = baselines.known_bad_here(target, case, versions, environment.capability)
+        reason = reason or baselines.unsupported(target, case)
+    else:
+        for distribution in target.requires:
+            if version_of(distribution) is None:
+                return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
+        reason = _refuse_ours(target, item)
+    return _refusal("unsupported", reason) if reason else None
+
+
+def _refuse_ours(target: Implementation, item: PlannedCase) -> str | None:
+    case = item.case
+    for what, value, known in (
+        ("mode", case.mode, target.modes),
+        ("dtype", case.dtype, target.dtypes),
+        ("state_dtype", case.state_dtype, target.state_dtypes),
+    ):
+        if value is not None and value not in known:
+            return f"{what} must be one of {', '.join(known)} for {target.name}, got {value}"
+    if target.supports is None:
+        return None
+    return resolve(target.supports)(case.sizes, case.dtype, case.state_dtype)
+
+
+def _refusal(status: str, reason: str) -> Reply:
+    return {"status": status, "reason": reason, "columns": {}}
+
+
+def default_jobs(device_kind: str) -> int:
+    """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
+
+
+def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Return the cases worth compiling ahead.
+
+    Our kernels take batch and sequence length at run time, so one length stands for all of them; outside packages may
+    compile per shape. What needs no compiler is left out.
+    """
+    chosen: dict[tuple[Any, ...], PlannedCase] = {}
+    for item in planned:
+        case, target = item.case, item.target
+        if isinstance(target, Implementation):
+            if "triton" not in target.requires:
+                continue
+            sizes = tuple((n, v) for n, v in case.sizes.items() if n not in ("batch", "seq_len"))
+        elif case.provider == "torch":
+            continue
+        else:
+            sizes = tuple(case.sizes.items())
+        # A forward-backward pass compiles the forward kernels too.
+        mode = "fwbw" if case.mode == "bw" else case.mode
+        chosen.setdefault((case.op, case.impl, case.dtype, case.state_dtype, mode, sizes), item)
+    return list(chosen.values())
+
+
+def _compile_ahead(planned: Sequence[PlannedCase], settings: Settings, progress: Progress) -> None:
+    """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
+
+    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose anew in
+    the timed pass, because processes that share the GPU would make them choose badly.
+    """
+    cases = compile_cases(planned)
+    if not cases:
+        return
+    batches = [list(itertools.islice(cases, n, None, settings.jobs)) for n in range(settings.jobs)]
+    progress.begin(len(cases), "compiling")
+    executor = LocalExecutor(workers_per_device=settings.jobs)
+    limits = Limits(timeout_s=settings.timeout_s, budget_s=0.0, action="compile")
+    with contextlib.closing(executor.run([b for b in batches if b], limits, progress.started)) as outcomes:
+        for item, _ in outcomes:
+            # Whether it compiled shows when it is measured; a failure is counted once, there.
+            progress.finished(item, "ok")
+    progress.end()
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Raise :class:`Terminated` on SIGTERM while the block runs, where signals can be handled (the main thread)."""
+
+    def handler(_: int, __: FrameType | None) -> None:
+        raise Terminated
+
+    previous: Callable[..., Any] | int | None
+    try:
+        previous = signal.signal(signal.SIGTERM, handler)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,277 @@
+"""The worker process: runs cases one after the other, each checked, then measured.
+
+It is started by :mod:`.process` as ``python -m lrbench.bench.worker REQUEST_FD REPLY_FD`` and speaks JSON lines over
+these two descriptors, so nothing that a package prints can break the protocol. Whatever goes wrong inside a case
+becomes a typed status; what kills the process is seen by the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import resolve
+from ..kernels.spec import Implementation, Operation
+from . import baselines, check, clock, memory
+from .baselines.spec import Baseline, Runnable
+from .case import Case
+from .protocol import decode_request
+
+
+class CaseFailure(Exception):
+    """A case ends with this status and reason."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A case ready to be called: its inputs, how to call it and the gradient of its output."""
+
+    runnable: Runnable
+    inputs: list[Tensor]
+
+
+class Worker:
+    """Runs cases on one device, keeping what cases in a row share: the reference and the clock."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.inputs = check.Inputs(device)
+        self.references = check.References()
+        self._clock: clock.Clock | None = None
+
+    @property
+    def clock(self) -> clock.Clock:
+        """The device's clock, made when the first case is timed."""
+        if self._clock is None:
+            self._clock = clock.CudaClock() if self.device == "cuda" else clock.CpuClock()
+        return self._clock
+
+    def run(self, case: Case, target: Implementation | Baseline, *, budget_s: float) -> dict[str, Any]:
+        """Check and measure a case; return the columns it fills.
+
+        Raises:
+            CaseFailure: it is incorrect or cannot run; out of memory and errors arrive as the exceptions they are.
+        """
+        operation = baselines.get_operation(case.op)
+        columns = self._verify(operation, case, target)
+        prepared, columns["compile_s"] = self._prepare_timed(operation, case, target)
+        call, prepare = _timed_parts(prepared, case.mode, self.device)
+        use = memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs)
+        columns |= dataclasses.asdict(use)
+        timing = clock.measure(
+            self.clock, call, prepare=prepare, budget_s=budget_s, ci_target=clock.CI_TARGET[self.device]
+        )
+        return columns | timing.columns()
+
+    def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
+        prepared, seconds = self._prepare_timed(baselines.get_operation(case.op), case, target)
+        del prepared
+        return {"compile_s": seconds}
+
+    def _verify(self, operation: Operation, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+        """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
+        gradients = case.mode in ("fwbw", "bw")
+        checked, portable = check.checked_case(operation, case, self.device)
+        inputs = self.inputs.get(operation, checked)
+        expected = self.references.get(operation, checked, inputs, gradients=gradients, portable=portable)
+        prepared = prepare(operation, checked, target, inputs, gradients=gradients)
+        with check.PoisonEmpty():
+            results = _call_once(prepared.runnable, expected.grad_out if gradients else None)
+        verdict = check.compare(results, expected, case.state_dtype)
+        if verdict.failure:
+            raise CaseFailure("incorrect", verdict.failure)
+        return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
+
+    def _prepare_timed(
+        self, operation: Operation, case: Case, target: Implementation | Baseline
+    ) -> tuple[Prepared, float]:
+        gradients = case.mode in ("fwbw", "bw")
+        prepared = prepare(operation, case, target, self.inputs.get(operation, case), gradients=gradients)
+        call, prepare_call = _timed_parts(prepared, case.mode, self.device)
+        start = time.perf_counter()
+        call(prepare_call())
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return prepared, time.perf_counter() - start
+
+    def release(self, *, everything: bool) -> None:
+        """Give cached memory back between cases; ``everything`` includes inputs and references kept for later cases."""
+        if everything:
+            self.inputs.clear()
+            self.references.clear()
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def prepare(
+    operation: Operation,
+    case: Case,
+    target: Implementation | Baseline,
+    inputs: Mapping[str, Tensor],
+    *,
+    gradients: bool,
+) -> Prepared:
+    """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for."""
+    if isinstance(target, Baseline):
+        runnable = resolve(target.build)(case, inputs)
+    else:
+        runnable = _runnable(operation, case, target, inputs, gradients=gradients)
+    tensors = {id(x): x for x in runnable.leaves.values()}
+    if isinstance(target, Implementation):
+        tensors |= {id(x): x for x in inputs.values()}
+    return Prepared(runnable=runnable, inputs=list(tensors.values()))
+
+
+def _runnable(
+    operation: Operation, case: Case, target: Implementation, inputs: Mapping[str, Tensor], *, gradients: bool
+) -> Runnable:
+    function = resolve(target.call)
+    options: dict[str, Any] = {}
+    if target.chunked and case.chunk_size is not None:
+        options["chunk_size"] = case.chunk_size
+    if case.state_dtype not in (None, "fp32"):
+        options["state_dtype"] = check.DTYPES[case.state_dtype]
+    for name, tensor in inputs.items():
+        tensor.requires_grad_(gradients and name in operation.differentiable)
+    leaves = {name: inputs[name] for name in operation.differentiable}
+    tensors = list(inputs.values())
+    return Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
+
+
+def _call_once(runnable: Runnable, grad_out: Tensor | None) -> dict[str, Tensor]:
+    """Return output and gradients in the operation's canonical layout."""
+    if grad_out is None:
+        with torch.no_grad():
+            return {"out": runnable.to_canonical("out", runnable.forward())}
+    out = runnable.forward()
+    gradients = check.differentiate(out, runnable.leaves, _in_own_layout(runnable, out, grad_out))
+    results = {"out": runnable.to_canonical("out", out.detach())}
+    return results | {name: runnable.to_canonical(name, gradient) for name, gradient in gradients.items()}
+
+
+def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
+    """Bring an output gradient from the canonical layout to the implementation's own.
+
+    ``to_canonical`` only permutes and reshapes, so its vector-Jacobian product is its inverse.
+    """
+    leaf = out.detach().requires_grad_()
+    canonical = runnable.to_canonical("out", leaf)
+    (own,) = torch.autograd.grad(canonical, leaf, grad_out.to(canonical.dtype).reshape(canonical.shape))
+    return own.contiguous()
+
+
+def _timed_parts(
+    prepared: Prepared, mode: str, device: str
+) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+    """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
+    forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
+    if mode == "fw":
+
+        def call_forward(_: Any) -> Any:
+            with torch.no_grad():
+                return forward()
+
+        return call_forward, lambda: None
+    grad_out = torch.randn_like(forward().detach())
+    prepared.inputs.append(grad_out)
+    if mode == "bw":
+        return lambda out: torch.autograd.grad(out, leaves, grad_out), forward
+
+    def call_both(_: Any) -> Any:
+        out = forward()
+        return out, torch.autograd.grad(out, leaves, grad_out)
+
+    return call_both, lambda: None
+
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+
+
+def classify(error: BaseException) -> tuple[str, str]:
+    """Return the status and the one-sentence reason of an exception that ended a case."""
+    if isinstance(error, CaseFailure):
+        return error.status, error.reason
+    text = " ".join(str(error).split())
+    first = text.split(". ")[0][:300] or type(error).__name__
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(s in text.lower() for s in OUT_OF_MEMORY):
+        return "oom", first
+    if isinstance(error, ImportError):
+        return "unavailable", f"import failed: {first}"
+    return "error", f"{type(error).__name__}: {first}"
+
+
+def _device_is_usable(device: str) -> bool:
+    """Whether the device still works: after an illegal access or an assertion every later CUDA call fails."""
+    if device != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda").add_(1).item()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when the parent dies, so that a hung case does not outlive a killed sweep."""
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        item = decode_request(request)
+        if request["action"] == "compile":
+            columns = worker.compile(item.case, item.target)
+        else:
+            columns = worker.run(item.case, item.target, budget_s=request["budget_s"])
+        return {"status": "ok", "reason": None, "columns": columns}
+    except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
+        status, reason = classify(error)
+        return {"status": status, "reason": reason, "columns": {}}
+
+
+def serve(requests: IO[str], replies: IO[str]) -> None:
+    """Answer requests until there are no more, or the device is lost."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    worker = Worker(device)
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in requests:
+        reply = _answer(worker, json.loads(line))
+        reply["usable"] = reply["status"] == "ok" or _device_is_usable(device)
+        print(json.dumps(reply), file=replies, flush=True)
+        if not reply["usable"]:
+            os._exit(1)
+        worker.release(everything=reply["status"] == "oom")
+
+
+def main() -> None:
+    """Serve the descriptors named on the command line."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
+    with open(request_fd) as requests, open(reply_fd, "w") as replies:
+        serve(requests, replies)
+
+
+if __name__ == "__main__":
+    main()
