@@ -349,7 +349,7 @@ def measure_cpu() -> Accelerator:
 
 
 def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
-    """Return the shortest time of a call, tried for ``budget_s`` but ``repeats`` times at least: load only lengthens it."""
+    """Return the shortest time of a call within ``budget_s``, at least ``repeats`` of them: load only lengthens it."""
     best, end = float("inf"), time.perf_counter() + budget_s
     while repeats > 0 or time.perf_counter() < end:
         start = time.perf_counter()

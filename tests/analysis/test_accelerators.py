@@ -1,6 +1,7 @@
 """Accelerator specifications: complete, consistent, and found by key, alias and driver name."""
 
 import pytest
+
 from lrbench.analysis.accelerators import (
     ACCELERATORS,
     ALIASES,

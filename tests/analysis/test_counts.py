@@ -6,6 +6,7 @@ import time
 
 import pytest
 import sympy
+
 from lrbench.analysis.counts import (
     FORMULATIONS,
     TILE,

@@ -1,6 +1,7 @@
 """The runtime model against the paper's equations, and its limits."""
 
 import pytest
+
 from lrbench.analysis.accelerators import get_accelerator
 from lrbench.analysis.counts import count, mlstm
 from lrbench.analysis.runtime_model import (

@@ -6,6 +6,7 @@ import statistics as stdlib
 
 import numpy as np
 import pytest
+
 from lrbench.analysis.statistics import (
     bootstrap_interval,
     bootstrap_ratio_interval,

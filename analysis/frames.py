@@ -1,0 +1,157 @@
+"""Results as pandas frames: loading with a schema check, and the selections that figures and reports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bench.case import SCHEMA_VERSION, SIZE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+PROBLEM_COLUMNS = ("op", "impl", "mode", "dtype", "state_dtype", *(n for n in SIZE_COLUMNS if n != "chunk_size"))
+"""What identifies a problem and who computes it; the chunk size is a setting to choose."""
+
+BULKY_COLUMNS = ("time_samples_ms",)
+
+
+def load_results(
+    paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None, *, samples: bool = False
+) -> pd.DataFrame:
+    """Load result files, and every parquet file under result folders, into one frame.
+
+    Columns are cast where that loses nothing; a column that a file lacks is null, and a column that no record has is
+    left out.
+
+    Args:
+        paths: parquet files or folders.
+        columns: the columns wanted; None means every column but ``time_samples_ms``.
+        samples: whether ``time_samples_ms`` is loaded where ``columns`` is None.
+
+    Returns:
+        a frame in the record's column order, with two columns more where their parts are loaded: ``tokens``
+        (batch x seq_len) and ``embedding_dim`` (num_heads x head_dim_v, or channels).
+
+    Raises:
+        ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
+            or a column that does not cast without loss.
+    """
+    import pyarrow as pa
+
+    from ..bench.store import arrow_schema
+
+    schema = arrow_schema()
+    if columns is None:
+        wanted = [name for name in schema.names if samples or name not in BULKY_COLUMNS]
+    else:
+        unknown = sorted(set(columns) - set(schema.names))
+        if unknown:
+            raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
+        wanted = [name for name in schema.names if name in set(columns)]
+    schema = pa.schema([schema.field(name) for name in wanted])
+    tables = [_read(path, schema) for path in result_files(paths)]
+    return with_derived(pa.concat_tables(tables).to_pandas(split_blocks=True, self_destruct=True))
+
+
+def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return the parquet files that ``paths`` name or hold, sorted within a folder; ValueError where there are none."""
+    files: list[Path] = []
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        path = Path(path)
+        found = sorted(p for p in path.rglob("*.parquet") if not p.name.startswith(".")) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(
+                f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
+            )
+        if not found[0].is_file():
+            raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
+        files += found
+    if not files:
+        raise ValueError("results must name at least one parquet file or folder, got none")
+    return files
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"results must be parquet files, got {path}: {error}") from error
+    with file:
+        present = set(file.schema_arrow.names)
+        if "schema_version" not in present:
+            raise ValueError(f"{path} must have a column schema_version to be an lrbench result, got none")
+        names = [name for name in schema.names if name in present]
+        table = file.read(columns=[*dict.fromkeys([*names, "schema_version"])])
+    versions = set(table["schema_version"].unique().to_pylist())
+    if versions - {SCHEMA_VERSION}:
+        given = ", ".join(sorted(str(version) for version in versions - {SCHEMA_VERSION}))
+        raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {given} in {path}")
+    columns = []
+    for field in schema:
+        if field.name not in present:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        try:
+            columns.append(table[field.name].cast(field.type, safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
+    return pa.table(columns, schema=schema)
+
+
+def with_derived(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add ``tokens`` and ``embedding_dim`` where the size columns they come from are there."""
+    if {"batch", "seq_len"} <= set(frame.columns):
+        frame["tokens"] = frame["batch"] * frame["seq_len"]
+    if {"num_heads", "head_dim_v", "channels"} <= set(frame.columns):
+        frame["embedding_dim"] = (frame["num_heads"] * frame["head_dim_v"]).fillna(frame["channels"])
+    return frame
+
+
+def latest_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the newest row of every case on every device, by ``measured_at``; the order of rows is kept."""
+    newest = frame.sort_values("measured_at", kind="stable").drop_duplicates(["case_id", "device_name"], keep="last")
+    return newest.sort_index()
+
+
+def ok_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that were measured."""
+    return frame[(frame["status"] == "ok") & frame["time_ms"].notna()]
+
+
+def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that were not measured, whatever the status says why."""
+    return frame[frame["status"] != "ok"]
+
+
+def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS, *, minimise: str = "time_ms") -> pd.DataFrame:
+    """Keep one measured row per value of ``by``: the one of least ``minimise``.
+
+    With the default ``by`` that is every implementation at its best chunk size for every problem. Null is a value.
+    """
+    rows = ok_rows(frame)
+    rows = rows[rows[minimise].notna()].sort_values(minimise, kind="stable")
+    return rows.drop_duplicates([name for name in by if name in rows.columns], keep="first").sort_index()
+
+
+def single(frame: pd.DataFrame, column: str, wanted: object = None, *, option: str | None = None) -> pd.DataFrame:
+    """Keep the rows whose ``column`` is ``wanted``; where nothing is wanted there must be one value only.
+
+    Raises:
+        ValueError: no row has the wanted value, or there are several values and none is wanted; the message lists them.
+    """
+    values = [value for value in frame[column].unique() if value == value and value is not None]
+    listed = ", ".join(str(value) for value in sorted(values, key=str)) or "none"
+    option = option or column
+    if wanted is not None:
+        if wanted not in values:
+            raise ValueError(f"{option} must be one of {listed} in these results, got {wanted!r}")
+        return frame[frame[column] == wanted]
+    if len(values) > 1:
+        raise ValueError(f"{option} must be chosen where results hold several: {listed}")
+    return frame

@@ -1,0 +1,230 @@
+"""Roofline figure: FLOP/s over arithmetic intensity, accelerators' roofs and the points measured on them.
+
+Roofline(alpha, beta) = min(beta I, alpha) (TFLA paper, eq. 120). A point stands on the roof of the device that measured
+it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure, and the note says how many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .accelerators import Accelerator, get_accelerator
+from .figure_style import GRID, INK, MUTED, WARNING, binary, log_axis, new_figure, series_style, styled
+from .frames import best_rows, ok_rows
+from .plots import (
+    LEGEND_WIDTH,
+    MODE_TITLES,
+    PANEL_HEIGHT,
+    PANEL_WIDTH,
+    Selection,
+    add_headings,
+    add_legend,
+    add_note,
+    choose,
+    describe,
+    failure_note,
+    unmeasured,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def roofline(
+    frame: pd.DataFrame,
+    gpu: str,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    *,
+    beside: Sequence[str] = (),
+) -> Figure:
+    """Draw the roofline of ``gpu`` with the points that were measured on it, one panel per mode.
+
+    Implementations with a chunk axis are drawn as trajectories over chunk size (the longest and fastest one
+    labelled at its ends), others as points. The measured roof, where there is one, is dashed. Suspect rows are ringed.
+
+    Args:
+        gpu: key or alias of the accelerator.
+        selection: rows.
+        beside: further accelerators whose roofs are drawn without points.
+
+    Raises:
+        ValueError: unknown accelerators, or no row measured on ``gpu``.
+    """
+    accelerator = get_accelerator(gpu)
+    others = [get_accelerator(name) for name in beside]
+    mine = frame[frame["device_accelerator"] == accelerator.key]
+    if ok_rows(mine).empty:
+        found = ", ".join(sorted({str(v) for v in ok_rows(frame)["device_accelerator"].dropna()})) or "none"
+        raise ValueError(f"results must hold rows measured on {accelerator.key} for its roofline, got rows of: {found}")
+    chosen = choose(mine, selection, seq_len=True)
+    points = best_rows(chosen.rows, ("op", "impl", "mode", "chunk_size"))
+    points = points[(points["intensity"] > 0) & (points["tflops"] > 0)]
+    modes = [mode for mode in MODE_TITLES if mode in set(points["mode"])]
+    with styled():
+        width = PANEL_WIDTH * len(modes) + LEGEND_WIDTH
+        figure = new_figure(width, PANEL_HEIGHT)
+        axes_row = figure.subplots(1, len(modes), squeeze=False, sharex=True, sharey=True)[0]
+        low, high = _intensity_range(points["intensity"], accelerator, chosen.dtype)
+        floor = 10 ** math.floor(math.log10(0.7 * float(points["tflops"].min())))
+        for axes, mode in zip(axes_row, modes, strict=True):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            for other in others:
+                _roof(axes, other, chosen.dtype, low, high, main=False)
+            _roof(axes, accelerator, chosen.dtype, low, high, main=True)
+            _points(axes, points[points["mode"] == mode])
+            axes.set_title(MODE_TITLES[mode])
+            axes.set_xlabel("arithmetic intensity (FLOP per byte moved)")
+            axes.set_xlim(low, high)
+            peak = max(a.peak_flops(chosen.dtype) or 0 for a in (accelerator, *others)) / 1e12
+            axes.set_ylim(floor, peak * 2.2)
+            log_axis(axes.xaxis, low, high)
+            log_axis(axes.yaxis, floor, peak)
+        axes_row[0].set_ylabel("TFLOP/s")
+        last = points[points["mode"] == modes[-1]].groupby(["op", "impl"])["tflops"].max()
+        rank = points.groupby(["op", "impl"])["tflops"].max().to_dict() | last.to_dict()
+        add_legend(figure, axes_row[-1], sorted(rank, key=lambda key: -rank[key]), width)
+        setting = describe(chosen, "counted FLOPs and bytes")
+        add_headings(figure, f"Roofline: {accelerator.name}", setting, width)
+        note = _roofline_note(frame, points, accelerator, chosen.dtype)
+        add_note(figure, f"{note} {failure_note(unmeasured(chosen, 'seq_len'))}".strip(), width)
+    return figure
+
+
+def _intensity_range(intensities: pd.Series, accelerator: Accelerator, dtype: str) -> tuple[float, float]:
+    """Return axis limits that hold every point and the ridge."""
+    ridge = accelerator.intensity(dtype) or float(intensities.max())
+    return 0.6 * min(float(intensities.min()), ridge / 8), 1.8 * max(float(intensities.max()), 3 * ridge)
+
+
+def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: float, *, main: bool) -> None:
+    """Draw min(beta I, alpha): specified solid, measured dashed, labelled along both legs."""
+    peak, bandwidth = accelerator.peak_flops(dtype), accelerator.bandwidth_bytes_s
+    if peak is None:
+        return
+    ridge = peak / bandwidth
+    colour = INK if main else MUTED
+    xs = [low, ridge, high]
+    axes.plot(xs, [min(bandwidth * x, peak) / 1e12 for x in xs], color=colour, linewidth=1.3 if main else 0.8, zorder=2)
+    if not main:
+        axes.annotate(
+            accelerator.name.removeprefix("NVIDIA "),
+            (high, peak / 1e12),
+            xytext=(-2, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=7,
+            color=MUTED,
+        )
+        return
+    if accelerator.measured is not None:
+        reached = accelerator.measured.matrix_flops.get(dtype)
+        copied = accelerator.measured.bandwidth_bytes_s
+        if reached is not None:
+            xs = [low, reached / copied, high]
+            ys = [min(copied * x, reached) / 1e12 for x in xs]
+            axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
+    axes.annotate(
+        f"{peak / 1e12:,.0f} TFLOP/s",
+        (high, peak / 1e12),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7.5,
+        color=INK,
+    )
+    axes.axhline(accelerator.vector_flops / 1e12, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
+    axes.annotate(
+        f"{accelerator.vector_flops / 1e12:,.0f} TFLOP/s fp32 vector",
+        (high, accelerator.vector_flops / 1e12),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7,
+        color=MUTED,
+    )
+    # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
+    start = low * (ridge / low) ** 0.5
+    axes.annotate(
+        f"{bandwidth / 1e12:.3g} TB/s",
+        (start, bandwidth * start / 1e12),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        rotation=45,
+        rotation_mode="anchor",
+        transform_rotates_text=True,
+        ha="left",
+        va="bottom",
+        fontsize=7.5,
+        color=INK,
+    )
+
+
+def _points(axes: Axes, points: pd.DataFrame) -> None:
+    from matplotlib.patheffects import withStroke
+
+    labelled = _longest_trajectory(points)
+    for (op, impl), line in points.groupby(["op", "impl"], sort=True):
+        style = series_style(str(op), str(impl))
+        line = line.sort_values("chunk_size")
+        axes.plot(line["intensity"], line["tflops"], zorder=4 if style.width > 1.5 else 3, **style.line())
+        if (op, impl) == labelled:
+            for end, side, align in ((0, -6, "right"), (-1, 6, "left")):
+                axes.annotate(
+                    f"L = {binary(float(line['chunk_size'].iloc[end]))}",
+                    (line["intensity"].iloc[end], line["tflops"].iloc[end]),
+                    xytext=(side, 0),
+                    textcoords="offset points",
+                    ha=align,
+                    va="center",
+                    fontsize=7,
+                    color=style.colour,
+                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                    zorder=6,
+                )
+    suspects = points[points["suspect"].notna()]
+    axes.plot(
+        suspects["intensity"],
+        suspects["tflops"],
+        linestyle="none",
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgecolor=WARNING,
+        zorder=5,
+    )
+    axes.grid(color=GRID)
+
+
+def _longest_trajectory(points: pd.DataFrame) -> object:
+    """Return the (op, impl) whose chunk sizes are named: most chunk sizes, then fastest; None without trajectories."""
+    chunked = points[points["chunk_size"].notna()]
+    if chunked.empty:
+        return None
+    groups = chunked.groupby(["op", "impl"]).agg(chunks=("chunk_size", "size"), tflops=("tflops", "max"))
+    groups = groups[groups["chunks"] > 1].sort_values(["chunks", "tflops"])
+    return None if groups.empty else groups.index[-1]
+
+
+def _roofline_note(frame: pd.DataFrame, points: pd.DataFrame, accelerator: Accelerator, dtype: str) -> str:
+    parts = []
+    if accelerator.measured is not None and dtype in accelerator.measured.matrix_flops:
+        parts.append(
+            f"Dashed: measured, {accelerator.measured.matrix_flops[dtype] / 1e12:,.0f} TFLOP/s and "
+            f"{accelerator.measured.bandwidth_bytes_s / 1e12:.3g} TB/s."
+        )
+    elsewhere = ok_rows(frame[frame["device_accelerator"] != accelerator.key])
+    if not elsewhere.empty:
+        names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
+        parts.append(f"{len(elsewhere)} rows measured on other devices ({names}) are not on this roofline.")
+    suspects = points[points["suspect"].notna()]
+    for row in suspects.itertuples():
+        parts.append(f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}.")
+    return " ".join(parts)

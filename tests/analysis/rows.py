@@ -1,0 +1,141 @@
+"""Made-up results for tests of frames and figures: the runtime model's times, slower for some than for others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from lrbench.analysis.accelerators import get_accelerator
+from lrbench.analysis.counts import count_case
+from lrbench.analysis.frames import with_derived
+from lrbench.analysis.runtime_model import model_time_ms, roofline_fraction, suspect_reason
+from lrbench.bench.case import Case, Record
+from lrbench.bench.store import arrow_schema, write_parquet
+
+SLOWNESS = {
+    "tfla": 1.3,
+    "limit_chunk": 2.0,
+    "mlstm_kernels.xl_chunk_siging": 3.1,
+    "mlstm_kernels.xl_chunk": 4.0,
+    "mlstm_kernels.limit_chunk": 3.7,
+    "fla.chunk_simple_gla": 1.5,
+    "fla.chunk_gla": 2.2,
+    "mamba_ssm.chunk_scan": 2.0,
+    "mamba_ssm.selective_scan": 1.1,
+    "torch.sdpa_cudnn": 2.1,
+    "flash_attn.v4": 1.9,
+}
+"""Time over the runtime model's, roughly as on the H200."""
+
+CHUNKS = (64, 128, 256, 512, 1024)
+
+
+def row(case: Case, **columns: Any) -> dict[str, Any]:
+    """Return a result row of ``case``: measured on an H200 unless ``columns`` say otherwise."""
+    device = get_accelerator(columns.pop("accelerator", "h200"))
+    count = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+    assert count is not None
+    slowness = SLOWNESS.get(case.impl, 2.0) * (1.25 if case.op == "mlstm_exp" else 1.0)
+    time_ms = columns.pop("time_ms", slowness * model_time_ms(count, device, case.dtype) + 0.02)
+    values: dict[str, Any] = {
+        **{field.name: getattr(case, field.name) for field in dataclasses.fields(case)},
+        "run_id": "run",
+        "case_id": case.case_id,
+        "measured_at": "2026-01-01T00:00:00+00:00",
+        "same_math": case.op != "attention",
+        "status": "ok",
+        "time_ms": time_ms,
+        "time_ci_low_ms": 0.99 * time_ms,
+        "time_ci_high_ms": 1.01 * time_ms,
+        "peak_memory_bytes": int(count.compulsory_bytes * 1.1 + 0.6 * (count.bytes - count.compulsory_bytes)),
+        "flops": count.flops,
+        "tensor_flops": count.tensor_flops,
+        "bytes": count.bytes,
+        "intensity": count.intensity,
+        "causal_factor": count.causal_factor,
+        "tflops": count.flops / time_ms / 1e9,
+        "roofline_fraction": roofline_fraction(count, device, case.dtype, time_ms),
+        "suspect": suspect_reason(count, device, case.dtype, time_ms),
+        "device_kind": "cpu" if device.key == "cpu" else "cuda",
+        "device_name": device.name,
+        "device_accelerator": device.key,
+        **columns,
+    }
+    if values["status"] != "ok":
+        values |= dict.fromkeys(("time_ms", "time_ci_low_ms", "time_ci_high_ms", "tflops", "roofline_fraction"))
+        values |= {"peak_memory_bytes": None, "suspect": None}
+    return dataclasses.asdict(Record(**values))
+
+
+def case(op: str, impl: str, **fields: Any) -> Case:
+    """Return a case of 65,536 tokens, 16 heads, K = 128, V = 256, bf16, forward."""
+    provider = impl.rpartition(".")[0] or "lrbench"
+    seq_len = fields.get("seq_len", 8192)
+    defaults: dict[str, Any] = {"mode": "fw", "dtype": "bf16", "seq_len": seq_len, "batch": 65536 // seq_len}
+    if op == "selective_scan":
+        defaults |= {"channels": 4096, "head_dim_qk": 16}
+    elif op == "attention":
+        defaults |= {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
+    elif op == "mamba2_ssd":
+        defaults |= {"num_heads": 64, "head_dim_qk": 64, "head_dim_v": 64}
+    else:
+        defaults |= {"num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+    if provider in ("lrbench", "mlstm_kernels"):
+        defaults |= {"chunk_size": 128, "state_dtype": "fp32"}
+    return Case(kernel="tfla", op=op, impl=impl, provider=provider, **{**defaults, **fields})
+
+
+def default_sweep() -> list[dict[str, Any]]:
+    """Return rows shaped like the default sweep on an H200, with the failures that the peers show there."""
+    rows = []
+    ours = [("mlstm_sig", "tfla"), ("mlstm_sig", "limit_chunk"), ("mlstm_exp", "tfla"), ("mlstm_exp", "limit_chunk")]
+    peers = [
+        ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),
+        ("mlstm_exp", "mlstm_kernels.xl_chunk"),
+        ("mlstm_exp", "mlstm_kernels.limit_chunk"),
+    ]
+    others = [
+        ("simple_gla", "fla.chunk_simple_gla"),
+        ("gla", "fla.chunk_gla"),
+        ("mamba2_ssd", "mamba_ssm.chunk_scan"),
+        ("selective_scan", "mamba_ssm.selective_scan"),
+        ("attention", "torch.sdpa_cudnn"),
+        ("attention", "flash_attn.v4"),
+    ]
+    for mode in ("fw", "fwbw"):
+        for seq_len in (1024, 2048, 4096, 8192, 16384, 32768, 65536):
+            for op, impl in ours + peers:
+                for head_dim in (64, 128, 256, 512):
+                    for chunk in CHUNKS:
+                        if (chunk > 128 and "limit" in impl) or chunk > seq_len:
+                            continue
+                        dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
+                        this = case(op, impl, mode=mode, seq_len=seq_len, chunk_size=chunk, **dims)
+                        failed = impl == "mlstm_kernels.xl_chunk"
+                        failure = {"status": "crash", "reason": "the compiler aborted the process"} if failed else {}
+                        rows.append(row(this, **failure))
+            for op, impl in others:
+                this = case(op, impl, mode=mode, seq_len=seq_len)
+                failure = {}
+                if op == "mamba2_ssd" and seq_len == 65536:
+                    failure = {"status": "timeout", "reason": "autotuning exceeded the limit of a case"}
+                if op == "simple_gla" and mode == "fwbw":
+                    failure = {"status": "unsupported", "reason": "backward refused on Hopper with triton 3.4 to 3.7.0"}
+                rows.append(row(this, **failure))
+    return rows
+
+
+def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as ``load_results`` would, without a file."""
+    table = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema())
+    return with_derived(table.to_pandas())
+
+
+def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
+    """Write rows as a results file."""
+    write_parquet(rows, path)
+    return path
