@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from lrbench.kernels import FAMILIES
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+
 from lrbench.bench.baselines import (
     BASELINES,
     availability,

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+
 from lrbench.bench.baselines import (
     BASELINES,
     availability,

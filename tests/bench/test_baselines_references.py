@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
 from lrbench.bench.baselines import get_operation
 from lrbench.bench.baselines.operations import OPERATIONS
 from lrbench.kernels import resolve
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 SIZES = {"batch": 2, "seq_len": 37, "num_heads": 3, "head_dim_qk": 8, "head_dim_v": 12, "channels": 6}
 
