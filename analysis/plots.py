@@ -233,7 +233,7 @@ def failure_note(failures: pd.DataFrame) -> str:
         why = f" ({reasons[0]}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
         parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes)}{where}: {status}{why}")
     if not absent.empty:
-        parts.append(f"not installed: {', '.join(sorted(set(absent['impl'])))}")
+        parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
     return f"Not shown. {'. '.join(parts)}."
 
 

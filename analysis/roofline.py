@@ -189,17 +189,16 @@ def _points(axes: Axes, points: pd.DataFrame) -> None:
                     path_effects=[withStroke(linewidth=2.5, foreground="white")],
                     zorder=6,
                 )
-    suspects = points[points["suspect"].notna()]
-    axes.plot(
-        suspects["intensity"],
-        suspects["tflops"],
-        linestyle="none",
-        marker="o",
-        markersize=11,
-        markerfacecolor="none",
-        markeredgecolor=WARNING,
-        zorder=5,
-    )
+    for row in points[points["suspect"].notna()].itertuples():
+        axes.plot(
+            [row.intensity],
+            [row.tflops],
+            marker="o",
+            markersize=11,
+            markerfacecolor="none",
+            markeredgecolor=WARNING,
+            zorder=5,
+        )
     axes.grid(color=GRID)
 
 
@@ -223,7 +222,8 @@ def _roofline_note(frame: pd.DataFrame, points: pd.DataFrame, accelerator: Accel
     elsewhere = ok_rows(frame[frame["device_accelerator"] != accelerator.key])
     if not elsewhere.empty:
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
-        parts.append(f"{len(elsewhere)} rows measured on other devices ({names}) are not on this roofline.")
+        many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
+        parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
     suspects = points[points["suspect"].notna()]
     for row in suspects.itertuples():
         parts.append(f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}.")

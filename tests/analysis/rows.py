@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+
 from lrbench.analysis.accelerators import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.frames import with_derived
