@@ -149,7 +149,7 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
         roofline(cpu, "h200")
     figure = roofline(pd.concat([sweep, cpu], ignore_index=True), "h200", Selection(head_dim=256))
     assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
-    assert "1 row measured on another devices" in text(figure)
+    assert "1 row measured on another device" in text(figure)
 
 
 def test_suspect_rows_are_ringed(sweep: pd.DataFrame) -> None:
