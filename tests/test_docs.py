@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from lrbench.bench.case import RECORD_COLUMNS, STATUSES
+from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import DTYPES, MODES
 
@@ -49,3 +52,17 @@ def test_make_targets_exist(page: Path) -> None:
     # In code only: prose may "make sure" of something.
     named = re.findall(r"(?:^|`)make ([\w-]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(named) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_exist(page: Path) -> None:
+    """Every `lrbench COMMAND --option` on a line of its own or in a code span is one that the command line has."""
+    commands = typer.main.get_group(app).commands
+    text = page.read_text(encoding="utf-8")
+    code = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
+    lines = re.findall(r"^lrbench ((?!COMMAND).+)", "\n".join(code), re.MULTILINE)
+    for line in lines:
+        name, *arguments = shlex.split(line, comments=True)
+        assert name in commands, f"lrbench {line}"
+        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        assert {argument for argument in arguments if argument.startswith("-")} <= known, f"lrbench {line}"
