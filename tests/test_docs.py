@@ -59,8 +59,10 @@ def test_commands_exist(page: Path) -> None:
     """Every `lrbench COMMAND --option` on a line of its own or in a code span is one that the command line has."""
     commands = typer.main.get_group(app).commands
     text = page.read_text(encoding="utf-8")
-    code = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code = [block for language, block in blocks if not language] + re.findall(r"`([^`\n]+)`", text)
     lines = re.findall(r"^lrbench ((?!COMMAND).+)", "\n".join(code), re.MULTILINE)
+    assert lines
     for line in lines:
         name, *arguments = shlex.split(line, comments=True)
         assert name in commands, f"lrbench {line}"
