@@ -57,7 +57,9 @@ class Timing:
 class Clock(Protocol):
     """Takes samples of a call on one kind of device."""
 
-    def sample(self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int) -> tuple[list[float], DeviceState]:
+    def sample(
+        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
+    ) -> tuple[list[float], DeviceState]:
         """Return ``count`` times of ``call(prepare())`` in ms, with ``prepare`` outside the timed region."""
         ...
 
@@ -69,7 +71,9 @@ class Clock(Protocol):
 class CpuClock:
     """Wall clock."""
 
-    def sample(self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int) -> tuple[list[float], DeviceState]:
+    def sample(
+        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
+    ) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
         samples = []
         for _ in range(count):
@@ -111,7 +115,9 @@ class CudaClock:
         event = self._torch.cuda.Event
         return event(enable_timing=True), event(enable_timing=True)
 
-    def sample(self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int) -> tuple[list[float], DeviceState]:
+    def sample(
+        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
+    ) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
         prepared = prepare()
         self.synchronize()

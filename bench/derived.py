@@ -16,6 +16,7 @@ from .case import Case, Record
 from .environment import Environment, version_of
 from .plan import PlannedCase
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What all rows of a run share.

@@ -87,7 +87,9 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    result = subprocess.run(("git", "-C", str(root), *arguments), capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run(
+        ("git", "-C", str(root), *arguments), capture_output=True, text=True, timeout=20, check=True
+    )
     return result.stdout.strip()
 
 

@@ -245,9 +245,7 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
     else:
         chosen = list(family[: preset.operations])
     ops = [kernels.get_operation(name) for name in chosen]
-    selected = [
-        b for b in _family_baselines(request, ops) if _wanted(b.name, b.devices, request.impls, device_kind)
-    ]
+    selected = [b for b in _family_baselines(request, ops) if _wanted(b.name, b.devices, request.impls, device_kind)]
     return ops, selected
 
 
@@ -280,9 +278,7 @@ def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, devi
     return name in impls if impls else device_kind in devices
 
 
-def _problems(
-    request: Request, preset: Preset, qk_ratio: float, mode: str
-) -> Iterable[dict[str, int]]:
+def _problems(request: Request, preset: Preset, qk_ratio: float, mode: str) -> Iterable[dict[str, int]]:
     """The sizes of the family without a chunk length, in the order they are run."""
     seq_lens = (1,) if mode == "step" else request.seq_lens or preset.seq_lens
     for head_dim_v in request.head_dims or preset.head_dims:

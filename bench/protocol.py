@@ -14,7 +14,7 @@ from .plan import PlannedCase
 
 
 def encode_request(item: PlannedCase, *, action: str, budget_s: float) -> dict[str, Any]:
-    """Return the request to run ("run") or only to call once ("compile") a case."""
+    """Return a request to check and measure a case ("run"), only check it ("verify") or call it once ("compile")."""
     return {
         "action": action,
         "case": dataclasses.asdict(item.case),

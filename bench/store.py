@@ -29,7 +29,13 @@ def arrow_schema() -> pa.Schema:
     """Return the parquet schema: the columns of :class:`Record` in field order, all nullable."""
     import pyarrow as pa
 
-    types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), list[float]: pa.list_(pa.float64())}
+    types = {
+        str: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        list[float]: pa.list_(pa.float64()),
+    }
     hints = typing.get_type_hints(Record)
     fields = []
     for field in dataclasses.fields(Record):

@@ -96,9 +96,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C: what is measured is kept."""
 
 
-def sweep(
-    planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress
-) -> Outcome:
+def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress) -> Outcome:
     """Run the cases and write their rows.
 
     Raises:

@@ -68,9 +68,8 @@ class Worker:
         Raises:
             CaseFailure: it is incorrect or cannot run; out of memory and errors arrive as the exceptions they are.
         """
-        operation = baselines.get_operation(case.op)
-        columns = self._verify(operation, case, target)
-        prepared, columns["compile_s"] = self._prepare_timed(operation, case, target)
+        columns = self.verify(case, target)
+        prepared, columns["compile_s"] = self._prepare_timed(case, target)
         call, prepare = _timed_parts(prepared, case.mode, self.device)
         use = memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs)
         columns |= dataclasses.asdict(use)
@@ -81,12 +80,13 @@ class Worker:
 
     def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
-        prepared, seconds = self._prepare_timed(baselines.get_operation(case.op), case, target)
+        prepared, seconds = self._prepare_timed(case, target)
         del prepared
         return {"compile_s": seconds}
 
-    def _verify(self, operation: Operation, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+    def verify(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
+        operation = baselines.get_operation(case.op)
         gradients = case.mode in ("fwbw", "bw")
         checked, portable = check.checked_case(operation, case, self.device)
         inputs = self.inputs.get(operation, checked)
@@ -99,9 +99,9 @@ class Worker:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
 
-    def _prepare_timed(
-        self, operation: Operation, case: Case, target: Implementation | Baseline
-    ) -> tuple[Prepared, float]:
+    def _prepare_timed(self, case: Case, target: Implementation | Baseline) -> tuple[Prepared, float]:
+        """Return the case ready to be timed and the seconds its first call took, compilation included."""
+        operation = baselines.get_operation(case.op)
         gradients = case.mode in ("fwbw", "bw")
         prepared = prepare(operation, case, target, self.inputs.get(operation, case), gradients=gradients)
         call, prepare_call = _timed_parts(prepared, case.mode, self.device)
@@ -178,9 +178,7 @@ def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
     return own.contiguous()
 
 
-def _timed_parts(
-    prepared: Prepared, mode: str, device: str
-) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+def _timed_parts(prepared: Prepared, mode: str, device: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
     forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
     if mode == "fw":
@@ -242,6 +240,8 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
         item = decode_request(request)
         if request["action"] == "compile":
             columns = worker.compile(item.case, item.target)
+        elif request["action"] == "verify":
+            columns = worker.verify(item.case, item.target)
         else:
             columns = worker.run(item.case, item.target, budget_s=request["budget_s"])
         return {"status": "ok", "reason": None, "columns": columns}

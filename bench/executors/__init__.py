@@ -24,7 +24,7 @@ class Limits:
     Attributes:
         timeout_s: seconds after which a case's worker is killed.
         budget_s: seconds of timing after which sampling stops.
-        action: "run", or "compile" to only fill the compilers' caches.
+        action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches.
     """
 
     timeout_s: float

@@ -126,4 +126,3 @@ def run_group(
     finally:
         if worker is not None:
             worker.kill()
-

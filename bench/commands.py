@@ -1,0 +1,145 @@
+"""One function per command of the benchmark; each prints and returns the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..analysis import accelerators
+from . import display, inventory, plan
+from .environment import Environment, probe_environment
+from .plan import PlannedCase, Request
+from .sweep import Outcome, Settings, default_jobs, sweep
+from .verify import verification_plan, verify
+
+WRONG = ("crash", "error", "incorrect")
+INTERRUPTED = 130
+
+
+def sweep_command(
+    request: Request,
+    *,
+    accelerator: str | None,
+    output: Path,
+    timeout_s: float,
+    budget_s: float | None,
+    time_limit_s: float | None,
+    resume: bool,
+    jobs: int | None,
+    executor: str,
+    devices: int,
+    strict: bool,
+    output_format: str,
+) -> int:
+    """Run a sweep, print its tables and the path of its file.
+
+    Returns:
+        0 when every planned case has a row; 1 when cases are left, or with ``strict`` when one crashed, failed or was
+        wrong; 130 after an interrupt.
+
+    Raises:
+        ValueError: bad axes or names.
+    """
+    display.check_format(output_format)
+    if accelerator is not None:
+        accelerator = accelerators.get_accelerator(accelerator).key
+    # Names are checked before the machine is looked at, which takes seconds: a typing mistake answers at once.
+    plan.plan(request, device_kind="cuda")
+    environment = probe_environment()
+    planned = plan.plan(request, device_kind=environment.device_kind)
+    if not planned:
+        raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes here")
+    preset = plan.preset_for(request, environment.device_kind)
+    for line in introduction(request, preset.name, environment, accelerator, planned):
+        display.note(line)
+    settings = Settings(
+        output=output,
+        accelerator=accelerator,
+        timeout_s=timeout_s,
+        budget_s=preset.budget_s if budget_s is None else budget_s,
+        resume=resume,
+        executor=executor,
+        devices=devices,
+        jobs=default_jobs(environment.device_kind) if jobs is None else jobs,
+        time_limit_s=time_limit_s,
+    )
+    outcome = sweep(planned, environment, settings, display.SweepProgress())
+    if output_format == "table":
+        display.print_summary(outcome.records)
+    else:
+        display.show(display.records_as_rows(outcome.records), output_format)
+    for line in conclusion(outcome):
+        display.note(line)
+    return exit_code(outcome, strict=strict)
+
+
+def introduction(
+    request: Request, preset: str, environment: Environment, accelerator: str | None, planned: Sequence[PlannedCase]
+) -> list[str]:
+    """Return the first lines of a sweep: where it measures, about which accelerator, and what it leaves out."""
+    where = f"measuring on {environment.device_name}"
+    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases"]
+    if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
+        name = accelerators.get_accelerator(accelerator).name
+        lines.append(
+            f"no GPU here: rows are CPU measurements of the portable implementations, "
+            f"and model_time_ms is what the runtime model says for the {name}"
+        )
+    elif accelerator is not None and accelerator != environment.device_accelerator:
+        device = environment.device_accelerator or "a device without a known specification"
+        lines.append(
+            f"--gpu {accelerator} is not this device: rows record {device}, model_time_ms is for {accelerator}"
+        )
+    elsewhere = plan.not_planned(request, environment.device_kind)
+    if elsewhere:
+        lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
+    return lines
+
+
+def conclusion(outcome: Outcome) -> list[str]:
+    """Return the last lines of a sweep: where the rows are, and what is left."""
+    lines = [f"recovered from a run that died: {path}" for path in outcome.recovered]
+    if outcome.skipped:
+        lines.append(f"{outcome.skipped} cases were already there")
+    if outcome.remaining:
+        why = "interrupted" if outcome.interrupted else "out of time"
+        lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
+    lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
+    return lines
+
+
+def exit_code(outcome: Outcome, *, strict: bool) -> int:
+    """Return the exit code of a sweep, see :func:`sweep_command`."""
+    if outcome.interrupted:
+        return INTERRUPTED
+    wrong = strict and any(record.status in WRONG for record in outcome.records)
+    return 1 if outcome.remaining or wrong else 0
+
+
+def verify_command(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float, output_format: str) -> int:
+    """Check every implementation against its reference and print the errors; 1 when one is wrong or fails."""
+    display.check_format(output_format)
+    verification_plan(kernel, ops, "cuda")
+    environment = probe_environment()
+    planned = verification_plan(kernel, ops, environment.device_kind)
+    display.note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
+    rows = list(verify(planned, environment, timeout_s=timeout_s))
+    display.show(rows, output_format)
+    return int(any(row["status"] in (*WRONG, "oom", "timeout") for row in rows))
+
+
+def doctor_command(*, output_format: str) -> None:
+    """Print the environment, the outside packages and the known failures."""
+    display.check_format(output_format)
+    environment = probe_environment()
+    sections = {
+        "environment": inventory.environment_rows(environment),
+        "packages": inventory.package_rows(),
+        "known failures": inventory.known_bad_rows(environment),
+    }
+    if output_format == "table":
+        for title, rows in sections.items():
+            display.show(rows, "table", title=title)
+            print()
+        return
+    display.show([{"section": title, **row} for title, rows in sections.items() for row in rows], output_format)

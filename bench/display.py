@@ -1,0 +1,235 @@
+"""What the commands show: progress, tables, JSON and CSV. Standard output gets the data, standard error all else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .case import Record
+from .plan import PlannedCase
+
+FORMATS = ("table", "json", "csv")
+FAILED = ("oom", "timeout", "crash", "error", "incorrect")
+MODE_NAMES = {"fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step"}
+PRINT_EVERY_S = 10.0
+MAX_REASONS = 30
+
+Row = Mapping[str, Any]
+
+
+def note(message: str) -> None:
+    """Print a line for people on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(message, markup=False)
+
+
+def show(rows: Sequence[Row], output_format: str, *, title: str | None = None) -> None:
+    """Print rows as a table, JSON or CSV.
+
+    Raises:
+        ValueError: an unknown format.
+    """
+    if output_format == "json":
+        print(json.dumps(list(rows), indent=2, allow_nan=False))
+    elif output_format == "csv":
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif output_format == "table":
+        _print_table(rows, title)
+    else:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
+
+
+def check_format(output_format: str) -> None:
+    """Refuse an unknown format before any work is done."""
+    if output_format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
+
+
+def _console() -> Console:
+    """Standard output; where it is no terminal, lines are as long as the table needs rather than cut at 80."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=400)
+
+
+def _print_table(rows: Sequence[Row], title: str | None) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for name in columns:
+        numeric = any(isinstance(row.get(name), (int, float)) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in columns))
+    _console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(part) for part in value)
+    return str(value)
+
+
+def describe(item: PlannedCase) -> str:
+    """Return a case in a few words."""
+    case = item.case
+    dims = f" dim {case.head_dim_qk}/{case.head_dim_v}" if case.head_dim_v else ""
+    chunk = f" chunk {case.chunk_size}" if case.chunk_size else ""
+    return f"{case.op} {case.impl} {case.mode} T={case.seq_len}{dims}{chunk}"
+
+
+class SweepProgress:
+    """A progress bar with the case, the time left and the failures so far; without a terminal a line now and then."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._bar: Progress | None = None
+        self._statuses: Counter[str] = Counter()
+        self._total = 0
+        self._what = ""
+        self._printed = self._began = 0.0
+
+    def begin(self, total: int, what: str) -> None:
+        """A pass over ``total`` cases begins."""
+        self._total, self._what, self._statuses = total, what, Counter()
+        self._began = self._printed = time.monotonic()
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("{task.fields[what]}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("[red]{task.fields[failures]}[/red] {task.fields[case]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total, what=what, failures="", case="")
+        self._bar.start()
+
+    def started(self, item: PlannedCase) -> None:
+        """A case runs now."""
+        if self._bar is not None:
+            self._bar.update(self._task, case=describe(item))
+
+    def finished(self, item: PlannedCase, status: str) -> None:
+        """A case has its outcome."""
+        self._statuses[status] += 1
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, failures=self._failures())
+        elif time.monotonic() - self._printed > PRINT_EVERY_S:
+            self._printed = time.monotonic()
+            done = self._statuses.total()
+            left = (self._printed - self._began) / done * (self._total - done)
+            failures = f", {self._failures()}" if self._failures() else ""
+            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {describe(item)}"
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _failures(self) -> str:
+        return ", ".join(f"{self._statuses[status]} {status}" for status in FAILED if self._statuses[status])
+
+    def end(self) -> None:
+        """The pass is over."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def records_as_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return records as rows for :func:`show`."""
+    return [{name: getattr(record, name) for name in Record.__dataclass_fields__} for record in records]
+
+
+def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
+    """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
+
+    A cell holds the median time in ms and the chunk length it was reached with.
+    """
+    ours = [record for record in records if record.time_ms is not None]
+    shapes = sorted({record.seq_len or 0 for record in ours})
+    tables = []
+    for mode, dtype in dict.fromkeys((r.mode, r.dtype) for r in ours):
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        best: dict[tuple[Any, ...], Record] = {}
+        for record in ours:
+            if (record.mode, record.dtype) != (mode, dtype) or record.time_ms is None:
+                continue
+            key = (*_row_key(record), record.seq_len)
+            if key not in best or record.time_ms < (best[key].time_ms or float("inf")):
+                best[key] = record
+        for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2], k[1], k[-1] or 0)):
+            record = best[key]
+            row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
+            row["heads x qk/v"] = _heads(record)
+            row.update({_short(length): row.get(_short(length)) for length in shapes})
+            row[_short(record.seq_len or 0)] = _time_cell(record)
+        tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
+        at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
+        tables.append((f"{MODE_NAMES[mode]}, {dtype}{at}: ms @ best chunk, by sequence length", list(rows.values())))
+    return tables
+
+
+def _row_key(record: Record) -> tuple[Any, ...]:
+    return record.op, record.impl, _heads(record), record.state_dtype
+
+
+def _heads(record: Record) -> str:
+    if record.num_heads is None:
+        return f"{record.channels} channels" if record.channels else ""
+    return f"{record.num_heads} x {record.head_dim_qk}/{record.head_dim_v}"
+
+
+def _labelled(record: Record) -> str:
+    states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
+    return record.impl + states
+
+
+def _short(length: int) -> str:
+    return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else str(length)
+
+
+def _time_cell(record: Record) -> str:
+    chunk = f" @{record.chunk_size}" if record.chunk_size else ""
+    flag = " ?" if record.suspect else ""
+    return f"{record.time_ms:.4g}{chunk}{flag}"
+
+
+def reasons(records: Sequence[Record]) -> list[Row]:
+    """Return one row per distinct (operation, implementation, status, reason) of what is not ok, with the count."""
+    counts = Counter((r.op, r.impl, r.status, r.reason) for r in records if r.status != "ok")
+    return [
+        {"operation": op, "implementation": impl, "status": status, "cases": n, "reason": reason}
+        for (op, impl, status, reason), n in counts.most_common()
+    ]
+
+
+def print_summary(records: Sequence[Record]) -> None:
+    """Print the tables that follow a sweep: the best times, the statuses, and why cases failed."""
+    for title, rows in best_tables(records):
+        _print_table(rows, title)
+        print()
+    statuses = Counter(record.status for record in records)
+    print("cases: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
+    failures = reasons(records)
+    if failures:
+        _print_table(failures[:MAX_REASONS], None)
+        if len(failures) > MAX_REASONS:
+            print(f"and {len(failures) - MAX_REASONS} more reasons in the file")
+    for record in records:
+        if record.suspect:
+            print(f"suspect (? above): {record.op} {record.impl} {record.mode} T={record.seq_len}: {record.suspect}")

@@ -1,0 +1,142 @@
+"""What is here and what works here: kernels, accelerators, packages and known failures, as rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import kernels
+from ..analysis import accelerators
+from . import baselines
+from .case import Case
+from .environment import Environment, version_of
+
+Row = dict[str, Any]
+
+
+def kernel_rows() -> list[Row]:
+    """Return a row per implementation, ours and outside ones, of every kernel family."""
+    rows = []
+    for kernel, ops in kernels.FAMILIES.items():
+        for op in ops:
+            operation = kernels.get_operation(op)
+            for impl in operation.implementations:
+                rows.append(
+                    {
+                        "kernel": kernel,
+                        "op": op,
+                        "impl": impl.name,
+                        "provider": "lrbench",
+                        "devices": "/".join(impl.devices),
+                        "modes": "/".join(impl.modes),
+                        "dtypes": "/".join(impl.dtypes),
+                        "what": impl.summary,
+                    }
+                )
+        for baseline in baselines.baselines_for(kernel):
+            rows.append(
+                {
+                    "kernel": kernel,
+                    "op": baseline.op,
+                    "impl": baseline.name,
+                    "provider": baseline.provider,
+                    "devices": "/".join(baseline.devices),
+                    "modes": "/".join(baseline.modes),
+                    "dtypes": "/".join(baseline.dtypes),
+                    "what": baseline.settings,
+                }
+            )
+    return rows
+
+
+def gpu_rows() -> list[Row]:
+    """Return a row per accelerator that ``--gpu`` takes."""
+    aliases: dict[str, list[str]] = {}
+    for alias, key in accelerators.ALIASES.items():
+        aliases.setdefault(key, []).append(alias)
+    return [
+        {
+            "key": a.key,
+            "also": ", ".join(aliases.get(a.key, ())) or None,
+            "part": a.part,
+            "bf16_tflops": a.matrix_flops.get("bf16", 0) / 1e12 or None,
+            "fp16_tflops": a.matrix_flops.get("fp16", 0) / 1e12 or None,
+            "vector_tflops": a.vector_flops / 1e12,
+            "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
+            "l2_mib": a.l2_bytes / 2**20,
+            "smem_kib": a.smem_bytes / 2**10,
+            "sms": a.sms,
+            "source": a.source,
+        }
+        for a in accelerators.ACCELERATORS.values()
+    ]
+
+
+def environment_rows(environment: Environment) -> list[Row]:
+    """Return the device and the versions as rows of name and value."""
+    names = (
+        "device_kind", "device_name", "device_accelerator", "capability", "device_count", "memory_bytes",
+        "torch_version", "triton_version", "cuda_version", "driver_version", "python_version", "lrbench_version",
+        "git_commit", "git_dirty",
+    )  # fmt: skip
+    return [{"what": name, "value": _text(getattr(environment, name))} for name in names]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def package_rows() -> list[Row]:
+    """Return a row per outside package: the version here and the tested one, or the command that brings it."""
+    rows: dict[str, Row] = {}
+    for baseline in baselines.BASELINES:
+        missing = baselines.availability(baseline)
+        rows.setdefault(
+            baseline.distribution,
+            {
+                "package": baseline.distribution,
+                "version": None if missing else version_of(baseline.distribution),
+                "tested": baseline.tested,
+                "licence": baseline.licence,
+                "missing": missing,
+            },
+        )
+    return list(rows.values())
+
+
+def known_bad_rows(environment: Environment) -> list[Row]:
+    """Return a row per known failure of a baseline, and whether it applies to this machine."""
+    versions = baselines.installed_versions()
+    rows = []
+    for baseline in baselines.BASELINES:
+        for known in baseline.known_bad:
+            sizes = dict(known.at_least)
+            case = Case(
+                kernel=baseline.kernels[0],
+                op=baseline.op,
+                impl=baseline.name,
+                provider=baseline.provider,
+                mode=known.modes[0] if known.modes else baseline.modes[0],
+                dtype=known.dtypes[0] if known.dtypes else baseline.dtypes[0],
+                **sizes,
+            )
+            applies = baselines.known_bad_here(baseline, case, versions, environment.capability) is not None
+            rows.append(
+                {
+                    "impl": baseline.name,
+                    "op": baseline.op,
+                    "applies_here": "yes" if applies else "no",
+                    "when": _condition(known),
+                    "reason": known.reason,
+                    "source": known.source,
+                }
+            )
+    return rows
+
+
+def _condition(known: baselines.KnownBad) -> str:
+    parts = [f"{name} {spec}" for name, spec in known.versions.items()]
+    parts += [f"compute capability {' or '.join(known.architectures)}"] if known.architectures else []
+    parts += [f"mode {' or '.join(known.modes)}"] if known.modes else []
+    parts += [f"dtype {' or '.join(known.dtypes)}"] if known.dtypes else []
+    parts += [f"{name} >= {size}" for name, size in known.at_least.items()]
+    return ", ".join(parts) or "always"

@@ -1,0 +1,155 @@
+"""The command line: parses, calls one function per command, prints. Heavy modules are imported inside commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="lrbench",
+    help="Benchmark sequence-mixing kernels and explain the numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Benchmark sequence-mixing kernels and explain the numbers."""
+
+
+@app.command()
+def sweep(
+    kernel: Annotated[str, typer.Option(help="Kernel family; `lrbench kernels` lists them.")] = "tfla",
+    gpu: Annotated[str | None, typer.Option(help="Accelerator the analysis is about; see `lrbench gpus`.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="quick, default or full [default on a GPU, else quick].")
+    ] = None,
+    op: Annotated[str | None, typer.Option(help="Operations, comma-separated.")] = None,
+    impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated.")] = None,
+    baselines: Annotated[str | None, typer.Option(help="Baselines or packages, or none [all].")] = None,
+    seq_len: Annotated[str | None, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024).")] = None,
+    head_dim: Annotated[str | None, typer.Option(help="Value head dims.")] = None,
+    head_dim_qk: Annotated[
+        str | None, typer.Option(help="Query-key head dims [half the value's for mLSTM, equal elsewhere].")
+    ] = None,
+    chunk_size: Annotated[str | None, typer.Option(help="Chunk lengths.")] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [embedding dim / head dim].")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Batch times sequence length, held constant.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
+    mode: Annotated[str | None, typer.Option(help="fw, fwbw, bw, step.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64.")] = None,
+    state_dtype: Annotated[str | None, typer.Option(help="Dtypes of the states between chunks: fp32, bf16.")] = None,
+    budget: Annotated[float | None, typer.Option(min=0.0, help="Seconds of timing per case.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a case is ended.")] = 120.0,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds after which no case starts; --resume runs the rest.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out cases --output has from this commit.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes that compile ahead on a GPU [cores / 2].")
+    ] = None,
+    executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    devices: Annotated[int, typer.Option(min=1, help="GPUs to spread the implementations over.")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a crash, an error or a wrong result.")] = False,
+    format: Format = "table",
+) -> None:
+    """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
+    from .bench import commands, plan
+
+    request = plan.Request(
+        kernel=kernel,
+        preset=preset,
+        ops=plan.parse_names(op) if op else None,
+        impls=plan.parse_names(impl) if impl else None,
+        baselines=plan.parse_names(baselines) if baselines else None,
+        modes=plan.parse_names(mode) if mode else None,
+        dtypes=plan.parse_names(dtype) if dtype else None,
+        state_dtypes=plan.parse_names(state_dtype) if state_dtype else None,
+        seq_lens=plan.parse_sizes(seq_len) if seq_len else None,
+        head_dims=plan.parse_sizes(head_dim) if head_dim else None,
+        head_dims_qk=plan.parse_sizes(head_dim_qk) if head_dim_qk else None,
+        chunk_sizes=plan.parse_sizes(chunk_size) if chunk_size else None,
+        num_heads=num_heads,
+        tokens=plan.parse_size(tokens) if tokens else None,
+        batch=batch,
+    )
+    code = commands.sweep_command(
+        request,
+        accelerator=gpu,
+        output=output,
+        timeout_s=timeout,
+        budget_s=budget,
+        time_limit_s=time_limit,
+        resume=resume,
+        jobs=jobs,
+        executor=executor,
+        devices=devices,
+        strict=strict,
+        output_format=format,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def verify(
+    kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
+    op: Annotated[str | None, typer.Option(help="Operations, comma-separated [all].")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a case is ended.")] = 120.0,
+    format: Format = "table",
+) -> None:
+    """Check every implementation that runs here against its float64 reference; exit 1 when one is wrong."""
+    from .bench import commands, plan
+
+    ops = plan.parse_names(op) if op else None
+    raise typer.Exit(commands.verify_command(kernel, ops, timeout_s=timeout, output_format=format))
+
+
+@app.command()
+def kernels(format: Format = "table") -> None:
+    """List kernel families, operations and implementations, ours and outside ones."""
+    from .bench import display, inventory
+
+    display.show(inventory.kernel_rows(), format)
+
+
+@app.command()
+def gpus(format: Format = "table") -> None:
+    """List the accelerators the analysis knows, with their rates and sources."""
+    from .bench import display, inventory
+
+    display.show(inventory.gpu_rows(), format)
+
+
+@app.command()
+def doctor(format: Format = "table") -> None:
+    """Show this machine, the packages that are here or missing, and known failures that apply."""
+    from .bench import commands
+
+    commands.doctor_command(output_format=format)
+
+
+def main() -> None:
+    """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        print(f"lrbench: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, RuntimeError) as error:
+        print(f"lrbench: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
