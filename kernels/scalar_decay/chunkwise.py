@@ -22,8 +22,9 @@ recomputes the states and the weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,8 +53,8 @@ class _Group:
     inter: [G, S, L], exp(p - r_i): weight of the state before the chunk.
     update: [G, S, L], exp(c_j - r_L): weight of position j in the state after the chunk.
     decay: [G, S, 1], exp(p - r_L): weight of the state before the chunk in the state after it.
-    factor: [G, S, L], scale exp(b_i + r_i) (plain form).
-    floor: [G, S, L], exp(-m_i), the least denominator (normalised form).
+    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator (exp(-m_i)), or the plain form's only one (1 but for the
+        rounding of r).
     """
 
     start: int
@@ -65,8 +66,7 @@ class _Group:
     inter: Tensor
     update: Tensor
     decay: Tensor
-    factor: Tensor | None
-    floor: Tensor | None
+    floor: Tensor
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,7 +83,7 @@ class _Group:
 
 
 def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> tuple[list[_Group], Tensor | None]:
-    """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last stabiliser [S], float64."""
+    """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last m [S], float64."""
     batch, seq_len, heads = a.shape
     dtype = a.dtype
     a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
@@ -105,7 +105,6 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
         if m is None:
             row = (-b).to(dtype)
             before = torch.zeros_like(b[..., -1:])
-            factor, floor = (options.scale * torch.exp(b + row)).to(dtype), None
         else:
             # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
             total = b[..., -1].cumsum(0) - b[..., -1]
@@ -114,9 +113,9 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
             row = torch.maximum(before, column.cummax(-1).values).to(dtype)
             after = b + row
             before = torch.cat((m[None], after[:-1, :, -1]))[..., None]
-            factor, floor = None, torch.exp(-after).to(dtype)
             m = after[-1, :, -1]
         inter = torch.exp(before - row).to(dtype)
+        floor = torch.exp(-b - row).to(dtype)
         update = torch.exp(column - row[..., -1:]).to(dtype)
         column, rest = column.to(dtype), (column - column.to(dtype)).to(dtype) if dtype != torch.float64 else None
         size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * a.shape[0]))
@@ -133,8 +132,7 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
                     inter=inter[i:j],
                     update=update[i:j],
                     decay=inter[i:j, :, -1:],
-                    factor=None if factor is None else factor[i:j],
-                    floor=None if floor is None else floor[i:j],
+                    floor=floor[i:j],
                 )
             )
         first += num_chunks
@@ -198,35 +196,56 @@ def _normalizer_product(scores: Tensor, query: Tensor, n: Tensor) -> Tensor:
     return inter.add_(scores.sum(-1))
 
 
-def _row_factor(nq: Tensor, group: _Group, scale: float) -> Tensor:
-    """Return scale / max(|scale n^T q|, exp(-m)), [G, S, L]."""
-    return scale / torch.maximum((scale * nq).abs_(), group.floor)
+def _row_factor(nq: Tensor | None, group: _Group, scale: float) -> Tensor:
+    """Return scale / max(|scale n^T q|, floor), [G, S, L]; the plain form has no n."""
+    return scale / (group.floor if nq is None else torch.maximum((scale * nq).abs_(), group.floor))
 
 
-def _flat_state(state: State, normalize: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    c, n, m = state if normalize else (state, None, None)
-    return c.flatten(0, 1), None if n is None else n.flatten(0, 1), m
+class _States(NamedTuple):
+    """C [S, K, V] and, in the normalised form, n [S, K] and m [S] (float64 within this module)."""
+
+    c: Tensor
+    n: Tensor | None = None
+    m: Tensor | None = None
+
+    @classmethod
+    def flatten(cls, parts: Sequence[Tensor]) -> _States:
+        """Merge B and H of C [B, H, K, V] or C, n, m."""
+        return cls(*(x.flatten(0, 1) for x in parts))
+
+    def unflatten(self, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+        """Split S into B and H and round m, C and n making good for it: the state as the caller sees it."""
+        if self.n is None or self.m is None:
+            return (self.c.unflatten(0, shape),)
+        rounded, rest = _round_stabilizer(self.m, self.c.dtype)
+        parts = (self.c * rest[:, None, None], self.n * rest[:, None], rounded)
+        return tuple(x.unflatten(0, shape) for x in parts)
+
+
+def _round_stabilizer(m: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return m in ``dtype`` and the factor exp(m - rounded m) that C and n take for it."""
+    rounded = m.to(dtype)
+    return rounded, torch.exp(m - rounded).to(dtype)
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, u: Tensor | None, state: State, options: _Options
-) -> tuple[Tensor, State]:
-    """Return (h, last state)."""
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, u: Tensor | None, state: _States, options: _Options
+) -> tuple[Tensor, _States]:
+    """Return h and the last state."""
     operands = _Operands(v.dtype)
-    c, n, m = _flat_state(state, options.normalize)
-    c = c.clone()
-    groups, m = _plan(a, u, m, options)
+    c, n = state.c.clone(), state.n
+    groups, m = _plan(a, u, state.m, options)
     h = torch.empty_like(v)
     for group in groups:
         q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
         scores = _products(q_g, k_g.mT).mul_(group.weights())
         query = q_g * group.inter[..., None]
         key = k_g * group.update[..., None]
-        if n is None:
-            factor = group.factor
-        else:
+        nq = None
+        if n is not None:
             n_before, n = _run_normalizer(n, key, group)
-            factor = _row_factor(_normalizer_product(scores, query, n_before), group, options.scale)
+            nq = _normalizer_product(scores, query, n_before)
+        factor = _row_factor(nq, group, options.scale)
         scores, query, key = (operands.round(x) for x in (scores, query, key))
         out = v_g.new_empty(v_g.shape)
         for i, decay in enumerate(group.decay):
@@ -234,17 +253,7 @@ def _forward(
             out[i].baddbmm_(query[i], operands.round(c))
             c.mul_(decay[..., None]).baddbmm_(key[i].mT, v_g[i])
         operands.store(h, group, out.mul_(factor[..., None]))
-    return h, _shape_state(c, n, m, v)
-
-
-def _shape_state(c: Tensor, n: Tensor | None, m: Tensor | None, v: Tensor) -> State:
-    shape = (v.shape[0], v.shape[2])
-    c = c.unflatten(0, shape)
-    if n is None:
-        return c
-    m_rounded = m.to(c.dtype)
-    rest = torch.exp(m - m_rounded).to(c.dtype)
-    return c.mul_(rest.view(*shape, 1, 1)), n.unflatten(0, shape) * rest.view(*shape, 1), m_rounded.view(shape)
+    return h, _States(c, n, m)
 
 
 class _Chunkwise(torch.autograd.Function):
@@ -261,21 +270,19 @@ class _Chunkwise(torch.autograd.Function):
         u: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        h, last = _forward(q, k, v, a, u, state if options.normalize else state[0], options)
+        h, last = _forward(q, k, v, a, u, _States.flatten(state), options)
         ctx.options = options
         ctx.save_for_backward(q, k, v, a, u, h if options.normalizer_gradient else None, *state)
         ctx.set_materialize_grads(False)
-        if not options.normalize:
-            return h, last
-        ctx.mark_non_differentiable(last[2])
-        return h, *last
+        parts = last.unflatten((v.shape[0], v.shape[2]))
+        ctx.mark_non_differentiable(*parts[2:])
+        return h, *parts
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor | None, *dlast: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, a, u, h, *state = ctx.saved_tensors
-        state = tuple(state) if ctx.options.normalize else state[0]
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
-        return None, *_backward(q, k, v, a, u, h, state, ctx.options, dh, dlast)
+        return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.options, dh, dlast)
 
 
 def _run_states(
@@ -307,17 +314,16 @@ def _backward(
     a: Tensor,
     u: Tensor | None,
     h: Tensor | None,
-    state: State,
+    state: _States,
     options: _Options,
     dh: Tensor,
     dlast: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, a, u and the state; ``h`` is the output where the denominator is differentiated."""
+    """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
     operands = _Operands(v.dtype)
-    c, n, m = _flat_state(state, options.normalize)
-    groups, m_last = _plan(a, u, m, options)
-    states, normalizers = _run_states(k, v, c, n, groups, operands)
-    dc, dn = _last_state_gradients(c, n, m_last, dlast)
+    groups, m_last = _plan(a, u, state.m, options)
+    states, normalizers = _run_states(k, v, state.c, state.n, groups, operands)
+    dc, dn = _last_state_gradients(state, m_last, dlast)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     da, du = torch.empty_like(a), None if u is None else torch.empty_like(u)
     for group in reversed(groups):
@@ -329,14 +335,12 @@ def _backward(
         scores = _products(q_g, k_g.mT).mul_(weights)
         query = q_g * group.inter[..., None]
         key = operands.round(k_g * group.update[..., None])
-        factor, dnq = group.factor, None
-        if n_g is not None:
-            nq = _normalizer_product(scores, query, n_g)
-            factor = _row_factor(nq, group, options.scale)
-            if h is not None:
-                nq *= options.scale
-                slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
-                dnq = (operands.load(h, group) * dh_g).sum(-1).mul_(factor).mul_(slope).neg_()[..., None]
+        nq = None if n_g is None else _normalizer_product(scores, query, n_g)
+        factor, dnq = _row_factor(nq, group, options.scale), None
+        if nq is not None and h is not None:
+            nq *= options.scale
+            slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
+            dnq = (operands.load(h, group) * dh_g).sum(-1).mul_(factor).mul_(slope).neg_()[..., None]
         dnum = operands.round(dh_g * factor[..., None])
         dscores = _products(dnum, v_g.mT)
         if dnq is not None:
@@ -358,13 +362,13 @@ def _backward(
             dv_g[i].baddbmm_(key[i], dc_n)
             torch.bmm(c_g[i].flatten(1)[:, None], dc.flatten(1)[..., None], out=dg[i][..., None])
             dc.mul_(decay[..., None]).baddbmm_(query_n[i].mT, dnum[i])
-            if dn is not None:
+            if dn is not None and n_g is not None:
                 dk_g[i] += dn[:, None]
                 dg[i] += (n_g[i] * dn).sum(-1, keepdim=True)
                 dn = dn * decay
                 if dnq is not None:
                     dn += (query[i] * dnq[i]).sum(-2)
-        if dnq is not None:
+        if dnq is not None and n_g is not None:
             torch.addcmul(dq_g, dnq, n_g[..., None, :], out=dq_g)
         dq_g.mul_(group.inter[..., None])
         dk_g.mul_(group.update[..., None])
@@ -379,20 +383,19 @@ def _backward(
         if du is not None:
             operands.store(du[..., None], group, (du_g + dk_state)[..., None])
     shape = (v.shape[0], v.shape[2])
-    dc = dc.unflatten(0, shape)
-    dstate = (dc,) if n is None else (dc, None if dn is None else dn.unflatten(0, shape), None)
+    dstate = (dc.unflatten(0, shape),) if dn is None else (dc.unflatten(0, shape), dn.unflatten(0, shape), None)
     return dq, dk, dv, da, du, *dstate
 
 
 def _last_state_gradients(
-    c: Tensor, n: Tensor | None, m_last: Tensor | None, dlast: tuple[Tensor | None, ...]
+    state: _States, m_last: Tensor | None, dlast: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of C [S, K, V] and n [S, K] as the last chunk leaves them: the converse of _shape_state."""
-    dc = torch.zeros_like(c) if dlast[0] is None else dlast[0].reshape(c.shape).clone()
-    if n is None:
+    """Return the gradients of C and n as the last chunk leaves them: the converse of _States.unflatten."""
+    dc = torch.zeros_like(state.c) if dlast[0] is None else dlast[0].reshape(state.c.shape).clone()
+    if state.n is None or m_last is None:
         return dc, None
-    dn = torch.zeros_like(n) if dlast[1] is None else dlast[1].reshape(n.shape)
-    rest = torch.exp(m_last - m_last.to(c.dtype)).to(c.dtype)[:, None]
+    dn = torch.zeros_like(state.n) if dlast[1] is None else dlast[1].reshape(state.n.shape)
+    rest = _round_stabilizer(m_last, dc.dtype)[1][:, None]
     return dc.mul_(rest[..., None]), dn * rest
 
 
@@ -409,7 +412,7 @@ def chunkwise(
     return_last_state: bool = False,
     normalize: bool = False,
     normalizer_gradient: bool = False,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, Any]:
     """Compute the recurrence of reference.py chunk by chunk, with a backward pass of its own.
 
     Args:
@@ -434,11 +437,13 @@ def chunkwise(
         normalizer_gradient=normalize and normalizer_gradient,
     )
     state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
-    parts = tuple(state) if normalize else (state,)
+    parts = (state,) if isinstance(state, Tensor) else tuple(state)
     inputs = (q, k, v, log_decay, log_input, *parts)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        h, *last_parts = _Chunkwise.apply(options, *inputs)
-        last: State = tuple(last_parts) if normalize else last_parts[0]
+        h, *last = _Chunkwise.apply(options, *inputs)
     else:
-        h, last = _forward(q, k, v, log_decay, log_input, state, options)
-    return (h, last) if return_last_state else h
+        h, last_state = _forward(q, k, v, log_decay, log_input, _States.flatten(parts), options)
+        last = last_state.unflatten((v.shape[0], v.shape[2])) if return_last_state else ()
+    if not return_last_state:
+        return h
+    return h, tuple(last) if normalize else last[0]

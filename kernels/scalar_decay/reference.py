@@ -58,7 +58,7 @@ def recurrent(
     return_last_state: bool = False,
     normalize: bool = False,
     normalizer_gradient: bool = False,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, Any]:
     """Run the recurrence one step at a time; this is the definition.
 
     Args:
@@ -95,6 +95,7 @@ def recurrent(
             outputs.append(torch.einsum("bhkv,bhk->bhv", c, query) / denominator[..., None])
         last: State = (c, n, m)
     else:
+        assert isinstance(state, Tensor)
         c = state
         for t in range(q.shape[1]):
             decay = torch.exp(log_decay[:, t])[..., None, None]
@@ -136,7 +137,7 @@ def parallel(
     normalize: bool = False,
     normalizer_gradient: bool = False,
     gate_dtype: torch.dtype = torch.float64,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, Any]:
     """Compute the recurrence as one masked product, quadratic in T.
 
         h = (scale Q K^T * D) V,  D_ij = exp(b_i - b_j + u_j) for j <= i, else 0
