@@ -218,15 +218,21 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), facecolor="white")
 
 
+def check_format(path: str | Path) -> Path:
+    """Return ``path``; ValueError where its ending is no figure format, before anything is drawn."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"output must end in one of {', '.join(FORMATS)}, got {path.name!r}")
+    return path
+
+
 def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
     Raises:
         ValueError: another ending.
     """
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"output must end in one of {', '.join(FORMATS)}, got {path.name!r}")
+    path = check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix.lower()]
     with styled():

@@ -39,6 +39,14 @@ def load_results(
         ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
             or a column that does not cast without loss.
     """
+    table = read_table(paths, columns, samples=samples)
+    return with_derived(table.to_pandas(split_blocks=True, self_destruct=True))
+
+
+def read_table(
+    paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None, *, samples: bool = False
+) -> pa.Table:
+    """Load results as :func:`load_results` does, but as an arrow table: without pandas and without derived columns."""
     import pyarrow as pa
 
     from ..bench.store import arrow_schema
@@ -52,8 +60,7 @@ def load_results(
             raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
         wanted = [name for name in schema.names if name in set(columns)]
     schema = pa.schema([schema.field(name) for name in wanted])
-    tables = [_read(path, schema) for path in result_files(paths)]
-    return with_derived(pa.concat_tables(tables).to_pandas(split_blocks=True, self_destruct=True))
+    return pa.concat_tables([_read(path, schema) for path in result_files(paths)])
 
 
 def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:

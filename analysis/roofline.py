@@ -1,6 +1,6 @@
 """Roofline figure: FLOP/s over arithmetic intensity, accelerators' roofs and the points measured on them.
 
-Roofline(alpha, beta) = min(beta I, alpha) (TFLA paper, eq. 120). A point stands on the roof of the device that measured
+Roofline(alpha, beta) = min(beta I, alpha) (TFLA paper, eq. 121). A point stands on the roof of the device that measured
 it and on no other: rows from a CPU or from another GPU are left out of a GPU's figure, and the note says how many.
 """
 

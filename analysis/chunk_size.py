@@ -1,0 +1,252 @@
+"""Which chunk length is best: in FLOPs, in the runtime model, and in what was measured.
+
+Per chunk, FLOPs are a L^2 + b L + c and bytes p L + q, so per token the runtime model is
+(a L + b + c / L) / alpha + (p + q / L) / beta. It is least at
+
+    L_opt,FLOP = sqrt(c / a)    (TFLA paper, eq. 113)
+    L_opt,Runtime = sqrt((c + I_acc q) / a)    (eq. 123), I_acc = alpha / beta
+
+which for mLSTMsig, with the paper's printed total, are the paper's closed forms; every other chunkwise operation goes
+the same way with its own parts. The coefficients are read off the count formulas themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .accelerators import Accelerator
+from .counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
+from .counts.model import DTYPE_BYTES
+from .runtime_model import flop_rate, runtime_model
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MIN_CHUNK, MAX_CHUNK = 16, 4096
+"""Chunk lengths that kernels run: powers of two in this range, no longer than the sequence."""
+
+CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """FLOPs a L^2 + b L + c and bytes p L + q of one chunk and head."""
+
+    a: float
+    b: float
+    c: float
+    p: float
+    q: float
+
+    def flop_optimal(self) -> float:
+        """Return the chunk length of least FLOPs (eq. 113)."""
+        return math.sqrt(self.c / self.a)
+
+    def runtime_optimal(self, intensity: float) -> float:
+        """Return the chunk length of least tau_FLOPs + tau_bytes (eq. 123) for an accelerator of ``intensity``."""
+        return math.sqrt((self.c + intensity * self.q) / self.a)
+
+
+def coefficients(
+    op: str,
+    *,
+    head_dim_qk: int,
+    head_dim_v: int,
+    causal_factor: float,
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    mode: str = "fw",
+) -> Coefficients:
+    """Return the coefficients of one chunk; for mLSTMsig forward those of the paper's printed total.
+
+    Raises:
+        ValueError: an operation without a chunkwise formulation, or a mode other than fw, bw, fwbw.
+    """
+    if op not in CHUNKWISE_OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {op!r}")
+    passes = {"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")}.get(mode)
+    if passes is None:
+        raise ValueError(f"mode must be one of fw, bw, fwbw for a chunk size, got {mode!r}")
+    width = DTYPE_BYTES[dtype]
+    head = Head(
+        length=0,
+        d_qk=head_dim_qk,
+        d_v=head_dim_v,
+        causal=causal_factor,
+        widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
+    )
+    at = [[_chunk(op, dataclasses.replace(head, length=length), each) for each in passes] for length in (0, 1, 2)]
+    flops = [float(sum(tally.flops for tally in tallies)) for tallies in at]
+    moved = [float(sum(tally.bytes for tally in tallies)) for tallies in at]
+    a = (flops[2] - 2 * flops[1] + flops[0]) / 2
+    return Coefficients(a=a, b=flops[1] - flops[0] - a, c=flops[0], p=moved[1] - moved[0], q=moved[0])
+
+
+def _chunk(op: str, head: Head, mode: str) -> Tally:
+    if op == "gla":
+        return baselines.gla_chunk_forward(head) if mode == "fw" else baselines.gla_chunk_backward(head)
+    if mode == "bw":
+        return scalar_decay.chunk_backward(op, head)
+    if op in mlstm.OPERATIONS:
+        return mlstm.chunk(op, head, published=op == "mlstm_sig")
+    return scalar_decay.chunk_forward(op, head)
+
+
+def feasible_chunks(seq_len: int) -> tuple[int, ...]:
+    """Return the chunk lengths that kernels run for a sequence: powers of two from 16, no longer than it."""
+    limit = min(seq_len, MAX_CHUNK)
+    return tuple(2**n for n in range(MIN_CHUNK.bit_length() - 1, limit.bit_length()) if 2**n <= limit)
+
+
+def chunk_size_report(
+    op: str,
+    accelerator: Accelerator,
+    *,
+    head_dim_v: int,
+    head_dim_qk: int,
+    seq_len: int = 8192,
+    batch: int = 8,
+    num_heads: int | None = None,
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    causal_factor: float | None = None,
+    mode: str = "fw",
+    impl: str = "tfla",
+    results: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
+
+    Args:
+        op: a chunkwise operation.
+        accelerator: whose rates the model takes and whose measurements count.
+        num_heads: None means an embedding dim of 4096.
+        causal_factor: share of the intra-chunk square that is computed, in [0.5, 1]. None: 0.5 in the closed forms and
+            rounded up to whole tiles for each candidate.
+        impl: the implementation whose measurements are looked up.
+        results: files or folders of results; none means that nothing is looked up.
+
+    Returns:
+        flop_optimal, runtime_optimal: the real-valued closed forms.
+        runtime_optimal_feasible: the candidate of least modelled time (upper, eq. 118).
+        measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
+            None where nothing was measured.
+        candidates: one mapping per feasible chunk length, modelled and measured.
+
+    Raises:
+        ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
+    """
+    chunks = feasible_chunks(seq_len)
+    if not chunks:
+        raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
+    sizes: dict[str, int] = {
+        "batch": batch,
+        "seq_len": seq_len,
+        "num_heads": num_heads or max(1, 4096 // head_dim_v),
+        "head_dim_qk": head_dim_qk,
+        "head_dim_v": head_dim_v,
+    }
+    counted = [
+        count(
+            op,
+            batch=sizes["batch"],
+            seq_len=seq_len,
+            num_heads=sizes["num_heads"],
+            head_dim_qk=head_dim_qk,
+            head_dim_v=head_dim_v,
+            formulation="chunkwise",
+            mode=mode,
+            chunk_size=chunk,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            causal_factor=causal_factor,
+        )
+        for chunk in chunks
+    ]
+    closed = coefficients(
+        op,
+        head_dim_qk=head_dim_qk,
+        head_dim_v=head_dim_v,
+        causal_factor=causal_factor or 0.5,
+        dtype=dtype,
+        state_dtype=state_dtype,
+        mode=mode,
+    )
+    intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
+    key: dict[str, Any] = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": state_dtype, **sizes}
+    measured = measured_chunks(results, {**key, "device_accelerator": accelerator.key})
+    candidates: list[dict[str, Any]] = []
+    for chunk, each in zip(chunks, counted, strict=True):
+        model = runtime_model(each, accelerator, dtype)
+        row = measured.get(chunk, {})
+        candidates.append(
+            {
+                "chunk_size": chunk,
+                "model_upper_ms": model.upper_ms,
+                "model_lower_ms": model.lower_ms,
+                "bound": model.bound,
+                "flops": each.flops,
+                "bytes": each.bytes,
+                "intensity": each.intensity,
+                "causal_factor": each.causal_factor,
+                "measured_ms": row.get("time_ms"),
+                "peak_memory_bytes": row.get("peak_memory_bytes"),
+            }
+        )
+    best_modelled = min(candidates, key=lambda each: each["model_upper_ms"])
+    timed = [each for each in candidates if each["measured_ms"] is not None]
+    best_measured = min(timed, key=lambda each: each["measured_ms"]) if timed else None
+    regret = None
+    if best_measured is not None and best_modelled["measured_ms"] is not None:
+        regret = best_modelled["measured_ms"] - best_measured["measured_ms"]
+    return {
+        "op": op,
+        "impl": impl,
+        "mode": mode,
+        "accelerator": accelerator.key,
+        "accelerator_intensity": intensity,
+        **sizes,
+        "flop_optimal": closed.flop_optimal(),
+        "runtime_optimal": closed.runtime_optimal(intensity),
+        "runtime_optimal_feasible": best_modelled["chunk_size"],
+        "measured_best": best_measured["chunk_size"] if best_measured else None,
+        "regret_ms": regret,
+        "candidates": candidates,
+    }
+
+
+def default_results(key: str) -> tuple[Path, ...]:
+    """Return the folder of committed results of an accelerator, where there is one."""
+    folder = Path(__file__).resolve().parent.parent / "results" / key
+    return (folder,) if folder.is_dir() and any(folder.rglob("*.parquet")) else ()
+
+
+def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return chunk length -> newest measured time and memory of the rows that match ``key`` in every column.
+
+    Reads the few columns it needs without pandas, so that the command line answers at once.
+    """
+    measured: dict[int, dict[str, Any]] = {}
+    if not results:
+        return measured
+    for row in sorted(_matching(results, key), key=lambda row: row["measured_at"] or ""):
+        measured[row["chunk_size"]] = row
+    return measured
+
+
+def _matching(results: Sequence[Path], key: Mapping[str, Any]) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from .frames import read_table
+
+    wanted = ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
+    table: pa.Table = read_table(results, ["status", *key, *wanted])
+    mask = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["chunk_size"]))
+    for column, value in key.items():
+        mask = pc.and_kleene(mask, pc.equal(table[column], pa.scalar(value, table[column].type)))
+    return table.filter(mask).select(wanted).to_pylist()

@@ -1,0 +1,333 @@
+"""The analysis commands of the command line: count, chunk-size, predict, plot, roofline.
+
+:func:`register` adds them to a Typer app. What they need of other folders (the operations of a kernel family, printing)
+is handed in, because analysis imports neither kernels nor the command line; heavy modules are imported inside commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Show = Callable[[Sequence[Mapping[str, Any]], str], None]
+"""Prints rows in a format: table, json or csv."""
+
+ResolveOperation = Callable[[str, str | None], str]
+"""(kernel family, operation or None) -> operation, the family's first by default; ValueError lists the known ones."""
+
+Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
+Kernel = Annotated[str, typer.Argument(help="Kernel family (tfla), or an operation.")]
+Op = Annotated[str | None, typer.Option(help="Operation [the family's first].")]
+SeqLen = Annotated[str, typer.Option(help="Sequence length; 8k = 8192.")]
+Batch = Annotated[int, typer.Option(help="Batch.")]
+NumHeads = Annotated[int | None, typer.Option(help="Heads [4096 / head dim].")]
+HeadDim = Annotated[int, typer.Option(help="Value head dim.")]
+HeadDimQk = Annotated[int | None, typer.Option(help="Query-key head dim [half for mLSTM, else equal].")]
+Dtype = Annotated[str, typer.Option(help="Dtype of the inputs: bf16, fp16, fp32, fp64.")]
+StateDtype = Annotated[str, typer.Option(help="Dtype of the states between chunks: fp32, bf16.")]
+CausalFactor = Annotated[
+    float | None, typer.Option(help="Share of the causal square computed, 0.5 to 1 [whole tiles].")
+]
+Gpu = Annotated[str, typer.Option(help="Accelerator; see `lrbench gpus`.")]
+Mode = Annotated[str, typer.Option(help="fw, bw, fwbw or step.")]
+Results = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Figure file: .png, .svg or .pdf.")]
+
+
+def parse_size(text: str) -> int:
+    """Return "8k" as 8192, "1m" as 2^20, "300" as 300; ValueError for anything but a positive integer."""
+    multiplier = {"k": 1024, "m": 1024**2}.get(text[-1:].lower(), 1)
+    digits = text[:-1] if multiplier > 1 else text
+    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+        raise ValueError(f"a size must be a positive integer such as 512 or 8k, got {text!r}")
+    return int(digits) * multiplier
+
+
+def parse_list(text: str | None) -> tuple[str, ...] | None:
+    """Return "a,b" as ("a", "b"), None as None."""
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+
+
+def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperation) -> None:
+    """Add the analysis commands to ``app``.
+
+    Args:
+        show: prints rows; called with the format that the user chose.
+        resolve_operation: turns a kernel family and ``--op`` into an operation's name.
+    """
+
+    @app.command("count")
+    def count_command(
+        kernel: Kernel,
+        op: Op = None,
+        formulation: Annotated[str | None, typer.Option(help="chunkwise, parallel, recurrent, ...")] = None,
+        mode: Mode = "fw",
+        seq_len: SeqLen = "8k",
+        batch: Batch = 1,
+        num_heads: Annotated[int, typer.Option(help="Heads.")] = 1,
+        head_dim: HeadDim = 256,
+        head_dim_qk: HeadDimQk = None,
+        channels: Annotated[int | None, typer.Option(help="Channels, of operations without heads.")] = None,
+        chunk_size: Annotated[str | None, typer.Option(help="Chunk length, of chunkwise formulations [128].")] = None,
+        causal_factor: CausalFactor = None,
+        dtype: Dtype = "bf16",
+        gate_dtype: Annotated[str | None, typer.Option(help="Dtype of the gates [the inputs'].")] = None,
+        state_dtype: StateDtype = "fp32",
+        counting: Annotated[str, typer.Option(help="detailed, or published: what a paper prints.")] = "detailed",
+        factor: Annotated[list[str] | None, typer.Option(help="Cost of a function: exp=4; repeatable.")] = None,
+        format: Format = "table",
+    ) -> None:
+        """Count the FLOPs and bytes of a problem, part by part."""
+        from .counts import FORMULATIONS, Factors, count
+
+        operation = resolve_operation(kernel, op)
+        chosen = formulation or ("recurrent" if mode == "step" else FORMULATIONS[operation][0])
+        chunked = chosen in ("chunkwise", "fused")
+        length = parse_size(seq_len)
+        chunk = parse_size(chunk_size) if chunk_size else min(128, length)
+        result = count(
+            operation,
+            formulation=chosen,
+            mode=mode,
+            seq_len=length,
+            batch=batch,
+            num_heads=num_heads,
+            head_dim_qk=head_dim_qk or default_head_dim_qk(operation, head_dim),
+            head_dim_v=head_dim,
+            channels=channels or (head_dim if operation == "selective_scan" else None),
+            chunk_size=chunk if chunked else None,
+            dtype=dtype,
+            gate_dtype=gate_dtype,
+            state_dtype=state_dtype,
+            causal_factor=causal_factor,
+            counting=counting,
+            factors=Factors.parse(factor) if factor else None,
+        )
+        if format == "json":
+            show_object(result.as_dict())
+            return
+        rows: list[dict[str, Any]] = [{"part": name, "flops": value} for name, value in result.parts.items()]
+        rows += [{"part": name, "bytes": value} for name, value in result.byte_parts.items()]
+        rows.append({"part": "total", "flops": result.flops, "bytes": result.bytes})
+        rows.append({"part": "on tensor cores", "flops": result.tensor_flops})
+        rows.append({"part": "compulsory", "bytes": result.compulsory_bytes})
+        show(rows, format)
+        if format == "table":
+            print(f"intensity {result.intensity:.4g} FLOP per byte, causal factor {result.causal_factor}")
+
+    @app.command("chunk-size")
+    def chunk_size_command(
+        kernel: Kernel,
+        op: Op = None,
+        gpu: Gpu = "h100",
+        mode: Mode = "fw",
+        seq_len: SeqLen = "8k",
+        batch: Batch = 8,
+        num_heads: NumHeads = None,
+        head_dim: HeadDim = 256,
+        head_dim_qk: HeadDimQk = None,
+        dtype: Dtype = "bf16",
+        state_dtype: StateDtype = "fp32",
+        causal_factor: CausalFactor = None,
+        impl: Annotated[str, typer.Option(help="Implementation whose measurements are looked up.")] = "tfla",
+        results: Annotated[
+            list[Path] | None, typer.Option(help="Result files or folders [the committed ones of --gpu].")
+        ] = None,
+        format: Format = "table",
+    ) -> None:
+        """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
+        from .accelerators import get_accelerator
+        from .chunk_size import chunk_size_report, default_results
+
+        operation = resolve_operation(kernel, op)
+        accelerator = get_accelerator(gpu)
+        report = chunk_size_report(
+            operation,
+            accelerator,
+            head_dim_v=head_dim,
+            head_dim_qk=head_dim_qk or default_head_dim_qk(operation, head_dim),
+            seq_len=parse_size(seq_len),
+            batch=batch,
+            num_heads=num_heads,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            causal_factor=causal_factor,
+            mode=mode,
+            impl=impl,
+            results=tuple(results) if results else default_results(accelerator.key),
+        )
+        if format == "json":
+            show_object(report)
+            return
+        show(report["candidates"], format)
+        if format == "table":
+            print(
+                f"best for FLOPs: {report['flop_optimal']:.1f}; for the modelled time on {accelerator.part}: "
+                f"{report['runtime_optimal']:.1f}, of the feasible ones {report['runtime_optimal_feasible']}"
+            )
+            best, regret = report["measured_best"], report["regret_ms"]
+            lost = "" if regret is None else f"; the modelled choice takes {regret:.4g} ms more"
+            print(f"measured best: {best}{lost}" if best else f"not measured for {impl} on {accelerator.key}")
+
+    @app.command("predict")
+    def predict_command(
+        kernel: Kernel,
+        op: Op = None,
+        impl: Annotated[str, typer.Option(help="Implementation.")] = "tfla",
+        gpu: Gpu = "h100",
+        mode: Mode = "fw",
+        seq_len: SeqLen = "8k",
+        batch: Batch = 8,
+        num_heads: NumHeads = None,
+        head_dim: HeadDim = 256,
+        head_dim_qk: HeadDimQk = None,
+        channels: Annotated[int | None, typer.Option(help="Channels, of operations without heads.")] = None,
+        chunk_size: Annotated[str | None, typer.Option(help="Chunk length [128].")] = None,
+        dtype: Dtype = "bf16",
+        state_dtype: StateDtype = "fp32",
+        results: Annotated[
+            list[Path] | None, typer.Option(help="Results to fit efficiencies to; without them the model's bounds.")
+        ] = None,
+        format: Format = "table",
+    ) -> None:
+        """Predict a time on an accelerator: an interval, never a bare number."""
+        from .accelerators import get_accelerator
+        from .counts import count_case
+        from .efficiency import fit_efficiency, predict
+
+        operation = resolve_operation(kernel, op)
+        accelerator = get_accelerator(gpu)
+        sizes = {
+            "batch": batch,
+            "seq_len": parse_size(seq_len),
+            "num_heads": num_heads or max(1, 4096 // head_dim),
+            "head_dim_qk": head_dim_qk or default_head_dim_qk(operation, head_dim),
+            "head_dim_v": head_dim,
+            "chunk_size": parse_size(chunk_size or "128"),
+        }
+        if operation == "selective_scan":
+            sizes |= {"channels": channels or 4096}
+        counted = count_case(operation, impl, mode, dtype, state_dtype, sizes)
+        if counted is None:
+            raise ValueError(f"mode must be one that is counted for {operation} {impl}, got {mode!r}")
+        fit = None
+        if results:
+            from .frames import load_results
+
+            fit = fit_efficiency(load_results(results), operation, impl, mode, dtype)
+            if fit is None:
+                raise ValueError(
+                    f"results must hold enough measured rows of {operation} {impl} {mode} {dtype}, got fewer"
+                )
+        prediction = predict(counted, accelerator, dtype, fit)
+        row = {
+            "op": operation,
+            "impl": impl,
+            "mode": mode,
+            "accelerator": accelerator.key,
+            **sizes,
+            "low_ms": prediction.low_ms,
+            "high_ms": prediction.high_ms,
+            "time_ms": prediction.time_ms,
+            "model_lower_ms": prediction.model.lower_ms,
+            "model_upper_ms": prediction.model.upper_ms,
+            "bound": prediction.model.bound,
+            "interval": "90 % of rows left out of the fit" if fit else "full overlap to no overlap at full rate",
+            "fitted_on": fit.accelerator if fit else None,
+            "fitted_rows": fit.rows if fit else None,
+            "median_error": fit.median_error if fit else None,
+            "worst_error": fit.worst_error if fit else None,
+        }
+        if format == "json":
+            show_object(row)
+        else:
+            show([row] if format == "csv" else [{"": name, "value": value} for name, value in row.items()], format)
+
+    @app.command("plot")
+    def plot_command(
+        kind: Annotated[str, typer.Argument(help="runtime, chunk-size, head-dim or memory.")],
+        results: Results,
+        output: Output = Path("figure.png"),
+        device: Annotated[str | None, typer.Option(help="Measured device, where results hold several.")] = None,
+        dtype: Annotated[str | None, typer.Option(help="Dtype [the one with most rows].")] = None,
+        state_dtype: Annotated[str | None, typer.Option(help="Dtype of states [fp32].")] = None,
+        tokens: Annotated[str | None, typer.Option(help="Batch x sequence length [the one with most rows].")] = None,
+        head_dim: Annotated[int | None, typer.Option(help="Value head dim [the one with most rows].")] = None,
+        seq_len: Annotated[str | None, typer.Option(help="Sequence length, where one is shown [8k].")] = None,
+        mode: Annotated[str | None, typer.Option(help="Modes, comma-separated [all].")] = None,
+        op: Annotated[str | None, typer.Option(help="Operations, comma-separated [all].")] = None,
+        impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [all].")] = None,
+    ) -> None:
+        """Draw a figure from results: PNG, SVG or PDF by the file's ending."""
+        from .figure_style import check_format, save_figure
+        from .frames import load_results
+        from .plots import KINDS, Selection, plot
+
+        check_format(output)
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        selection = Selection(
+            device=device,
+            dtype=dtype,
+            state_dtype=state_dtype,
+            tokens=parse_size(tokens) if tokens else None,
+            head_dim=head_dim,
+            seq_len=parse_size(seq_len) if seq_len else None,
+            modes=parse_list(mode),
+            ops=parse_list(op),
+            impls=parse_list(impl),
+        )
+        print(save_figure(plot(kind, load_results(results), selection), output))
+
+    @app.command("roofline")
+    def roofline_command(
+        results: Results,
+        gpu: Gpu = "h200",
+        output: Output = Path("roofline.png"),
+        beside: Annotated[str | None, typer.Option(help="Further accelerators' roofs, comma-separated.")] = None,
+        dtype: Annotated[str | None, typer.Option(help="Dtype [the one with most rows].")] = None,
+        state_dtype: Annotated[str | None, typer.Option(help="Dtype of states [fp32].")] = None,
+        tokens: Annotated[str | None, typer.Option(help="Batch x sequence length [the one with most rows].")] = None,
+        head_dim: Annotated[int | None, typer.Option(help="Value head dim [the one with most rows].")] = None,
+        seq_len: Annotated[str | None, typer.Option(help="Sequence length [8k].")] = None,
+        mode: Annotated[str | None, typer.Option(help="Modes, comma-separated [all].")] = None,
+        op: Annotated[str | None, typer.Option(help="Operations, comma-separated [all].")] = None,
+        impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [all].")] = None,
+    ) -> None:
+        """Draw an accelerator's roofline with the points measured on it."""
+        from .accelerators import get_accelerator
+        from .figure_style import check_format, save_figure
+        from .frames import load_results
+        from .plots import Selection
+        from .roofline import roofline
+
+        check_format(output)
+        get_accelerator(gpu)
+        selection = Selection(
+            dtype=dtype,
+            state_dtype=state_dtype,
+            tokens=parse_size(tokens) if tokens else None,
+            head_dim=head_dim,
+            seq_len=parse_size(seq_len) if seq_len else None,
+            modes=parse_list(mode),
+            ops=parse_list(op),
+            impls=parse_list(impl),
+        )
+        print(save_figure(roofline(load_results(results), gpu, selection, beside=parse_list(beside) or ()), output))
+
+
+def default_head_dim_qk(op: str, head_dim: int) -> int:
+    """Return the query-key head dim that goes with a value head dim: half of it for mLSTM, 16 for Mamba's state."""
+    if op == "selective_scan":
+        return 16
+    return max(1, head_dim // 2) if op in ("mlstm_sig", "mlstm_exp") else head_dim
+
+
+def show_object(value: Mapping[str, Any]) -> None:
+    """Print one JSON object."""
+    import json
+
+    print(json.dumps(value, indent=2, allow_nan=False))

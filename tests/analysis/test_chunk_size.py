@@ -1,0 +1,159 @@
+"""Optimal chunk lengths: the paper's closed forms, agreement with brute force, and measured regret."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lrbench.analysis.accelerators import get_accelerator
+from lrbench.analysis.chunk_size import (
+    CHUNKWISE_OPERATIONS,
+    chunk_size_report,
+    coefficients,
+    default_results,
+    feasible_chunks,
+)
+from lrbench.analysis.counts import count
+from lrbench.analysis.runtime_model import upper_time_ms
+
+from . import rows as made
+
+H100, H200 = get_accelerator("h100"), get_accelerator("h200")
+
+
+@pytest.mark.parametrize("d_v", [64, 128, 512])
+@pytest.mark.parametrize("p_qk", [0.5, 1.0])
+@pytest.mark.parametrize("causal", [0.5, 0.66, 1.0])
+@pytest.mark.parametrize("state_dtype", ["fp32", "bf16"])
+def test_closed_forms_are_the_papers(d_v: int, p_qk: float, causal: float, state_dtype: str) -> None:
+    """Equations 113 and 123."""
+    closed = coefficients(
+        "mlstm_sig", head_dim_qk=int(p_qk * d_v), head_dim_v=d_v, causal_factor=causal, state_dtype=state_dtype
+    )
+    cells, state_bytes = d_v**2 * p_qk, {"fp32": 4, "bf16": 2}[state_dtype]
+    denominator = 2 * causal * (d_v * (1 + p_qk) + 3) + 1
+    assert closed.flop_optimal() == pytest.approx(math.sqrt((2 * cells + 5) / denominator))
+    intensity = 989e12 / 3.35e12
+    numerator = 2 * cells + 5 + 2 * intensity * cells * state_bytes
+    assert closed.runtime_optimal(intensity) == pytest.approx(math.sqrt(numerator / denominator))
+
+
+@pytest.mark.parametrize("op", CHUNKWISE_OPERATIONS)
+@pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
+def test_closed_forms_are_where_the_counts_are_least(op: str, mode: str) -> None:
+    """Brute force over every chunk length that divides a long sequence finds the closed form's neighbourhood."""
+    closed = coefficients(op, head_dim_qk=128, head_dim_v=256, causal_factor=0.5, mode=mode)
+    sizes = {"seq_len": 2**14 * 3 * 5, "head_dim_qk": 128, "head_dim_v": 256, "num_groups": 1, "causal_factor": 0.5}
+    divisors = [n for n in range(1, 4000) if sizes["seq_len"] % n == 0]
+    counted = {n: count(op, mode=mode, chunk_size=n, **sizes) for n in divisors}
+    tolerance = 1.25
+    best = min(divisors, key=lambda n: counted[n].flops)
+    assert best / tolerance <= closed.flop_optimal() <= best * tolerance
+    best = min(divisors, key=lambda n: upper_time_ms(counted[n], H100, "bf16"))
+    assert best / tolerance <= closed.runtime_optimal(H100.intensity("bf16")) <= best * tolerance
+
+
+def test_coefficients_reproduce_the_counts_of_any_chunk() -> None:
+    closed = coefficients("simple_gla", head_dim_qk=64, head_dim_v=96, causal_factor=0.75)
+    for length in (16, 100, 1024):
+        one = count("simple_gla", seq_len=length, chunk_size=length, head_dim_qk=64, head_dim_v=96, causal_factor=0.75)
+        assert one.flops == pytest.approx(closed.a * length**2 + closed.b * length + closed.c)
+        assert one.bytes == pytest.approx(closed.p * length + closed.q)
+
+
+def test_optimum_grows_with_intensity_and_state_width() -> None:
+    """Figures 24 and 25."""
+    wide, narrow = (
+        coefficients("mlstm_sig", head_dim_qk=128, head_dim_v=256, causal_factor=0.5, state_dtype=dtype)
+        for dtype in ("fp32", "bf16")
+    )
+    optima = [wide.runtime_optimal(get_accelerator(key).intensity("fp16")) for key in ("v100", "a100", "h100")]
+    assert optima == sorted(optima)
+    assert wide.runtime_optimal(295) > narrow.runtime_optimal(295) > wide.flop_optimal() == narrow.flop_optimal()
+
+
+def test_feasible_chunks() -> None:
+    assert feasible_chunks(100) == (16, 32, 64)
+    assert feasible_chunks(16) == (16,)
+    assert feasible_chunks(15) == ()
+    assert feasible_chunks(2**20)[-1] == 4096
+
+
+def test_report_without_measurements() -> None:
+    report = chunk_size_report("mlstm_sig", H100, head_dim_v=512, head_dim_qk=256, causal_factor=0.5)
+    assert report["flop_optimal"] == pytest.approx(18.43, abs=0.01)
+    assert report["runtime_optimal"] == pytest.approx(633.5, abs=0.1)
+    assert report["runtime_optimal_feasible"] == 512
+    assert report["measured_best"] is report["regret_ms"] is None
+    assert [each["chunk_size"] for each in report["candidates"]] == list(feasible_chunks(8192))
+    assert {each["causal_factor"] for each in report["candidates"]} == {0.5}
+
+
+def test_report_with_measurements(tmp_path: Path) -> None:
+    times = {64: 2.0, 128: 1.5, 256: 1.2, 512: 1.3, 1024: 1.9}
+    rows = [made.row(made.case("mlstm_sig", "tfla", chunk_size=c), time_ms=t) for c, t in times.items()]
+    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=128, mode="fwbw"), time_ms=0.1))
+    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=128), time_ms=0.1, accelerator="h100"))
+    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=32), status="oom", reason="out of memory"))
+    made.write(rows, tmp_path / "results.parquet")
+    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, results=(tmp_path,))
+    measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"]}
+    assert {chunk: time_ms for chunk, time_ms in measured.items() if time_ms is not None} == times
+    assert report["measured_best"] == 256
+    assert report["runtime_optimal_feasible"] == 512
+    assert report["regret_ms"] == pytest.approx(0.1)
+    memory = [each["peak_memory_bytes"] for each in report["candidates"] if each["measured_ms"]]
+    assert memory == sorted(memory, reverse=True)
+
+
+def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
+    case = made.case("mlstm_sig", "tfla", chunk_size=256)
+    rows = [
+        made.row(case, time_ms=1.0, measured_at="2026-02-01T00:00:00+00:00"),
+        made.row(case, time_ms=9.0, measured_at="2026-01-01T00:00:00+00:00"),
+    ]
+    made.write(rows, tmp_path / "results.parquet")
+    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, results=(tmp_path,))
+    assert [e["measured_ms"] for e in report["candidates"] if e["measured_ms"]] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"op": "attention"}, r"op must be one of mlstm_exp, .*gla to have a chunk size, got 'attention'|formulation"),
+        ({"seq_len": 8}, "seq_len must be >= 16 to have a feasible chunk size, got 8"),
+        ({"causal_factor": 0.3}, r"causal_factor must be in \[0.5, 1\], got 0.3"),
+        ({"head_dim_qk": -1}, "head_dim_qk must be a positive integer, got -1"),
+        ({"mode": "step"}, "formulation must be recurrent for mode step"),
+    ],
+)
+def test_bad_input(change: dict, message: str) -> None:
+    arguments = {"op": "mlstm_sig", "head_dim_v": 256, "head_dim_qk": 128, **change}
+    with pytest.raises(ValueError, match=message):
+        chunk_size_report(arguments.pop("op"), H100, **arguments)
+
+
+def test_default_results_are_the_committed_ones() -> None:
+    assert default_results("no_such_accelerator") == ()
+    for folder in default_results("h200_sxm"):
+        assert folder.name == "h200_sxm"
+
+
+def test_report_is_quick_without_torch_and_pandas() -> None:
+    code = (
+        "import sys; from lrbench.analysis.chunk_size import chunk_size_report;"
+        "from lrbench.analysis.accelerators import get_accelerator;"
+        "chunk_size_report('mlstm_sig', get_accelerator('h100'), head_dim_v=512, head_dim_qk=256);"
+        "heavy = {'torch', 'triton', 'pandas', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        best = min(best, time.perf_counter() - start)
+    assert best < 1.0

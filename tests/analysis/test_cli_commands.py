@@ -1,0 +1,168 @@
+"""The analysis commands: what they print, and that bad input is one clear ValueError for the command line to report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lrbench.analysis.cli_commands import default_head_dim_qk, parse_list, parse_size, register
+from lrbench.analysis.counts import count
+
+from . import rows as made
+
+FAMILIES = {"tfla": ("mlstm_sig", "mlstm_exp", "simple_gla")}
+
+
+def resolve(kernel: str, op: str | None) -> str:
+    known = FAMILIES.get(kernel, (kernel,))
+    if op is not None and op not in known:
+        raise ValueError(f"op must be one of {', '.join(known)}, got {op!r}")
+    return op or known[0]
+
+
+def show(rows: Sequence[Mapping[str, Any]], output_format: str) -> None:
+    print(f"{output_format}: {json.dumps(list(rows))}")
+
+
+def run(*arguments: object) -> str:
+    app = typer.Typer()
+    register(app, show=show, resolve_operation=resolve)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+COUNT = (
+    "count tfla --op mlstm_sig --formulation chunkwise --seq-len 8192 --batch 1 --num-heads 1 --head-dim-qk 256 "
+    "--head-dim 512 --chunk-size 128 --causal-factor 0.5 --dtype bf16 --state-dtype fp32 --mode fw"
+)
+CHUNK_SIZE = (
+    "chunk-size tfla --op mlstm_sig --gpu h100 --head-dim 512 --head-dim-qk 256 --state-dtype fp32 --causal-factor 0.5"
+)
+
+
+def test_count_prints_the_whole_problem() -> None:
+    printed = json.loads(run(*COUNT.split(), "--counting", "published", "--format", "json"))
+    expected = count(
+        "mlstm_sig",
+        seq_len=8192,
+        head_dim_qk=256,
+        head_dim_v=512,
+        chunk_size=128,
+        causal_factor=0.5,
+        counting="published",
+    )
+    assert printed["flops"] == expected.flops == 5129724224.0
+    assert printed["bytes"] == expected.bytes
+    assert printed["intensity"] == expected.intensity
+    assert sum(printed["parts"].values()) == printed["flops"]
+    detailed = json.loads(run(*COUNT.split(), "--format", "json"))
+    assert detailed["flops"] - printed["flops"] == 64 * (128 - 4)
+    heavier = json.loads(run(*COUNT.split(), "--factor", "exp=4", "--factor", "log=2", "--format", "json"))
+    assert heavier["flops"] > detailed["flops"]
+
+
+def test_count_as_a_table_ends_with_totals() -> None:
+    printed = run(*COUNT.split())
+    assert '"part": "total"' in printed
+    assert "intensity 48.89 FLOP per byte, causal factor 0.5" in printed
+    assert run("count", "attention", "--format", "csv").startswith("csv: ")
+    assert '"part": "scores"' in run("count", "attention", "--head-dim", 128)
+    assert '"part": "recurrence"' in run("count", "selective_scan", "--head-dim", 4096)
+    assert '"part": "state"' in run("count", "tfla", "--mode", "step")
+
+
+def test_chunk_size() -> None:
+    report = json.loads(run(*CHUNK_SIZE.split(), "--format", "json"))
+    keys = ("flop_optimal", "runtime_optimal", "runtime_optimal_feasible", "measured_best", "regret_ms", "candidates")
+    assert set(keys) <= set(report)
+    assert report["flop_optimal"] == pytest.approx(18.427, abs=1e-3)
+    table = run(*CHUNK_SIZE.split())
+    assert "best for FLOPs: 18.4; for the modelled time on H100 80 GB HBM3 SXM5: 633.5" in table
+    assert "not measured for tfla on h100_sxm" in table
+
+
+def test_chunk_size_with_results(tmp_path: Path) -> None:
+    rows = [made.row(made.case("mlstm_sig", "tfla", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
+    made.write(rows, tmp_path / "r.parquet")
+    printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
+    assert "measured best: 128; the modelled choice takes 0.5 ms more" in printed
+
+
+def test_predict_gives_an_interval(tmp_path: Path) -> None:
+    row = json.loads(run("predict", "tfla", "--gpu", "b200", "--format", "json"))
+    assert 0 < row["low_ms"] < row["high_ms"]
+    assert row["time_ms"] is None
+    cases = [
+        made.case("mlstm_sig", "tfla", chunk_size=chunk, seq_len=seq_len)
+        for chunk in (64, 128, 256, 512)
+        for seq_len in (1024, 8192, 65536)
+    ]
+    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    fitted = json.loads(run("predict", "tfla", "--gpu", "b200", "--results", tmp_path, "--format", "json"))
+    assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
+    assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
+    assert fitted["median_error"] < 0.02
+    assert '"time_ms"' in run("predict", "tfla", "--format", "csv")
+    assert "full overlap to no overlap" in run("predict", "tfla")
+
+
+def test_figures_are_written(tmp_path: Path) -> None:
+    rows = [
+        made.row(made.case("mlstm_sig", "tfla", chunk_size=chunk, seq_len=seq_len))
+        for chunk in (64, 128)
+        for seq_len in (1024, 8192)
+    ]
+    results = made.write(rows, tmp_path / "r.parquet")
+    for arguments in (
+        ("plot", "runtime", results, "-o", tmp_path / "a.png"),
+        ("plot", "chunk-size", results, "-o", tmp_path / "b.svg", "--seq-len", "1k", "--mode", "fw"),
+        ("roofline", results, "--gpu", "h200", "-o", tmp_path / "c.pdf", "--beside", "b200,a100"),
+    ):
+        printed = run(*arguments).strip()
+        assert Path(printed).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["count", "tfla", "--op", "rwkv9"], "op must be one of mlstm_sig, mlstm_exp, simple_gla, got 'rwkv9'"),
+        (["count", "tfla", "--seq-len", "0"], "a size must be a positive integer such as 512 or 8k, got '0'"),
+        (["count", "tfla", "--batch", "-3"], "batch must be a positive integer, got -3"),
+        (["count", "tfla", "--seq-len", "64", "--chunk-size", "128"], "chunk_size must be <= seq_len = 64, got 128"),
+        (["count", "tfla", "--causal-factor", "0.2"], r"causal_factor must be in \[0.5, 1\], got 0.2"),
+        (["count", "attention", "--counting", "published"], "counting must be detailed for attention"),
+        (["chunk-size", "tfla", "--gpu", "h900"], "accelerator must be one of .*, got 'h900'"),
+        (["chunk-size", "tfla", "--results", "nowhere"], "got nowhere"),
+        (["predict", "tfla", "--gpu", "v100"], "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
+        (["plot", "pie", "nowhere"], "kind must be one of runtime, .*, got 'pie'"),
+        (["plot", "runtime", "nowhere", "-o", "a.gif"], "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
+        (["plot", "runtime", "nowhere"], r"got nowhere \(does not exist\)"),
+        (["roofline", "nowhere", "--gpu", "h900"], "accelerator must be one of .*, got 'h900'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_and_lists() -> None:
+    assert [parse_size(text) for text in ("8k", "1M", "300")] == [8192, 2**20, 300]
+    for text in ("", "k", "1.5k", "-2", "8kb", "٣"):
+        with pytest.raises(ValueError, match="a size must be a positive integer"):
+            parse_size(text)
+    assert parse_list("a, b,") == ("a", "b")
+    assert parse_list(None) is None
+
+
+def test_default_head_dims() -> None:
+    assert default_head_dim_qk("mlstm_exp", 256) == 128
+    assert default_head_dim_qk("simple_gla", 256) == 256
+    assert default_head_dim_qk("selective_scan", 4096) == 16
