@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from lrbench.bench.baselines import BASELINES
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "bench", "kernels", "notebooks")
@@ -86,3 +90,16 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert Path(finished.stdout.splitlines()[0]).is_relative_to(target)
     assert "sweep" in finished.stdout
+
+
+@pytest.mark.parametrize("distribution", sorted({baseline.distribution for baseline in BASELINES}))
+def test_baselines_extra_brings_what_was_tested(distribution: str) -> None:
+    """The extra names every baseline's package that an index has, and admits the version that was tested."""
+    declared = [baseline for baseline in BASELINES if baseline.distribution == distribution]
+    if distribution == "torch" or any("git+" in (baseline.install or "") for baseline in declared):
+        return
+    requirements = [Requirement(line) for line in importlib.metadata.requires("lrbench") or ()]
+    extra = {r.name: r.specifier for r in requirements if r.marker and r.marker.evaluate({"extra": "baselines"})}
+    names = {name.lower().replace("_", "-"): specifier for name, specifier in extra.items()}
+    specifier = names[distribution.lower().replace("_", "-")]
+    assert any(specifier.contains(baseline.tested, prereleases=True) for baseline in declared)
