@@ -29,9 +29,7 @@ def _root() -> None:
 def sweep(
     kernel: Annotated[str, typer.Option(help="Kernel family; `lrbench kernels` lists them.")] = "tfla",
     gpu: Annotated[str | None, typer.Option(help="Accelerator the analysis is about; see `lrbench gpus`.")] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="quick, default or full [default on a GPU, else quick].")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="quick, default or full [default on a GPU, else quick].")] = None,
     op: Annotated[str | None, typer.Option(help="Operations, comma-separated.")] = None,
     impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated.")] = None,
     baselines: Annotated[str | None, typer.Option(help="Baselines or packages, or none [all].")] = None,
@@ -53,9 +51,7 @@ def sweep(
         float | None, typer.Option(help="Seconds after which no case starts; --resume runs the rest.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out cases --output has from this commit.")] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=0, help="Processes that compile ahead on a GPU [cores / 2].")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=0, help="Processes that compile ahead on a GPU [cores / 2].")] = None,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
     devices: Annotated[int, typer.Option(min=1, help="GPUs to spread the implementations over.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),

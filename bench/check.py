@@ -11,8 +11,11 @@ precision than fp32 add twice their own epsilon.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +42,8 @@ _SAVED_PER_STEP = 3
 _SMALL_SEQ_LEN = 512
 _MIN_SEQ_LEN = 64
 _FORM_CHUNK = 64
+_MAX_SQUARE = 2**25
+_MAX_SHARED_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +53,12 @@ class Expected:
     Attributes:
         values: "out" and argument name -> reference value (argument: its gradient).
         bounds: the same names -> largest relative error that passes.
-        grad_out: the output gradient that the gradients belong to, [B, T, H, V] as the output.
+        grad_out: the output gradient that the gradients belong to, in the output's shape; None without gradients.
     """
 
     values: Mapping[str, Tensor]
     bounds: Mapping[str, float]
-    grad_out: Tensor
+    grad_out: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +125,30 @@ def evaluate(
     operation: Operation,
     function: Callable[..., Tensor],
     inputs: Mapping[str, Tensor],
-    grad_out: Tensor | None,
+    grad_out: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, Tensor]:
-    """Return "out" and, where ``grad_out`` is given, the gradient of every differentiable argument."""
+    """Return "out" and, where ``grad_out`` gives the output's gradient, that of every differentiable argument."""
     wanted = operation.differentiable if grad_out is not None else ()
     tensors = {name: x.detach().requires_grad_(name in wanted) for name, x in inputs.items()}
     with torch.set_grad_enabled(grad_out is not None):
         out = function(*tensors.values())
     results = {"out": out.detach()}
     if grad_out is not None:
-        results |= differentiate(out, {name: tensors[name] for name in wanted}, grad_out.to(out.dtype))
+        results |= differentiate(out, {name: tensors[name] for name in wanted}, grad_out(out).to(out.dtype))
     return results
 
 
 class References:
-    """Computes what a case must give, and keeps the last problem's answer: cases with the same inputs come in a row."""
+    """Computes what a case must give, and keeps the last problem's answer: cases with the same inputs come in a row.
 
-    def __init__(self) -> None:
-        self._key: object = None
+    Args:
+        folder: where results are shared with the sweep's other workers, which check against the same ones; None for
+            nowhere.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._key: tuple[object, ...] | None = None
         self._expected: Expected | None = None
 
     def clear(self) -> None:
@@ -150,11 +161,66 @@ class References:
         """Return the expected values of the case; see :func:`checked_case` for ``portable``."""
         # The low-precision form that sets the bounds depends on who is checked.
         key = (*problem_key(operation, case), portable, case.impl == "torch")
-        if self._expected is None or self._key != key or (gradients and len(self._expected.values) == 1):
+        if self._expected is None or self._key != key or (gradients and self._expected.grad_out is None):
             self.clear()
-            self._expected = _expect(operation, case, inputs, gradients=gradients, portable=portable)
+            self._expected = self._expect(operation, case, inputs, gradients=gradients, portable=portable)
             self._key = key
         return self._expected
+
+    def _expect(
+        self, operation: Operation, case: Case, inputs: Mapping[str, Tensor], *, gradients: bool, portable: bool
+    ) -> Expected:
+        dtype = DTYPES[case.dtype]
+        # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
+        kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
+        grad_out = _OutputGradient(dtype) if gradients else None
+        exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        definition, defined_by = _definition(operation, portable=portable)
+        form, formed_by = _low_precision_form(operation, case)
+
+        def reference() -> dict[str, Tensor]:
+            return evaluate(operation, definition, exact, grad_out)
+
+        def low_precision() -> dict[str, Tensor]:
+            return evaluate(operation, form, inputs, grad_out)
+
+        problem = (*problem_key(operation, case), gradients)
+        values = self._shared((*problem, "float64", defined_by), reference)
+        low = self._shared((*problem, formed_by), low_precision)
+        eps = torch.finfo(dtype).eps
+        return Expected(
+            values={name: value.to(kept) for name, value in values.items()},
+            bounds={name: 2 * relative_error(low[name], value) + eps for name, value in values.items()},
+            grad_out=grad_out(values["out"]) if grad_out is not None else None,
+        )
+
+    def _shared(self, key: tuple[object, ...], compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return what another worker left in the folder under this key, or compute it and leave it there."""
+        if self.folder is None or not self.folder.is_dir():
+            return compute()
+        path = self.folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.pt"
+        if path.exists():
+            return torch.load(path, weights_only=True)
+        values = compute()
+        if sum(value.nbytes for value in values.values()) <= _MAX_SHARED_BYTES and values["out"].device.type == "cpu":
+            partial = path.with_suffix(f".{os.getpid()}")
+            torch.save(values, partial)
+            partial.replace(path)
+        return values
+
+
+class _OutputGradient:
+    """Draws the output gradient of a problem: always the same for the same shape and device, rounded to the dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._drawn: Tensor | None = None
+
+    def __call__(self, out: Tensor) -> Tensor:
+        if self._drawn is None:
+            generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
+            self._drawn = torch.randn(out.shape, generator=generator, device=out.device).to(self.dtype)
+        return self._drawn
 
 
 def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, bool]:
@@ -166,13 +232,16 @@ def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, b
         return case, False
     if _portable(operation) is not None and case.impl != "torch":
         return case, True
-    small = replace(case, batch=1, num_heads=min(case.num_heads, 2) if case.num_heads else None)
-    if case.seq_len is not None:
-        # Two chunks at least, so that the state passed between chunks is part of the check.
-        small = replace(small, seq_len=min(case.seq_len, max(_SMALL_SEQ_LEN, 2 * (case.chunk_size or 0))))
-        while not _recurrence_affordable(small, device) and small.seq_len > _MIN_SEQ_LEN:
-            small = replace(small, seq_len=small.seq_len // 2)
-    return small, False
+    num_heads = min(case.num_heads, 2) if case.num_heads else None
+    if case.seq_len is None:
+        return replace(case, batch=1, num_heads=num_heads), False
+    # Two chunks at least, so that the state passed between chunks is part of the check.
+    seq_len = min(case.seq_len, max(_SMALL_SEQ_LEN, 2 * (case.chunk_size or 0)))
+    while True:
+        small = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len)
+        if seq_len <= _MIN_SEQ_LEN or _recurrence_affordable(small, device):
+            return small, False
+        seq_len //= 2
 
 
 def describe_check(case: Case, checked: Case) -> str:
@@ -232,31 +301,25 @@ def _portable(operation: Operation) -> Callable[..., Tensor] | None:
     return None
 
 
-def _low_precision_form(operation: Operation, case: Case) -> Callable[..., Tensor]:
-    """A torch form other than the one that is checked, to say what error the dtype itself makes."""
-    parallel = resolve(operation.parallel) if operation.parallel else None
-    portable = _portable(operation)
-    forms = (parallel, portable) if case.impl == "torch" else (portable, parallel)
-    return next((form for form in forms if form is not None), resolve(operation.recurrent))
+def _definition(operation: Operation, *, portable: bool) -> tuple[Callable[..., Tensor], str]:
+    """The function that is exact in float64, and its name."""
+    function = _portable(operation) if portable else resolve(operation.recurrent)
+    assert function is not None, "checked_case asks for the portable form only where there is one"
+    return function, "portable" if portable else "recurrent"
 
 
-def _expect(
-    operation: Operation, case: Case, inputs: Mapping[str, Tensor], *, gradients: bool, portable: bool
-) -> Expected:
-    definition = _portable(operation) if portable else resolve(operation.recurrent)
-    assert definition is not None, "checked_case asks for the portable form only where there is one"
-    form = _low_precision_form(operation, case)
-    out = form(*(x.detach() for x in inputs.values()))
-    generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
-    grad_out = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
-    exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-    reference = evaluate(operation, definition, exact, grad_out if gradients else None)
-    low = evaluate(operation, form, inputs, grad_out if gradients else None)
-    dtype = DTYPES[case.dtype]
-    eps = torch.finfo(dtype).eps
-    bounds = {name: 2 * relative_error(low[name], value) + eps for name, value in reference.items()}
-    # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
-    kept = torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64
-    return Expected(
-        values={name: value.to(kept) for name, value in reference.items()}, bounds=bounds, grad_out=grad_out
-    )
+def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[..., Tensor], str]:
+    """A torch form other than the one that is checked, to say what error the dtype itself makes, and its name."""
+    sizes = case.sizes
+    square = sizes.get("batch", 1) * sizes.get("num_heads", 1) * sizes.get("seq_len", 1) ** 2
+    forms = {
+        "portable": _portable(operation),
+        "parallel": resolve(operation.parallel) if operation.parallel else None,
+        "recurrent": resolve(operation.recurrent),
+    }
+    prefer_parallel = case.impl == "torch" and square <= _MAX_SQUARE
+    for name in ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent"):
+        form = forms[name]
+        if form is not None:
+            return form, name
+    raise AssertionError("every operation has a recurrent definition")

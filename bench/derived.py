@@ -48,15 +48,18 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         reply: "status", "reason" and "columns" as the worker gave them.
     """
     case, target = planned.case, planned.target
-    baseline = isinstance(target, Baseline)
+    if isinstance(target, Baseline):
+        version, same_math = version_of(target.distribution), target.same_math
+    else:
+        version, same_math = __version__, True
     columns: dict[str, Any] = {
         **case_columns(case),
         **run.environment.columns(),
         "run_id": run.run_id,
         "case_id": case.case_id,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "provider_version": version_of(target.distribution) if baseline else __version__,
-        "same_math": target.same_math if baseline else True,
+        "provider_version": version,
+        "same_math": same_math,
         "status": reply["status"],
         "reason": reply["reason"],
         "accelerator": run.accelerator.key if run.accelerator else None,

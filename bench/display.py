@@ -162,7 +162,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """
     ours = [record for record in records if record.time_ms is not None]
     shapes = sorted({record.seq_len or 0 for record in ours})
-    tables = []
+    tables: list[tuple[str, list[Row]]] = []
     for mode, dtype in dict.fromkeys((r.mode, r.dtype) for r in ours):
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         best: dict[tuple[Any, ...], Record] = {}

@@ -109,7 +109,7 @@ def known_bad_rows(environment: Environment) -> list[Row]:
     rows = []
     for baseline in baselines.BASELINES:
         for known in baseline.known_bad:
-            sizes = dict(known.at_least)
+            sizes: dict[str, Any] = dict(known.at_least)
             case = Case(
                 kernel=baseline.kernels[0],
                 op=baseline.op,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .. import kernels
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
@@ -57,7 +58,7 @@ PRESETS: dict[str, Preset] = {
             chunk_sizes=(32, 64, 128),
             modes=("fw", "fwbw"),
             tokens=2048,
-            embedding_dim=512,
+            embedding_dim=256,
             operations=2,
             budget_s=0.1,
         ),
@@ -352,6 +353,7 @@ def _plan_baseline(
             chunk_sizes = request.chunk_sizes or preset.chunk_sizes
             swept = baseline.op if request.ops and baseline.op in request.ops else None
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
+                columns: dict[str, Any] = dict(adapted)
                 case = Case(
                     kernel=request.kernel,
                     op=baseline.op,
@@ -359,7 +361,7 @@ def _plan_baseline(
                     provider=baseline.provider,
                     mode=mode,
                     dtype=dtype,
-                    **adapted,
+                    **columns,
                 )
                 yield PlannedCase(case=case, target=baseline)
 
@@ -381,12 +383,12 @@ def _deduplicate(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
     return sorted(unique.values(), key=_run_order(list(unique.values())))
 
 
-def _run_order(planned: Sequence[PlannedCase]):
+def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[Any, ...]]:
     """One implementation after the other; within it, cases that share inputs (and so a reference) side by side."""
     groups = {key: n for n, key in enumerate(dict.fromkeys((p.case.provider, p.case.impl) for p in planned))}
     ops = {op: n for n, op in enumerate(dict.fromkeys(p.case.op for p in planned))}
 
-    def key(item: PlannedCase) -> tuple[object, ...]:
+    def key(item: PlannedCase) -> tuple[Any, ...]:
         case = dataclasses.asdict(item.case)
         problem = tuple(case[name] or 0 for name in ("head_dim_v", "head_dim_qk", "seq_len", "batch", "num_heads"))
         other = tuple(case[name] or 0 for name in ("channels", "d_model", "d_ff"))

@@ -13,13 +13,14 @@ from .case import Case
 from .plan import PlannedCase
 
 
-def encode_request(item: PlannedCase, *, action: str, budget_s: float) -> dict[str, Any]:
+def encode_request(item: PlannedCase, *, action: str, budget_s: float, shared: str | None) -> dict[str, Any]:
     """Return a request to check and measure a case ("run"), only check it ("verify") or call it once ("compile")."""
     return {
         "action": action,
         "case": dataclasses.asdict(item.case),
         "target": _encode_target(item.target),
         "budget_s": budget_s,
+        "shared": shared,
     }
 
 
@@ -38,5 +39,7 @@ def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:
 def _decode_target(data: Mapping[str, Any]) -> Implementation | Baseline:
     if "baseline" in data:
         return baselines.get_baseline(data["op"], data["baseline"])
-    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in data["implementation"].items()}
+    fields: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in data["implementation"].items()
+    }
     return Implementation(**fields)

@@ -159,7 +159,7 @@ def read_results(paths: Sequence[Path] | Path) -> pa.Table:
     """
     import pyarrow as pa
 
-    tables = []
+    tables: list[pa.Table] = []
     for path in [paths] if isinstance(paths, Path) else paths:
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         tables.extend(_read_file(file) for file in files)

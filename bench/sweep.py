@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import os
 import signal
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -119,9 +120,10 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     interrupted = False
     with store.RunWriter(settings.output, file_name(planned, run_id)) as writer, _terminate_as_interrupt():
         try:
-            for item, reply in _outcomes(todo, environment, settings, progress):
-                writer.append(build_record(run, item, reply))
-                progress.finished(item, reply["status"])
+            with contextlib.closing(_outcomes(todo, environment, settings, progress)) as outcomes:
+                for item, reply in outcomes:
+                    writer.append(build_record(run, item, reply))
+                    progress.finished(item, reply["status"])
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -144,7 +146,7 @@ def file_name(planned: Sequence[PlannedCase], run_id: str) -> str:
 
 def _outcomes(
     todo: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress
-) -> Iterator[tuple[PlannedCase, Reply]]:
+) -> Generator[tuple[PlannedCase, Reply], None, None]:
     executor = get_executor(settings.executor, devices=settings.devices)
     begin = time.monotonic()
     runnable = []
@@ -160,17 +162,14 @@ def _outcomes(
         _compile_ahead(runnable, settings, progress)
     progress.begin(len(todo), "measuring")
     yield from refused
-    with contextlib.closing(
-        executor.run(
-            group_by_implementation(runnable),
-            Limits(timeout_s=settings.timeout_s, budget_s=settings.budget_s),
-            progress.started,
-        )
-    ) as outcomes:
-        for outcome in outcomes:
-            yield outcome
-            if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
-                return
+    with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
+        limits = Limits(timeout_s=settings.timeout_s, budget_s=settings.budget_s, shared=shared)
+        groups = group_by_implementation(runnable)
+        with contextlib.closing(executor.run(groups, limits, progress.started)) as outcomes:
+            for outcome in outcomes:
+                yield outcome
+                if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
+                    return
 
 
 def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -238,6 +239,7 @@ def _die_with_parent() -> None:
 def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         item = decode_request(request)
+        worker.references.folder = Path(request["shared"]) if request["shared"] else None
         if request["action"] == "compile":
             columns = worker.compile(item.case, item.target)
         elif request["action"] == "verify":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,11 +25,13 @@ class Limits:
         timeout_s: seconds after which a case's worker is killed.
         budget_s: seconds of timing after which sampling stops.
         action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches.
+        shared: folder in which workers share references, or None.
     """
 
     timeout_s: float
     budget_s: float
     action: str = "run"
+    shared: str | None = None
 
 
 class Executor(Protocol):
@@ -37,7 +39,7 @@ class Executor(Protocol):
 
     def run(
         self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Iterator[tuple[PlannedCase, Reply]]:
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
         """Yield every case with its outcome; closing the iterator stops the workers."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from ..plan import PlannedCase
 from ..process import WorkerDiedError, WorkerProcess, WorkerStoppedError, WorkerTimeoutError
@@ -27,7 +27,7 @@ class LocalExecutor:
 
     def run(
         self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Iterator[tuple[PlannedCase, Reply]]:
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
         """See :class:`.Executor`."""
         if self.devices * self.workers_per_device == 1:
             for group in groups:
@@ -37,7 +37,7 @@ class LocalExecutor:
 
     def _run_threads(
         self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Iterator[tuple[PlannedCase, Reply]]:
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
         todo: queue.SimpleQueue[Sequence[PlannedCase]] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
         stop = threading.Event()
@@ -94,7 +94,7 @@ def run_group(
     *,
     environ: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
-) -> Iterator[tuple[PlannedCase, Reply]]:
+) -> Generator[tuple[PlannedCase, Reply], None, None]:
     """Run cases in one worker process, which is replaced after a crash, a hang or a lost device.
 
     Closing the iterator kills the worker.
@@ -108,7 +108,7 @@ def run_group(
             try:
                 if worker is None:
                     worker = WorkerProcess(environ)
-                request = encode_request(item, action=limits.action, budget_s=limits.budget_s)
+                request = encode_request(item, action=limits.action, budget_s=limits.budget_s, shared=limits.shared)
                 reply = worker.ask(request, limits.timeout_s, stop=stop)
                 if not reply.pop("usable"):
                     worker.kill()
