@@ -5,8 +5,9 @@ other than the portable torch one are held against the torch one in float64 (whi
 recurrence); the torch one itself, and operations that have none, are checked at a smaller shape, which the row states.
 
 The bound of a tensor's relative error ``||x - ref|| / ||ref||`` is not chosen by hand: it is twice the error that a
-plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon. States kept in a lower
-precision than fp32 add twice their own epsilon.
+plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon (sixteen of them for fp32
+and fp64, where nothing is rounded but sums, so that one form's error is the luck of its order of summation; TF32 would
+still miss it a hundredfold). States kept in a lower precision than fp32 add twice their own epsilon.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from ..kernels import resolve
 from ..kernels.spec import Operation
@@ -67,6 +69,19 @@ class Verdict:
 
     rel_error: float | None
     failure: str | None
+
+
+STEP_PREFIX = 16
+"""Tokens that a decoding step has behind it when it is checked and timed."""
+
+
+def state_before_step(operation: Operation, case: Case, device: str) -> Any:
+    """Return the state after :data:`STEP_PREFIX` tokens of the case's problem, from the definition in fp32."""
+    sizes = {**case.sizes, "seq_len": STEP_PREFIX}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device=device, seed=SEED + 2)
+    with torch.no_grad():
+        _, state = resolve(operation.recurrent)(*inputs.values(), return_last_state=True)
+    return state
 
 
 class PoisonEmpty(TorchDispatchMode):
@@ -187,10 +202,9 @@ class References:
         problem = (*problem_key(operation, case), gradients)
         values = self._shared((*problem, "float64", defined_by), reference)
         low = self._shared((*problem, formed_by), low_precision)
-        eps = torch.finfo(dtype).eps
         return Expected(
             values={name: value.to(kept) for name, value in values.items()},
-            bounds={name: 2 * relative_error(low[name], value) + eps for name, value in values.items()},
+            bounds={name: _bound(relative_error(low[name], value), dtype) for name, value in values.items()},
             grad_out=grad_out(values["out"]) if grad_out is not None else None,
         )
 
@@ -221,6 +235,22 @@ class _OutputGradient:
             generator = torch.Generator(device=out.device).manual_seed(SEED + 1)
             self._drawn = torch.randn(out.shape, generator=generator, device=out.device).to(self.dtype)
         return self._drawn
+
+
+def expect_step(operation: Operation, case: Case, inputs: Mapping[str, Tensor], state: Any) -> Expected:
+    """Return what one decoding step from ``state`` must give; the bound is the error of the definition in fp32."""
+    definition = resolve(operation.recurrent)
+    exact = [x.double() if x.is_floating_point() else x for x in inputs.values()]
+    with torch.no_grad():
+        value = definition(*exact, initial_state=tree_map(torch.Tensor.double, state))
+        low = definition(*inputs.values(), initial_state=tree_map(torch.clone, state))
+    bound = _bound(relative_error(low, value), DTYPES[case.dtype])
+    return Expected(values={"out": value}, bounds={"out": bound}, grad_out=None)
+
+
+def _bound(form_error: float, dtype: torch.dtype) -> float:
+    eps = torch.finfo(dtype).eps
+    return 2 * form_error + (eps if dtype in (torch.bfloat16, torch.float16) else 16 * eps)
 
 
 def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, bool]:

@@ -88,6 +88,8 @@ class Worker:
     def verify(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
         operation = baselines.get_operation(case.op)
+        if case.mode == "step":
+            return self._verify_step(operation, case, target)
         gradients = case.mode in ("fwbw", "bw")
         checked, portable = check.checked_case(operation, case, self.device)
         inputs = self.inputs.get(operation, checked)
@@ -99,6 +101,17 @@ class Worker:
         if verdict.failure:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
+
+    def _verify_step(self, operation: Operation, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+        inputs = self.inputs.get(operation, case)
+        expected = check.expect_step(operation, case, inputs, check.state_before_step(operation, case, self.device))
+        prepared = prepare(operation, case, target, inputs, gradients=False)
+        with check.PoisonEmpty():
+            results = _call_once(prepared.runnable, None)
+        verdict = check.compare(results, expected, case.state_dtype)
+        if verdict.failure:
+            raise CaseFailure("incorrect", verdict.failure)
+        return {"checked": check.SAME_SHAPE, "rel_error": verdict.rel_error}
 
     def _prepare_timed(self, case: Case, target: Implementation | Baseline) -> tuple[Prepared, float]:
         """Return the case ready to be timed and the seconds its first call took, compilation included."""
@@ -144,8 +157,14 @@ def prepare(
 def _runnable(
     operation: Operation, case: Case, target: Implementation, inputs: Mapping[str, Tensor], *, gradients: bool
 ) -> Runnable:
-    function = resolve(target.call)
     options: dict[str, Any] = {}
+    if case.mode == "step":
+        if target.step_call is None:
+            raise ValueError(f"{target.name} must name its step_call to be timed in mode step")
+        function = resolve(target.step_call)
+        options["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
+    else:
+        function = resolve(target.call)
     if target.chunked and case.chunk_size is not None:
         options["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):
@@ -182,7 +201,7 @@ def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
 def _timed_parts(prepared: Prepared, mode: str, device: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
     forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
-    if mode == "fw":
+    if mode in ("fw", "step"):
 
         def call_forward(_: Any) -> Any:
             with torch.no_grad():
