@@ -51,8 +51,8 @@ class _Group:
     first: index of the first chunk.
     column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
     inter: [G, S, L], exp(p - r_i): weight of the state before the chunk.
-    update: [G, S, L], exp(c_j - r_L): weight of position j in the state after the chunk.
-    decay: [G, S, 1], exp(p - r_L): weight of the state before the chunk in the state after it.
+    update: [G, S, L], exp(c_j + b_L - m_L) (plain: m = 0): weight of position j in the state after the chunk.
+    decay: [G, S, 1], exp(p + b_L - m_L): weight of the state before the chunk in the state after it.
     floor: [G, S, L], exp(-(b_i + r_i)): the least denominator (exp(-m_i)), or the plain form's only one (1 but for the
         rounding of r).
     """
@@ -104,19 +104,20 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
         column = u_chunks - b
         if m is None:
             row = (-b).to(dtype)
-            before = torch.zeros_like(b[..., -1:])
+            before = after = torch.zeros_like(b)
         else:
             # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
             total = b[..., -1].cumsum(0) - b[..., -1]
             peaks = torch.cat((m[None], column.amax(-1) - total)).cummax(0).values
-            before = (peaks[:-1] + total)[..., None]
-            row = torch.maximum(before, column.cummax(-1).values).to(dtype)
+            row = torch.maximum((peaks[:-1] + total)[..., None], column.cummax(-1).values).to(dtype)
             after = b + row
             before = torch.cat((m[None], after[:-1, :, -1]))[..., None]
-            m = after[-1, :, -1]
+            m = after[-1, :, -1].contiguous()
+        to_end = (b - after)[..., -1:]
         inter = torch.exp(before - row).to(dtype)
+        decay = torch.exp(before[..., -1:] + to_end).to(dtype)
+        update = torch.exp(column + to_end).to(dtype)
         floor = torch.exp(-b - row).to(dtype)
-        update = torch.exp(column - row[..., -1:]).to(dtype)
         column, rest = column.to(dtype), (column - column.to(dtype)).to(dtype) if dtype != torch.float64 else None
         size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * a.shape[0]))
         for i in range(0, num_chunks, size):
@@ -131,7 +132,7 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
                     row=row[i:j],
                     inter=inter[i:j],
                     update=update[i:j],
-                    decay=inter[i:j, :, -1:],
+                    decay=decay[i:j],
                     floor=floor[i:j],
                 )
             )
@@ -353,6 +354,7 @@ def _backward(
 
         dq_g, dk_g, dv_g = torch.empty_like(query), torch.empty_like(query), v_g.new_empty(v_g.shape)
         dg = torch.empty_like(group.decay)
+        scratch = torch.empty_like(dc)
         for i in reversed(range(len(dg))):
             decay = group.decay[i]
             dc_n = operands.round(dc)
@@ -360,7 +362,8 @@ def _backward(
             torch.bmm(v_g[i], dc_n.mT, out=dk_g[i])
             torch.bmm(scores[i].mT, dnum[i], out=dv_g[i])
             dv_g[i].baddbmm_(key[i], dc_n)
-            torch.bmm(c_g[i].flatten(1)[:, None], dc.flatten(1)[..., None], out=dg[i][..., None])
+            # Not a bmm: K * V terms of either sign want torch.sum's pairwise summation.
+            torch.sum(torch.mul(c_g[i], dc, out=scratch), (1, 2), out=dg[i, :, 0])
             dc.mul_(decay[..., None]).baddbmm_(query_n[i].mT, dnum[i])
             if dn is not None and n_g is not None:
                 dk_g[i] += dn[:, None]

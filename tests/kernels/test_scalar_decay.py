@@ -1,0 +1,270 @@
+"""The portable implementations and the parallel forms obey the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.tests.kernels import laws
+
+OPS = FAMILIES["tfla"]
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def sizes(batch: int, seq_len: int, num_heads: int, head_dim_qk: int, head_dim_v: int, **others: int) -> dict[str, int]:
+    return {
+        "batch": batch,
+        "seq_len": seq_len,
+        "num_heads": num_heads,
+        "head_dim_qk": head_dim_qk,
+        "head_dim_v": head_dim_v,
+        **others,
+    }
+
+
+SMALL = sizes(2, 45, 2, 16, 24)
+
+
+def torch_implementation(op: str) -> Any:
+    return resolve(get_operation(op).implementation("torch").call)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk_size", [1, 7, 16, 64])
+@pytest.mark.parametrize("op", OPS)
+def test_chunked_equals_recurrent(op: str, chunk_size: int, dtype: torch.dtype) -> None:
+    laws.check_matches_reference(
+        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=SMALL, chunk_size=chunk_size
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [sizes(16, 1, 4, 16, 16), sizes(20, 1, 3, 24, 40), sizes(1, 33, 3, 40, 24), sizes(3, 70, 1, 8, 5)],
+    ids=lambda shape: "x".join(map(str, shape.values())),
+)
+@pytest.mark.parametrize("op", OPS)
+def test_any_shape(op: str, shape: Mapping[str, int], dtype: torch.dtype) -> None:
+    laws.check_matches_reference(
+        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=shape, chunk_size=32
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_initial_state(op: str) -> None:
+    laws.check_matches_reference(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=torch.float32,
+        device="cpu",
+        sizes=SMALL,
+        chunk_size=16,
+        initial_state=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_long_sequence_over_many_groups(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = resolve("kernels.scalar_decay.chunkwise:chunkwise")
+    monkeypatch.setitem(engine.__globals__["ROWS_PER_GROUP"], "cpu", 48)
+    laws.check_matches_reference(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=dtype,
+        device="cpu",
+        sizes=sizes(1, 300, 1, 16, 16),
+        chunk_size=16,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
+    operation = get_operation(op)
+    laws.check_matches_reference(operation, resolve(operation.parallel), dtype=dtype, device="cpu", sizes=SMALL)
+
+
+@pytest.mark.parametrize("normalizer_gradient", [False, True])
+@pytest.mark.parametrize("gates", [None, {"i": (-6, 0)}, {"i": (3, 6)}], ids=["mixed", "floor", "normalised"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_mlstm_exp_normalizer_gradient(
+    dtype: torch.dtype, gates: Mapping[str, tuple[float, float]] | None, normalizer_gradient: bool
+) -> None:
+    laws.check_matches_reference(
+        get_operation("mlstm_exp"),
+        torch_implementation("mlstm_exp"),
+        dtype=dtype,
+        device="cpu",
+        sizes=SMALL,
+        chunk_size=16,
+        gates=gates,
+        normalizer_gradient=normalizer_gradient,
+    )
+
+
+def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
+    """Finite differences see through the denominator; the default gradient does not."""
+    operation = get_operation("mlstm_exp")
+    inputs = resolve(operation.inputs)(sizes(1, 9, 1, 4, 3), dtype=torch.float64, device="cpu", seed=0)
+    inputs["i"] = inputs["i"] + 4
+    arguments = [x.requires_grad_() for x in inputs.values()]
+    for fn, kwargs in ((resolve(operation.recurrent), {}), (torch_implementation("mlstm_exp"), {"chunk_size": 4})):
+        torch.autograd.gradcheck(lambda *x, f=fn, kw=kwargs: f(*x, normalizer_gradient=True, **kw), arguments)
+        with pytest.raises(GradcheckError):
+            torch.autograd.gradcheck(lambda *x, f=fn, kw=kwargs: f(*x, **kw), arguments)
+
+
+@pytest.mark.parametrize("scale", [-0.3, 2.0])
+@pytest.mark.parametrize("op", OPS)
+def test_any_scale(op: str, scale: float) -> None:
+    kwargs: dict[str, Any] = {"normalizer_gradient": True} if op == "mlstm_exp" else {}
+    laws.check_matches_reference(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=torch.float64,
+        device="cpu",
+        sizes=SMALL,
+        chunk_size=16,
+        scale=scale,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("tau", [1.0, 64.0])
+def test_any_temperature(tau: float) -> None:
+    laws.check_matches_reference(
+        get_operation("gated_retention"),
+        torch_implementation("gated_retention"),
+        dtype=torch.float64,
+        device="cpu",
+        sizes=SMALL,
+        chunk_size=16,
+        tau=tau,
+    )
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 4])
+def test_mamba2_groups(num_groups: int) -> None:
+    laws.check_matches_reference(
+        get_operation("mamba2_ssd"),
+        torch_implementation("mamba2_ssd"),
+        dtype=torch.float64,
+        device="cpu",
+        sizes=sizes(2, 37, 4, 16, 8, num_groups=num_groups),
+        chunk_size=16,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("splits", [(20,), (1, 16, 44)], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_split_equals_whole(op: str, splits: tuple[int, ...], dtype: torch.dtype) -> None:
+    laws.check_split_equals_whole(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=dtype,
+        device="cpu",
+        sizes=SMALL,
+        splits=splits,
+        chunk_size=16,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_batch_invariant(op: str, dtype: torch.dtype) -> None:
+    laws.check_batch_invariant(
+        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=SMALL, chunk_size=16
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk_size", [5, 64])
+@pytest.mark.parametrize("op", OPS)
+def test_extreme_gates(op: str, chunk_size: int, dtype: torch.dtype) -> None:
+    laws.check_extreme_gates(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=dtype,
+        device="cpu",
+        sizes=sizes(1, 90, 2, 16, 16),
+        chunk_size=chunk_size,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chunk_size", [8, 64])
+@pytest.mark.parametrize("op", laws.DECAY_GATES)
+def test_packed_documents(op: str, chunk_size: int, dtype: torch.dtype) -> None:
+    laws.check_packed_documents(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=dtype,
+        device="cpu",
+        sizes=sizes(2, 50, 2, 16, 24),
+        starts=(1, 16, 29),
+        chunk_size=chunk_size,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_stabilizer_is_free(dtype: torch.dtype) -> None:
+    laws.check_stabilizer_is_free(
+        get_operation("mlstm_exp"),
+        torch_implementation("mlstm_exp"),
+        dtype=dtype,
+        device="cpu",
+        sizes=SMALL,
+        chunk_size=16,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_bad_input_fails_clearly(op: str, dtype: torch.dtype) -> None:
+    laws.check_bad_input(get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", chunk_size=16)
+
+
+def test_laws_reject_a_wrong_implementation() -> None:
+    operation, fn = get_operation("mlstm_sig"), torch_implementation("mlstm_sig")
+
+    def off_by_two_percent(*inputs: torch.Tensor, **kwargs: Any) -> Any:
+        h, last = fn(*inputs, **kwargs)
+        return h * 1.02, last
+
+    with pytest.raises(AssertionError, match=r"mlstm_sig against the recurrence: h: error"):
+        laws.check_matches_reference(
+            operation, off_by_two_percent, dtype=torch.bfloat16, device="cpu", sizes=SMALL, chunk_size=16
+        )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_inputs_are_the_declared_arguments(op: str) -> None:
+    operation = get_operation(op)
+    first, again, other = (
+        resolve(operation.inputs)(SMALL, dtype=torch.bfloat16, device="cpu", seed=seed) for seed in (3, 3, 4)
+    )
+    assert tuple(first) == operation.arguments
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first[operation.arguments[0]], other[operation.arguments[0]])
+    for name, x in first.items():
+        assert x.dtype == (torch.bfloat16 if x.dim() == 4 else torch.float32), name
+        assert x.is_contiguous()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_gradient_path_gives_the_same(op: str) -> None:
+    operation, fn = get_operation(op), torch_implementation(op)
+    inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    before = {name: x.clone() for name, x in inputs.items()}
+    plain = fn(*inputs.values(), chunk_size=16)
+    tracked = fn(*(x.clone().requires_grad_(x.dim() == 4) for x in inputs.values()), chunk_size=16)
+    assert torch.equal(plain, tracked)
+    assert all(torch.equal(x, inputs[name]) for name, x in before.items()), "inputs were written to"
