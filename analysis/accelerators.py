@@ -336,8 +336,8 @@ def measure_cpu() -> Accelerator:
     seconds = _best_seconds(functools.partial(np.copyto, target, source))
     return Accelerator(
         key="cpu",
-        name=platform.processor() or platform.machine(),
-        part=f"this machine: {_cpu_model()}",
+        name=_cpu_model(),
+        part="this machine",
         matrix_flops=MappingProxyType(rates),
         vector_flops=rates["fp32"],
         bandwidth_bytes_s=2 * source.nbytes / seconds,

@@ -170,6 +170,15 @@ def binary(value: float) -> str:
     return f"{value:g}"
 
 
+def rate(value: float, unit: str) -> str:
+    """Return a rate with the prefix that suits it: 4.8 TB/s, 989 TFLOP/s, 43.6 GFLOP/s."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= factor:
+            scaled = value / factor
+            return f"{scaled:,.0f} {prefix}{unit}" if scaled >= 100 else f"{scaled:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
 def quantity(value: float) -> str:
     """Return a number without exponent and with no more digits than it needs: 0.05, 2, 30, 1500."""
     return f"{value:.10f}".rstrip("0").rstrip(".") if abs(value) < 1 else f"{value:,.10g}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .accelerators import Accelerator, get_accelerator
-from .figure_style import GRID, INK, MUTED, WARNING, binary, log_axis, new_figure, series_style, styled
+from .figure_style import GRID, INK, MUTED, WARNING, binary, log_axis, new_figure, rate, series_style, styled
 from .frames import best_rows, ok_rows
 from .plots import (
     LEGEND_WIDTH,
@@ -130,7 +130,7 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
             ys = [min(copied * x, reached) / 1e12 for x in xs]
             axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
     axes.annotate(
-        f"{peak / 1e12:,.0f} TFLOP/s",
+        rate(peak, "FLOP/s"),
         (high, peak / 1e12),
         xytext=(-3, 3),
         textcoords="offset points",
@@ -139,21 +139,10 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
         fontsize=7.5,
         color=INK,
     )
-    axes.axhline(accelerator.vector_flops / 1e12, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
-    axes.annotate(
-        f"{accelerator.vector_flops / 1e12:,.0f} TFLOP/s fp32 vector",
-        (high, accelerator.vector_flops / 1e12),
-        xytext=(-3, 3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=7,
-        color=MUTED,
-    )
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
     start = low * (ridge / low) ** 0.5
     axes.annotate(
-        f"{bandwidth / 1e12:.3g} TB/s",
+        rate(bandwidth, "B/s"),
         (start, bandwidth * start / 1e12),
         xytext=(-3, 3),
         textcoords="offset points",
@@ -164,6 +153,23 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
         va="bottom",
         fontsize=7.5,
         color=INK,
+    )
+    if accelerator.vector_flops < peak:
+        _vector_roof(axes, accelerator, high)
+
+
+def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
+    """Draw where work without matrix products ends: the rate of the vector units."""
+    axes.axhline(accelerator.vector_flops / 1e12, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
+    axes.annotate(
+        f"{rate(accelerator.vector_flops, 'FLOP/s')} fp32 vector",
+        (high, accelerator.vector_flops / 1e12),
+        xytext=(-3, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7,
+        color=MUTED,
     )
 
 
@@ -216,8 +222,8 @@ def _roofline_note(frame: pd.DataFrame, points: pd.DataFrame, accelerator: Accel
     parts = []
     if accelerator.measured is not None and dtype in accelerator.measured.matrix_flops:
         parts.append(
-            f"Dashed: measured, {accelerator.measured.matrix_flops[dtype] / 1e12:,.0f} TFLOP/s and "
-            f"{accelerator.measured.bandwidth_bytes_s / 1e12:.3g} TB/s."
+            f"Dashed: measured, {rate(accelerator.measured.matrix_flops[dtype], 'FLOP/s')} and "
+            f"{rate(accelerator.measured.bandwidth_bytes_s, 'B/s')}."
         )
     elsewhere = ok_rows(frame[frame["device_accelerator"] != accelerator.key])
     if not elsewhere.empty:
