@@ -141,9 +141,12 @@ def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS, *, minim
 
     With the default ``by`` that is every implementation at its best chunk size for every problem. Null is a value.
     """
-    rows = ok_rows(frame)
-    rows = rows[rows[minimise].notna()].sort_values(minimise, kind="stable")
-    return rows.drop_duplicates([name for name in by if name in rows.columns], keep="first").sort_index()
+    measured = (frame["status"] == "ok") & frame["time_ms"].notna() & frame[minimise].notna()
+    positions = measured.to_numpy().nonzero()[0]
+    # Only the keys are put in order, not the whole frame: a million rows are loaded and reduced in seconds.
+    order = positions[frame[minimise].to_numpy()[positions].argsort(kind="stable")]
+    repeated = frame[[name for name in by if name in frame.columns]].take(order).duplicated(keep="first")
+    return frame.take(sorted(order[~repeated.to_numpy()]))
 
 
 def single(frame: pd.DataFrame, column: str, wanted: object = None, *, option: str | None = None) -> pd.DataFrame:
