@@ -20,6 +20,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _TYPES = {
     torch.float64: "fp64",
@@ -96,6 +97,9 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
         if parameters[name].is_constexpr or value is None:
             signature[name] = "constexpr"
             constexprs[(index,)] = value
+        elif isinstance(value, TensorDescriptor):
+            shape = ",".join(map(str, value.block_shape))
+            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]>"
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + _TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]

@@ -13,16 +13,23 @@ SHARED_MEMORY_BYTES = {
 }
 """Shared memory a block may use, by compute capability."""
 
+MIN_PROGRAMS = 264
+"""Programs below which the recurrent kernel leaves an H200 (132 SMs, two programs each) idle."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
-    """Launch of the recurrent kernel: time tile, state tile, warps, pipeline stages."""
+    """Launch of the recurrent kernel: time tile, state tile, warps, pipeline stages.
+
+    ``parallel`` computes every chunk's own contribution at once and merges them, for grids too small otherwise.
+    """
 
     block_t: int
     block_k: int
     block_v: int
     num_warps: int
     num_stages: int
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +46,10 @@ class MixConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkConfig:
-    """Launch of the walking kernel: time tile, output block, warps, pipeline stages."""
+    """Launch of the walking kernel: time tile, contraction block, output block, warps, pipeline stages."""
 
     block_t: int
+    block_x: int
     block_z: int
     num_warps: int
     num_stages: int
@@ -77,56 +85,72 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
 
 
 def select_config(
-    *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int, chunk: int, rows: int = 0
+    *,
+    scheme: str,
+    capability: tuple[int, int],
+    item_bytes: int,
+    head_dim_qk: int,
+    head_dim_v: int,
+    chunk: int,
+    rows: int,
 ) -> EngineConfig:
     """Choose the launches for an architecture and problem.
 
     Args:
+        scheme: "walk" or "sweep", how a chunk is processed; float32 always sweeps.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
         head_dim_v: V.
         chunk: chunk length in force, a power of two >= 16.
-        rows: batch * heads, used to fill the chip with smaller state tiles when there are few.
+        rows: batch * heads; few of them leave the recurrent kernel short of programs.
 
     Returns:
         the launches; tiles never exceed the chunk or the padded head dims.
     """
     k_pad, v_pad = max(16, next_power_of_two(head_dim_qk)), max(16, next_power_of_two(head_dim_v))
     if item_bytes == 4:
-        tile, cap, state_cap, warps, stages = 32, 32, 32, 4, 1
-        states = StatesConfig(block_t=32, block_k=state_cap, block_v=state_cap, num_warps=warps, num_stages=stages)
-        mix = MixConfig(block_t=tile, block_s=tile, block_x=cap, block_z=cap, num_warps=warps, num_stages=stages)
-        configs = {"states": states, "d_states": states, "output": mix, "dq": mix, "dk": mix, "dv": mix}
+        states = StatesConfig(block_t=32, block_k=32, block_v=32, num_warps=4, num_stages=1)
+        sweep = MixConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
+    elif capability >= (9, 0):
+        states = StatesConfig(block_t=64, block_k=128, block_v=64, num_warps=4, num_stages=3)
+        sweep = MixConfig(block_t=128, block_s=64, block_x=128, block_z=128, num_warps=8, num_stages=2)
     else:
-        states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=3)
-        mix = MixConfig(block_t=64, block_s=64, block_x=128, block_z=128, num_warps=4, num_stages=2)
-        if capability < (9, 0):
-            mix = replace(mix, block_x=64, block_z=64)
-        configs = {"states": states, "d_states": states, "output": mix, "dq": mix, "dk": mix, "dv": mix}
+        states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
+        sweep = MixConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
+    if scheme == "walk" and item_bytes == 2:
+        tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
+        states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)
+    states = replace(
+        states,
+        block_t=min(states.block_t, chunk),
+        block_k=min(states.block_k, k_pad),
+        block_v=min(states.block_v, v_pad),
+    )
 
-    def fit_states(config: StatesConfig) -> StatesConfig:
-        return replace(
-            config,
-            block_t=min(config.block_t, chunk),
-            block_k=min(config.block_k, k_pad),
-            block_v=min(config.block_v, v_pad),
+    def fit_walk(dx: int, dz: int) -> WalkConfig:
+        block_x = 128 if capability >= (9, 0) else 64
+        return WalkConfig(
+            block_t=min(64, chunk), block_x=min(block_x, dx), block_z=min(64, dz), num_warps=4, num_stages=2
         )
 
-    def fit_mix(config: MixConfig, dx: int, dz: int) -> MixConfig:
+    def fit_sweep(dx: int, dz: int) -> MixConfig:
+        block_t = min(sweep.block_t, chunk)
         return replace(
-            config,
-            block_t=min(config.block_t, chunk),
-            block_s=min(config.block_s, chunk, min(config.block_t, chunk)),
-            block_x=min(config.block_x, dx),
-            block_z=min(config.block_z, dz),
+            sweep,
+            block_t=block_t,
+            block_s=min(sweep.block_s, block_t),
+            block_x=min(sweep.block_x, dx),
+            block_z=min(sweep.block_z, dz),
+            num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
         )
 
+    fit = fit_walk if scheme == "walk" and item_bytes == 2 else fit_sweep
     return EngineConfig(
-        states=fit_states(configs["states"]),
-        d_states=fit_states(configs["d_states"]),
-        output=fit_mix(configs["output"], k_pad, v_pad),
-        dq=fit_mix(configs["dq"], v_pad, k_pad),
-        dk=fit_mix(configs["dk"], v_pad, k_pad),
-        dv=fit_mix(configs["dv"], k_pad, v_pad),
+        states=states,
+        d_states=states,
+        output=fit(k_pad, v_pad),
+        dq=fit(v_pad, k_pad),
+        dk=fit(v_pad, k_pad),
+        dv=fit(k_pad, v_pad),
     )

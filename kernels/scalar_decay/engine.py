@@ -20,11 +20,12 @@ from torch import Tensor
 from .config import EngineConfig, MixConfig, StatesConfig, WalkConfig, fit_chunk, next_power_of_two, select_config
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .mix import mix_kernel
-from .states import states_kernel
+from .states import merge_kernel, states_kernel
 from .walk import walk_kernel
 
 GATES_BLOCK_T = 256
 SCAN_BLOCK_N = 1024
+MERGE_BLOCK_E = 1024
 ANCHOR_EVERY = 256
 """Positions between anchors of the decay gradient when walking; rounding piles up over at most this many."""
 
@@ -37,6 +38,7 @@ class Problem:
     scale: float
     chunk: int
     state_dtype: torch.dtype
+    scheme: str = "walk"
     inv_tau: float = 1.0
     config: EngineConfig | None = None
 
@@ -82,6 +84,7 @@ def launches(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig:
     if problem.config is not None:
         return problem.config
     return select_config(
+        scheme=problem.scheme,
         capability=capability(v.device),
         item_bytes=v.element_size(),
         head_dim_qk=q.shape[3],
@@ -163,15 +166,25 @@ def run_states(
     n_last = _empty(B, H, K, like=values) if want_last and want_n else None
     tiles = triton.cdiv(K, config.block_k) * triton.cdiv(V, config.block_v)
     anchors = _empty(tiles, B, H, N, like=values) if want_anchors else None
-    states_kernel[(tiles * B * H,)](
+    local = config.parallel and N > 1 and not want_anchors
+    states_kernel[(tiles * B * H * (N if local else 1),)](
         keys, values, gates.b_hi if reverse else gates.w, gates.b_lo, gates.g, gates.edge, gates.m, gates.log_denom,
-        initial, n_initial, states, n_states, last, n_last, forward_states, anchors,
+        None if local else initial, None if local else n_initial, states, n_states,
+        None if local else last, None if local else n_last, forward_states, anchors,
         problem.scale, T, problem.chunk, N, gates.chunk, B * H,
         H=H, K=K, V=V, GROUP=H // keys.shape[2], REVERSE=reverse, STABILISED=problem.stabilised,
-        HAS_INITIAL=initial is not None, HAS_LAST=want_last, WITH_N=want_n, ANCHORS=want_anchors,
-        BLOCK_T=config.block_t, BLOCK_K=config.block_k, BLOCK_V=config.block_v, PRECISION=_precision(values),
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        HAS_INITIAL=initial is not None and not local, HAS_LAST=want_last and not local, WITH_N=want_n,
+        ANCHORS=want_anchors, LOCAL=local, BLOCK_T=config.block_t, BLOCK_K=config.block_k, BLOCK_V=config.block_v,
+        PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    if local:
+        merge_kernel[(triton.cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
+            gates.g, gates.edge, initial, n_initial, states, n_states, last, n_last,
+            T, problem.chunk, N, gates.chunk,
+            K=K, V=V, REVERSE=reverse, STABILISED=problem.stabilised, HAS_INITIAL=initial is not None,
+            HAS_LAST=want_last, WITH_N=want_n, BLOCK_E=MERGE_BLOCK_E,
+            BLOCK_G=next_power_of_two(problem.chunk // gates.chunk), BLOCK_K=next_power_of_two(K), num_warps=4,
+        )  # fmt: skip
     return states, n_states, last, n_last, anchors
 
 
@@ -254,30 +267,46 @@ def run_walk(
     H = heads
     N = triton.cdiv(T, problem.chunk)
     every = anchor_every(problem)
+    anchors = triton.cdiv(T, every)
+    blocks = triton.cdiv(DX, config.block_x)
     tiles_z = triton.cdiv(DZ, config.block_z)
-    result = Walk(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
+    result = Walk(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(tiles_z, B, H, T, like=z)
+        if future:
+            result.anchors = _empty(blocks, tiles_z, B, H, anchors, like=z)
+        else:
+            result.anchor_states = _empty(blocks, B, H, anchors, config.block_x, DZ, like=z, dtype=z.dtype)
     if want_last:
         result.last = _empty(B, H, *((DZ, DX) if transposed else (DX, DZ)), like=z)
         result.n_last = _empty(B, H, DX, like=z) if normalise else None
-    use_anchors = pair is not None
-    if use_anchors and not future:
-        anchor_states = _empty(B, H, triton.cdiv(T, every), DZ, DX, like=z, dtype=z.dtype)
-    if use_anchors and future:
-        result.anchors = _empty(tiles_z, B, H, triton.cdiv(T, every), like=z)
-    result.anchor_states = anchor_states
-    walk_kernel[(tiles_z * N * B * H,)](
-        x, y, z, states, result.out, gates.b_hi, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
-        n_states, pair, result.row_sums, result.last, result.n_last, anchor_states, result.anchors,
-        problem.scale, T, problem.chunk, N, B * H, every,
-        H=H, DX=DX, DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2], FUTURE=future, TRANSPOSED=transposed,
-        HAS_STATE=states is not None, HAS_LAST=want_last, HAS_U=problem.has_u, STABILISED=problem.stabilised,
-        NORMALISE=normalise, SUMS=pair is not None, ANCHORS=use_anchors, BLOCK_T=config.block_t,
-        BLOCK_X=max(16, next_power_of_two(DX)), BLOCK_Z=config.block_z, STAGES=config.num_stages,
-        PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    partial = _empty(B, T, H, DZ, like=z) if blocks > 1 else None
+    denoms = _empty(blocks, B, H, T, like=z) if blocks > 1 and normalise else None
+    triton.set_allocator(_scratch)
+    for block in range(blocks):
+        walk_kernel[(tiles_z * N * B * H,)](
+            x, y, z, states, partial, result.out,
+            gates.b_hi, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
+            None if denoms is None else denoms[block - 1], None if denoms is None else denoms[block],
+            n_states, pair, result.row_sums, result.last, result.n_last,
+            None if result.anchor_states is None else result.anchor_states[block],
+            None if result.anchors is None else result.anchors[block],
+            problem.scale, T, problem.chunk, N, B * H, every, block,
+            H=H, DX=DX, DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2],
+            FIRST=block == 0, LAST=block == blocks - 1, FUTURE=future, TRANSPOSED=transposed,
+            HAS_STATE=states is not None, HAS_LAST=want_last, HAS_U=problem.has_u, STABILISED=problem.stabilised,
+            NORMALISE=normalise, SUMS=pair is not None, ANCHORS=pair is not None, BLOCK_T=config.block_t,
+            BLOCK_X=config.block_x, BLOCK_Z=config.block_z, STAGES=config.num_stages,
+            PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    if result.anchors is not None:
+        result.anchors = result.anchors.flatten(0, 1)
     return result
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Allocate the few bytes in which a kernel builds its tensor descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def anchor_every(problem: Problem) -> int:
@@ -486,6 +515,7 @@ def scalar_decay(
     state_dtype: torch.dtype,
     initial_state: tuple[Tensor | None, ...] = (None, None, None),
     return_last_state: bool = False,
+    scheme: str = "walk",
     config: EngineConfig | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Run the engine on validated tensors; the operations' public functions are its callers.
@@ -502,6 +532,7 @@ def scalar_decay(
         state_dtype: dtype of the states between chunks, float32 or bfloat16.
         initial_state: (C, n, m), n and m for gate "exp" only.
         return_last_state: whether the last state is computed.
+        scheme: "walk" or "sweep", how a chunk is processed.
         config: launches; chosen for the device when None.
 
     Returns:
@@ -513,6 +544,7 @@ def scalar_decay(
         chunk=fit_chunk(chunk_size, q.shape[1]),
         state_dtype=state_dtype,
         inv_tau=inv_tau,
+        scheme=scheme,
         config=config,
     )
     return _ScalarDecay.apply(q, k, v, decay, input_gate, head, *initial_state, problem, return_last_state)

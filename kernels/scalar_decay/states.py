@@ -47,6 +47,7 @@ def states_kernel(
     HAS_LAST: tl.constexpr,
     WITH_N: tl.constexpr,
     ANCHORS: tl.constexpr,
+    LOCAL: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -54,7 +55,8 @@ def states_kernel(
 ):
     """Walk the chunks with one [BLOCK_K, BLOCK_V] tile of the state in registers.
 
-    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,).
+    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then every chunk starts from zero and
+    leaves its own contribution, which merge_kernel adds up.
     Forward: reads k [B, T, H / GROUP, K], v [B, T, H, V], w [B, H, T]; writes the state before each chunk
     [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b (high, low), m, log2 of the denominator and the forward
     states; writes the gradient of the state after each chunk, that of the initial state and, with ANCHORS, <C, dC> at
@@ -65,7 +67,12 @@ def states_kernel(
     pid = tl.program_id(0)
     pid_v = pid % NV
     pid_k = (pid // NV) % NK
-    pid_bh = (pid // (NV * NK)).to(tl.int64)
+    pid_n = 0
+    if LOCAL:
+        pid_n = (pid // (NV * NK)) % N
+        pid_bh = (pid // (NV * NK * N)).to(tl.int64)
+    else:
+        pid_bh = (pid // (NV * NK)).to(tl.int64)
     batch = pid_bh // H
     head = pid_bh % H
     offs_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -90,15 +97,18 @@ def states_kernel(
         if WITH_N:
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
 
+    first_tile = pid_n * (L // BLOCK_T)
     num_tiles = tl.cdiv(T, BLOCK_T)
+    if LOCAL:
+        num_tiles = tl.minimum(num_tiles - first_tile, L // BLOCK_T)
     NG = tl.cdiv(T, LG)
     for tile in range(0, num_tiles):
         if REVERSE:
-            t0 = (num_tiles - 1 - tile) * BLOCK_T
+            t0 = (first_tile + num_tiles - 1 - tile) * BLOCK_T
             at_edge = (tile == 0) | ((t0 + BLOCK_T) % L == 0)
             at_gate = (tile == 0) | ((t0 + BLOCK_T) % LG == 0)
         else:
-            t0 = tile * BLOCK_T
+            t0 = (first_tile + tile) * BLOCK_T
             at_edge = t0 % L == 0
             at_gate = t0 % LG == 0
         chunk = t0 // L
@@ -132,7 +142,7 @@ def states_kernel(
             weight = tl.math.exp2(log_weight)
         weight = tl.where(mask_t, weight, 0.0)
 
-        if at_edge:
+        if at_edge and not LOCAL:
             out = (pid_bh * N + chunk) * K * V + state_offs
             tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
             if WITH_N and pid_v == 0:
@@ -151,10 +161,86 @@ def states_kernel(
                 before = tl.load(
                     forward_states_ptr + (pid_bh * N + chunk) * K * V + state_offs, mask=state_mask, other=0.0
                 ).to(tl.float32)
-                dot = tl.sum(tl.sum(before * state, axis=1), axis=0)
+                dot = tl.sum(before * state)
                 tl.store(anchor_ptr + ((pid_k * NV + pid_v) * BH.to(tl.int64) + pid_bh) * N + chunk, dot)
 
+    if LOCAL:
+        out = (pid_bh * N + pid_n) * K * V + state_offs
+        tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
+        if WITH_N and pid_v == 0:
+            tl.store(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, n_state, mask=mask_k)
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * K * V + state_offs, state, mask=state_mask)
         if WITH_N and pid_v == 0:
             tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k)
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "LG"])
+def merge_kernel(
+    g_ptr,
+    edge_ptr,
+    initial_ptr,
+    n_initial_ptr,
+    states_ptr,
+    n_states_ptr,
+    last_ptr,
+    n_last_ptr,
+    T,
+    L,
+    N,
+    LG,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    REVERSE: tl.constexpr,
+    STABILISED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    WITH_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Turn every chunk's own contribution into the state that enters it: C_k = decay_k C_{k-1} + local_k, in place.
+
+    The transition of a chunk is one scalar, so the merge is exact. Grid: (ceil(K V / BLOCK_E) * B * H,).
+    Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [B, H, N, K, V] and n [B, H, N, K].
+    """
+    blocks: tl.constexpr = (K * V + BLOCK_E - 1) // BLOCK_E
+    pid = tl.program_id(0)
+    pid_e = pid % blocks
+    pid_bh = (pid // blocks).to(tl.int64)
+    offs = pid_e * BLOCK_E + tl.arange(0, BLOCK_E)
+    mask = offs < K * V
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_k = offs_k < K
+    offs_g = tl.arange(0, BLOCK_G)
+    NG = tl.cdiv(T, LG)
+    per_chunk = L // LG
+    state = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    if HAS_INITIAL:
+        state += tl.load(initial_ptr + pid_bh * K * V + offs, mask=mask, other=0.0)
+        if WITH_N:
+            n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
+    for step in range(0, N):
+        chunk = N - 1 - step if REVERSE else step
+        first = chunk * per_chunk
+        count = tl.minimum(NG - first, per_chunk)
+        log_decay = tl.sum(tl.load(g_ptr + pid_bh * NG + first + offs_g, mask=offs_g < count, other=0.0), axis=0)
+        if STABILISED:
+            log_decay += tl.load(edge_ptr + pid_bh * (NG + 1) + first)
+            log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
+        decay = tl.math.exp2(log_decay)
+        here = states_ptr + (pid_bh * N + chunk) * K * V + offs
+        local = tl.load(here, mask=mask, other=0.0).to(tl.float32)
+        tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
+        state = state * decay + local
+        if WITH_N:
+            n_here = n_states_ptr + (pid_bh * N + chunk) * K + offs_k
+            n_local = tl.load(n_here, mask=mask_k & (pid_e == 0), other=0.0)
+            tl.store(n_here, n_state, mask=mask_k & (pid_e == 0))
+            n_state = n_state * decay + n_local
+    if HAS_LAST:
+        tl.store(last_ptr + pid_bh * K * V + offs, state, mask=mask)
+        if WITH_N:
+            tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k & (pid_e == 0))

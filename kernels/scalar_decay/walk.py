@@ -6,7 +6,7 @@ It computes the same four products as mix.py,
 
 but carries S from tile to tile instead of sweeping all earlier tiles of the chunk, so work grows linearly with the chunk
 length and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) walk forward in time, "future"
-roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so it fits moderate head dims in 16 bit.
+roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into blocks, one launch each.
 
 Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length BLOCK_T.
 Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
@@ -18,12 +18,13 @@ import triton.language as tl
 from .gates import NEG
 
 
-@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every"])
+@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every", "block"])
 def walk_kernel(
     x_ptr,
     y_ptr,
     z_ptr,
     state_ptr,
+    partial_ptr,
     out_ptr,
     b_ptr,
     u_ptr,
@@ -32,6 +33,8 @@ def walk_kernel(
     edge_ptr,
     m_ptr,
     log_denom_ptr,
+    denom_in_ptr,
+    denom_out_ptr,
     n_states_ptr,
     pair_ptr,
     sums_ptr,
@@ -45,11 +48,14 @@ def walk_kernel(
     N,
     BH,
     every,
+    block,
     H: tl.constexpr,
     DX: tl.constexpr,
     DZ: tl.constexpr,
     GROUP_X: tl.constexpr,
     GROUP_Z: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
     FUTURE: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     HAS_STATE: tl.constexpr,
@@ -65,12 +71,16 @@ def walk_kernel(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Walk one chunk for BLOCK_Z columns of the output.
+    """Walk one chunk for BLOCK_Z columns of the output and one block of the contraction.
+
+    Head dims DX above BLOCK_X take one launch for each block of X and Y; their outputs add up in a float32 partial
+    [B, T, H, DZ], which every launch but the FIRST reads and every one but the LAST writes.
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state entering the chunk [B, H, N, DX, DZ]
     (TRANSPOSED: [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. HAS_LAST writes the state
-    that leaves the sequence (N = 1). NORMALISE also reads n states [B, H, N, K] and writes log2 of the denominator.
+    that leaves the sequence (N = 1). NORMALISE also reads n states [B, H, N, K] and writes log2 of the
+    denominator (between launches: the denominator so far).
     SUMS writes sum_z out * pair [tiles, B, H, T]. With ANCHORS, past roles write S every ``every`` positions
     [B, H, ceil(T / every), DX, DZ]; future roles read them back and write <C, dC> there [tiles, B, H, ceil(T / every)].
     """
@@ -87,20 +97,32 @@ def walk_kernel(
     start = pid_n * L
     end = tl.minimum(start + L, T)
     offs_t = tl.arange(0, BLOCK_T)
-    offs_x = tl.arange(0, BLOCK_X)
+    x_col = block * BLOCK_X
+    offs_x = x_col + tl.arange(0, BLOCK_X)
     offs_z = pid_z * BLOCK_Z + tl.arange(0, BLOCK_Z)
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
-    x_stride = tl.full((), X_ROW, tl.int64)
-    z_stride = tl.full((), Z_ROW, tl.int64)
+    z_col = pid_z * BLOCK_Z
+    num_anchors = tl.cdiv(T, every)
+    # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
+    x_offset = batch * T * X_ROW + (head // GROUP_X) * DX
+    z_offset = batch * T * Z_ROW + (head // GROUP_Z) * DZ
+    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
+    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
+    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BLOCK_T, BLOCK_Z])
     out_stride = tl.full((), OUT_ROW, tl.int64)
-    x_base = x_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
-    y_base = y_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
-    z_base = z_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
-    out_base = out_ptr + batch * T * OUT_ROW + head * DZ
+    z_stride = tl.full((), Z_ROW, tl.int64)
+    out_offs = offs_t[:, None] * OUT_ROW + offs_z[None, :]
+    pair_offs = offs_t[:, None] * Z_ROW + offs_z[None, :]
+    out_offset = batch * T * OUT_ROW + head * DZ
+    if LAST:
+        out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
+    if ANCHORS and FUTURE:
+        anchor_desc = tl.make_tensor_descriptor(
+            anchor_states_ptr, [(BH * num_anchors * BLOCK_X).to(tl.int32), DZ], [DZ, 1], [BLOCK_X, BLOCK_Z]
+        )
     rows = pid_bh * T
     tiles_in_sequence = tl.cdiv(T, BLOCK_T)
-    num_anchors = tl.cdiv(T, every)
     if TRANSPOSED:
         state_offs = offs_z[None, :] * DX + offs_x[:, None]
     else:
@@ -121,21 +143,9 @@ def walk_kernel(
     for tile in tl.range(0, tiles, num_stages=STAGES):
         t0 = start + (tiles - 1 - tile if FUTURE else tile) * BLOCK_T
         mask_t = t0 + offs_t < end
-        x = tl.load(
-            x_base + t0 * x_stride + offs_t[:, None] * X_ROW + offs_x[None, :],
-            mask=mask_t[:, None] & mask_x[None, :],
-            other=0.0,
-        )  # [BLOCK_T, BLOCK_X]
-        y = tl.load(
-            y_base + t0 * x_stride + offs_t[:, None] * X_ROW + offs_x[None, :],
-            mask=mask_t[:, None] & mask_x[None, :],
-            other=0.0,
-        )  # [BLOCK_T, BLOCK_X]
-        z = tl.load(
-            z_base + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
-            mask=mask_t[:, None] & mask_z[None, :],
-            other=0.0,
-        )  # [BLOCK_T, BLOCK_Z]
+        x = x_desc.load([t0, x_col])
+        y = y_desc.load([t0, x_col])
+        z = z_desc.load([t0, z_col])
         index = t0 // BLOCK_T
         b = tl.load(b_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
         w = tl.load(w_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
@@ -171,12 +181,16 @@ def walk_kernel(
 
         if ANCHORS and not FUTURE:
             if t0 % every == 0:
-                anchor_offs = (pid_bh * num_anchors + t0 // every) * DX * DZ
-                tl.store(
-                    anchor_states_ptr + anchor_offs + state_offs,
-                    state.to(anchor_states_ptr.dtype.element_ty),
-                    mask=state_mask,
-                )
+                anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
+                anchor_tile = (
+                    anchor_states_ptr + anchor_row.to(tl.int64) * DZ
+                    + tl.arange(0, BLOCK_X)[:, None] * DZ + offs_z[None, :]
+                )  # fmt: skip
+                kept = state.to(anchor_states_ptr.dtype.element_ty)
+                if DZ % BLOCK_Z == 0:
+                    tl.store(anchor_tile, kept)
+                else:
+                    tl.store(anchor_tile, kept, mask=mask_z[None, :])
         out = tl.dot(x, state.to(x.dtype), input_precision=PRECISION) * row_factor[:, None]
         product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         product *= tl.where(causal, tl.math.exp2(exponent) * scale, 0.0)
@@ -188,32 +202,33 @@ def walk_kernel(
         state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state, input_precision=PRECISION)
         if ANCHORS and FUTURE:
             if t0 % every == 0:
-                anchor_offs = (pid_bh * num_anchors + t0 // every) * DX * DZ
-                before = tl.load(anchor_states_ptr + anchor_offs + state_offs, mask=state_mask, other=0.0).to(
-                    tl.float32
-                )
-                dot = tl.sum(tl.sum(before * state, axis=1), axis=0)
+                anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
+                before = anchor_desc.load([anchor_row, z_col]).to(tl.float32)
+                dot = tl.sum(before * state)
                 tl.store(anchor_ptr + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
-
+        out_mask = mask_t[:, None] & mask_z[None, :]
+        if not FIRST:
+            # Always true; inside a branch the load is not pipelined, which would cost shared memory for two tiles.
+            if t0 < T:
+                out += tl.load(partial_ptr + out_offset + t0 * out_stride + out_offs, mask=out_mask, other=0.0)
         if NORMALISE:
-            floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
-            out /= floor[:, None]
-            if pid_z == 0:
-                tl.store(log_denom_ptr + rows + t0 + offs_t, tl.math.log2(floor), mask=mask_t)
-        if SUMS:
-            pair = tl.load(
-                pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
-                + t0 * z_stride + offs_t[:, None] * Z_ROW + offs_z[None, :],
-                mask=mask_t[:, None] & mask_z[None, :],
-                other=0.0,
-            ).to(tl.float32)  # fmt: skip
-            sums = tl.sum(out * pair, axis=1)
-            tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
-        tl.store(
-            out_base + t0 * out_stride + offs_t[:, None] * OUT_ROW + offs_z[None, :],
-            out.to(out_ptr.dtype.element_ty),
-            mask=mask_t[:, None] & mask_z[None, :],
-        )
+            if not FIRST:
+                denom += tl.load(denom_in_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            if LAST:
+                denom = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
+                out /= denom[:, None]
+                if pid_z == 0:
+                    tl.store(log_denom_ptr + rows + t0 + offs_t, tl.math.log2(denom), mask=mask_t)
+            elif pid_z == 0:
+                tl.store(denom_out_ptr + rows + t0 + offs_t, denom, mask=mask_t)
+        if LAST:
+            if SUMS:
+                pair = tl.load(pair_ptr + z_offset + t0 * z_stride + pair_offs, mask=out_mask, other=0.0).to(tl.float32)
+                sums = tl.sum(out * pair, axis=1)
+                tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
+            out_desc.store([t0, z_col], out.to(out_desc.dtype))
+        else:
+            tl.store(partial_ptr + out_offset + t0 * out_stride + out_offs, out, mask=out_mask)
 
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)
