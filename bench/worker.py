@@ -228,9 +228,11 @@ def classify(error: BaseException) -> tuple[str, str]:
     if isinstance(error, CaseFailure):
         return error.status, error.reason
     text = " ".join(str(error).split())
-    first = text.split(". ")[0][:300] or type(error).__name__
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(s in text.lower() for s in OUT_OF_MEMORY):
-        return "oom", first
+    sentences = text.split(". ")
+    first = sentences[0][:300] or type(error).__name__
+    exhausted = [sentence for sentence in sentences if any(words in sentence.lower() for words in OUT_OF_MEMORY)]
+    if exhausted or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "oom", exhausted[0][:300] if exhausted else first
     if isinstance(error, ImportError):
         return "unavailable", f"import failed: {first}"
     return "error", f"{type(error).__name__}: {first}"

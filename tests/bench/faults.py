@@ -1,0 +1,127 @@
+"""Implementations that misbehave, for tests of what the sweep makes of them.
+
+A planned case carries its implementation's declaration, so a test hands the sweep one whose ``call`` names a function
+here; no declaration of the package mentions them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrbench.bench.case import Case
+from lrbench.bench.plan import PlannedCase
+from lrbench.kernels.mlstm_sig.chunkwise import chunkwise
+from lrbench.kernels.spec import Implementation
+
+
+def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = "fw") -> PlannedCase:
+    """Return a small mLSTMsig case whose implementation is the function ``fault`` of this module."""
+    implementation = Implementation(
+        name=fault, call=f"tests.bench.faults:{fault}", devices=("cpu", "cuda"), dtypes=("fp32",)
+    )
+    case = Case(
+        kernel="tfla",
+        op="mlstm_sig",
+        impl=fault,
+        provider="lrbench",
+        mode=mode,
+        dtype="fp32",
+        state_dtype="fp32",
+        batch=1,
+        seq_len=seq_len,
+        num_heads=1,
+        head_dim_qk=16,
+        head_dim_v=16,
+        chunk_size=chunk_size,
+    )
+    return PlannedCase(case=case, target=implementation)
+
+
+def right(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Compute the operation."""
+    return chunkwise(*tensors, chunk_size=chunk_size, **options)
+
+
+def slow(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Compute the operation, taking a while."""
+    time.sleep(0.05)
+    return right(*tensors, chunk_size=chunk_size, **options)
+
+
+def noisy(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Compute the operation and write to every stream, as autotuners and loggers do."""
+    print('{"status": "ok", "columns": {}}')
+    os.write(1, b"\x00\xff not text\n" * 1000)
+    sys.stderr.write("warning: noise\n")
+    sys.stdin.close()
+    return right(*tensors, chunk_size=chunk_size, **options)
+
+
+def wrong(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Be off by one part in a thousand."""
+    return 1.001 * right(*tensors, chunk_size=chunk_size, **options)
+
+
+def wrong_gradient(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Give the right output, and no gradient through v for half of the positions."""
+    q, k, v, i, f = tensors
+    half = v.shape[1] // 2
+    v = torch.cat([v[:, :half].detach(), v[:, half:]], dim=1)
+    return right(q, k, v, i, f, chunk_size=chunk_size, **options)
+
+
+def unwritten(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Leave the last position of the output uninitialised."""
+    h = right(*tensors, chunk_size=chunk_size, **options)
+    out = torch.empty_like(h)
+    out[:, :-1] = h[:, :-1]
+    return out
+
+
+def raises(*tensors: Tensor, **options: Any) -> Tensor:
+    """Refuse."""
+    raise RuntimeError("this shape is not tuned. Try another")
+
+
+def hangs(*tensors: Tensor, **options: Any) -> Tensor:
+    """Never return, whatever it is sent."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+def killed(*tensors: Tensor, **options: Any) -> Tensor:
+    """Be killed, as by the system's out-of-memory killer."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def aborts(*tensors: Tensor, **options: Any) -> Tensor:
+    """Abort the process as a compiler does."""
+    os.write(2, b"LLVM ERROR: operation destroyed but still has uses\nStack dump:\n0. Program arguments\n")
+    os.abort()
+
+
+def exits(*tensors: Tensor, **options: Any) -> Tensor:
+    """End the process without a word."""
+    os._exit(3)
+
+
+def exhausts_memory(*tensors: Tensor, **options: Any) -> Tensor:
+    """Ask for a petabyte."""
+    return torch.empty(2**50, dtype=torch.int8).float()
+
+
+def imports_missing(*tensors: Tensor, **options: Any) -> Tensor:
+    """Need a package that is not there."""
+    import lrbench_has_no_such_module  # noqa: F401
+
+    raise AssertionError("unreachable")

@@ -1,0 +1,167 @@
+"""Planning: axes become the cases that were meant, once each, in an order that shares work."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lrbench.bench import plan
+from lrbench.bench.plan import PRESETS, Request, parse_size, parse_sizes
+
+
+def cases(device_kind: str = "cpu", **axes: object) -> list[plan.PlannedCase]:
+    return plan.plan(Request(**axes), device_kind=device_kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192)]
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k"])
+def test_parse_size_rejects(text: str) -> None:
+    with pytest.raises(ValueError, match="a size must be a positive integer such as 512 or 8k, got"):
+        parse_size(text)
+
+
+def test_parse_sizes() -> None:
+    assert parse_sizes("1k,8k,300") == (1024, 8192, 300)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "seq_len", "kept"),
+    [
+        ((64, 128, 256), 256, [64, 128, 256]),
+        ((64, 128, 256), 128, [64, 128]),
+        ((64, 128, 256), 100, [64, 128]),
+        ((64, 128, 256), 50, [64]),
+        ((256, 128), 100, [128]),
+        ((64, 64), 100, [64]),
+    ],
+)
+def test_chunk_beyond_the_sequence_is_dropped_when_a_shorter_one_covers_it(
+    chunks: tuple[int, ...], seq_len: int, kept: list[int]
+) -> None:
+    assert plan.drop_covered(chunks, seq_len) == kept
+
+
+def test_quick_preset_covers_three_lengths_two_dims_three_chunks() -> None:
+    ours = [item.case for item in cases(preset="quick") if item.case.impl == "torch"]
+    assert {case.op for case in ours} == {"mlstm_sig", "mlstm_exp"}
+    assert {case.mode for case in ours} == {"fw", "fwbw"}
+    assert len({case.seq_len for case in ours}) >= 3
+    assert len({case.head_dim_v for case in ours}) >= 2
+    assert len({case.chunk_size for case in ours}) >= 3
+    # The product is full: every op, mode, length, dim and chunk meets every other.
+    assert len(ours) == 2 * 2 * 3 * 2 * 3
+
+
+def test_default_preset_is_the_published_sweep() -> None:
+    ours = [item.case for item in cases("cuda", preset="default") if item.case.impl == "tfla"]
+    assert {case.seq_len for case in ours} == {1024 * 2**n for n in range(7)}
+    assert {case.batch * case.seq_len for case in ours} == {65536}
+    assert {case.head_dim_v for case in ours} == {64, 128, 256, 512}
+    assert {case.num_heads * case.head_dim_v for case in ours} == {4096}
+    assert {case.chunk_size for case in ours} == {64, 128, 256, 512, 1024}
+    assert {case.dtype for case in ours} == {"bf16"}
+
+
+@pytest.mark.parametrize(("device_kind", "name"), [("cuda", "default"), ("cpu", "quick")])
+def test_preset_follows_the_device(device_kind: str, name: str) -> None:
+    assert plan.preset_for(Request(), device_kind) is PRESETS[name]
+
+
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_no_case_twice_and_every_target_runs_here(preset: str, device_kind: str) -> None:
+    planned = cases(device_kind, preset=preset)
+    identifiers = [item.case.case_id for item in planned]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(device_kind in item.target.devices for item in planned)
+    assert all(item.target.name == item.case.impl for item in planned)
+
+
+def test_head_dims() -> None:
+    sizes = {
+        (c.case.head_dim_qk, c.case.head_dim_v, c.case.num_heads) for c in cases(impls=("torch",), head_dims=(64,))
+    }
+    assert sizes == {(32, 64, 4)}
+    explicit = cases(impls=("torch",), head_dims=(64,), head_dims_qk=(16, 64), num_heads=3)
+    assert {(c.case.head_dim_qk, c.case.head_dim_v, c.case.num_heads) for c in explicit} == {(16, 64, 3), (64, 64, 3)}
+    equal = cases(impls=("torch",), ops=("retention",), head_dims=(64,))
+    assert {(c.case.head_dim_qk, c.case.head_dim_v) for c in equal} == {(64, 64)}
+
+
+def test_batch_and_tokens() -> None:
+    fixed = cases(impls=("torch",), seq_lens=(128, 256), batch=3)
+    assert {(c.case.batch, c.case.seq_len) for c in fixed} == {(3, 128), (3, 256)}
+    constant = cases(impls=("torch",), seq_lens=(128, 256), tokens=512)
+    assert {(c.case.batch, c.case.seq_len) for c in constant} == {(4, 128), (2, 256)}
+    # A sequence longer than the tokens still runs, once.
+    assert {c.case.batch for c in cases(impls=("torch",), seq_lens=(1024,), tokens=512)} == {1}
+    with pytest.raises(ValueError, match="give batch or tokens, not both"):
+        cases(batch=1, tokens=512)
+
+
+def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:
+    planned = [item.case for item in cases(preset="quick")]
+    groups = [case.impl for case in planned]
+    assert sum(a != b for a, b in itertools.pairwise(groups)) == len(set(groups)) - 1
+    ours = [case for case in planned if case.impl == "torch"]
+    problems = [(c.op, c.seq_len, c.head_dim_v) for c in ours]
+    assert sum(a != b for a, b in itertools.pairwise(problems)) == len(set(problems)) - 1
+    # Gradients first: their reference also answers for the forward case of the same problem.
+    first = {problem: case.mode for problem, case in reversed(list(zip(problems, ours, strict=True)))}
+    assert set(first.values()) == {"fwbw"}
+
+
+def test_implementations_of_another_device_are_named_not_planned() -> None:
+    assert "tfla" in plan.not_planned(Request(), "cpu")
+    assert "tfla" not in plan.not_planned(Request(), "cuda")
+    assert {item.case.impl for item in cases(impls=("tfla",))} == {"tfla"}
+
+
+def test_baselines_can_be_chosen_by_name_by_package_or_left_out() -> None:
+    assert {c.case.provider for c in cases("cuda", baselines=("none",))} == {"lrbench"}
+    some = {c.case.impl for c in cases("cuda", baselines=("torch.sdpa_flash",)) if c.case.provider != "lrbench"}
+    assert some == {"torch.sdpa_flash"}
+    packages = {c.case.provider for c in cases("cuda", baselines=("mlstm_kernels",)) if c.case.provider != "lrbench"}
+    assert packages == {"mlstm_kernels"}
+
+
+def test_a_baseline_whose_sizes_ignore_an_axis_is_planned_once() -> None:
+    attention = [c.case for c in cases("cuda", preset="default") if c.case.impl == "torch.sdpa_flash"]
+    assert len(attention) == 7 * 2
+    assert {c.head_dim_v * c.num_heads for c in attention} == {4096}
+
+
+def test_an_operation_of_baselines_only() -> None:
+    planned = cases("cuda", ops=("attention",))
+    assert {c.case.op for c in planned} == {"attention"}
+
+
+def test_steps_have_one_token_and_no_chunk() -> None:
+    planned = cases("cuda", impls=("tfla",), modes=("step",), head_dims=(256,))
+    assert {(c.case.seq_len, c.case.chunk_size) for c in planned} == {(1, None)}
+    assert len(planned) == 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"kernel": "tlfa"}, r"kernel must be one of tfla.*, got 'tlfa'"),
+        ({"preset": "fast"}, r"preset must be one of quick, default, full, got 'fast'"),
+        ({"ops": ("mlstm",)}, r"op must be one of mlstm_sig, mlstm_exp, .* for kernel tfla, got 'mlstm'"),
+        ({"impls": ("tffla",)}, r"impl tffla has no case in this sweep; these have: .*tfla"),
+        ({"baselines": ("fa2",)}, r"baseline must be one of none, .*, got 'fa2'"),
+        ({"modes": ("forward",)}, r"mode must be one of fw, fwbw, bw, step, got 'forward'"),
+        ({"dtypes": ("float32",)}, r"dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
+        ({"state_dtypes": ("int8",)}, r"state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cases(**axes)
