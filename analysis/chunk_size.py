@@ -31,6 +31,7 @@ MIN_CHUNK, MAX_CHUNK = 16, 4096
 """Chunk lengths that kernels run: powers of two in this range, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
+_NO_CHUNK = f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {{op!r}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def coefficients(
         ValueError: an operation without a chunkwise formulation, or a mode other than fw, bw, fwbw.
     """
     if op not in CHUNKWISE_OPERATIONS:
-        raise ValueError(f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {op!r}")
+        raise ValueError(_NO_CHUNK.format(op=op))
     passes = {"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")}.get(mode)
     if passes is None:
         raise ValueError(f"mode must be one of fw, bw, fwbw for a chunk size, got {mode!r}")
@@ -140,6 +141,8 @@ def chunk_size_report(
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
     """
+    if op not in CHUNKWISE_OPERATIONS:
+        raise ValueError(_NO_CHUNK.format(op=op))
     chunks = feasible_chunks(seq_len)
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")

@@ -248,7 +248,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
 
     @app.command("plot")
     def plot_command(
-        kind: Annotated[str, typer.Argument(help="runtime, chunk-size, head-dim or memory.")],
+        kind: Annotated[str, typer.Argument(help="runtime, chunk-size, head-dim, memory or trade-off.")],
         results: Results,
         output: Output = Path("figure.png"),
         device: Annotated[str | None, typer.Option(help="Measured device, where results hold several.")] = None,

@@ -6,6 +6,7 @@ were not measured are named under the figure, never dropped silently.
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 MODE_TITLES: Mapping[str, str] = MappingProxyType(
     {"fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step"}
 )
+
+REASON_LENGTH = 110
+"""Characters of a failure's reason under a figure; the results hold all of it."""
 
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_WIDTH = 3.5, 3.35, 2.35
 
@@ -135,9 +139,16 @@ def _int(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
-    """A row of panels, one per mode, sharing a legend on the right, a title above and a note below."""
+    """A row of panels, one per mode, sharing a legend on the right, a title above and a note below.
+
+    Attributes:
+        x: the size column along which lines run; also the x axis, unless ``x_values`` is given.
+        x_values: what is drawn along the x axis instead; the ends of our lines are then labelled with their size.
+        y: what is drawn along the y axis.
+    """
 
     x: str
+    x_values: Callable[[pd.DataFrame], pd.Series] | None = None
     x_label: str
     y: Callable[[pd.DataFrame], pd.Series]
     y_label: str
@@ -165,18 +176,49 @@ def panels(rows: pd.DataFrame, failures: pd.DataFrame, spec: Panels) -> Figure:
                 values = spec.y(line)
                 style = series_style(str(op), str(impl))
                 ours = style.width > 1.5
-                axes.plot(line[spec.x], values, zorder=4 if ours else 3, clip_on=False, **style.line())
+                along = line[spec.x] if spec.x_values is None else spec.x_values(line)
+                axes.plot(along, values, zorder=4 if ours else 3, clip_on=False, **style.line())
+                if ours and spec.x_values is not None:
+                    label_ends(axes, line[spec.x], along, values, style.colour)
                 order[str(op), str(impl)] = float(values.iloc[-1])
             axes.set_title(MODE_TITLES[mode])
             axes.set_yscale("log")
             log_axis(axes.yaxis, float(spec.y(shown).min()), float(spec.y(shown).max()))
-            axes.grid(False, axis="x")
-            size_axis(axes, sorted(float(value) for value in set(rows[spec.x])), spec.x_label)
+            if spec.x_values is None:
+                axes.grid(False, axis="x")
+                size_axis(axes, sorted(float(value) for value in set(rows[spec.x])), spec.x_label)
+            else:
+                axes.set_xscale("log")
+                axes.margins(x=0.22)
+                log_axis(axes.xaxis, float(spec.x_values(shown).min()), float(spec.x_values(shown).max()))
+                axes.set_xlabel(spec.x_label)
         axes_row[0].set_ylabel(spec.y_label)
         add_legend(figure, axes_row[-1], sorted(order, key=order.__getitem__, reverse=True), width)
         add_headings(figure, spec.title, spec.setting, width)
         add_note(figure, failure_note(failures), width)
     return figure
+
+
+def label_ends(axes: Axes, sizes: pd.Series, along: pd.Series, values: pd.Series, colour: str) -> None:
+    """Write the chunk size beside the first and the last point of a line, away from the line."""
+    from matplotlib.patheffects import withStroke
+
+    forward = float(along.iloc[-1]) >= float(along.iloc[0])
+    for end, outward in ((0, -1 if forward else 1), (-1, 1 if forward else -1)):
+        if end and len(sizes) == 1:
+            continue
+        axes.annotate(
+            f"L = {binary(float(sizes.iloc[end]))}",
+            (along.iloc[end], values.iloc[end]),
+            xytext=(6 * outward, 0),
+            textcoords="offset points",
+            ha="left" if outward > 0 else "right",
+            va="center",
+            fontsize=7,
+            color=colour,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            zorder=6,
+        )
 
 
 def add_legend(figure: Figure, axes: Axes, series: Sequence[tuple[str, str]], width: float) -> None:
@@ -230,7 +272,8 @@ def failure_note(failures: pd.DataFrame) -> str:
         lengths = sorted({int(value) for value in group["seq_len"].dropna()})
         where = f" at T = {_sizes(lengths)}" if lengths else ""
         reasons = sorted({str(reason) for reason in group["reason"].dropna()})
-        why = f" ({reasons[0]}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
+        first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
+        why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
         parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes)}{where}: {status}{why}")
     if not absent.empty:
         parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
@@ -320,9 +363,7 @@ def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection = Selectio
     rows = chosen.rows[chosen.rows["chunk_size"].notna()]
     if ok_rows(rows).empty:
         raise ValueError("results must hold measured rows with a chunk size for this figure, got none")
-    chosen = Chosen(
-        rows=rows, dtype=chosen.dtype, tokens=chosen.tokens, head_dim=chosen.head_dim, seq_len=chosen.seq_len
-    )
+    chosen = dataclasses.replace(chosen, rows=rows)
     spec = Panels(
         x="chunk_size",
         x_label="chunk size L (tokens)",
@@ -332,6 +373,27 @@ def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection = Selectio
         setting=describe(chosen, "median"),
     )
     return panels(_best(rows, "chunk_size"), unmeasured(chosen, "chunk_size"), spec)
+
+
+def memory_against_runtime(frame: pd.DataFrame, selection: Selection = Selection()) -> Figure:
+    """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
+    chosen = choose(frame, selection, seq_len=True)
+    rows = chosen.rows[chosen.rows["chunk_size"].notna()]
+    measured = _best(rows, "chunk_size")
+    measured = measured[measured["peak_memory_bytes"].notna()]
+    if measured.empty:
+        raise ValueError("results must hold measured rows with a chunk size and memory for this figure, got none")
+    chosen = dataclasses.replace(chosen, rows=rows)
+    spec = Panels(
+        x="chunk_size",
+        x_values=_memory_gib,
+        x_label="peak memory, inputs included (GiB)",
+        y=_time_ms,
+        y_label="time per call (ms)",
+        title="Runtime against memory, over chunk size",
+        setting=describe(chosen, "median"),
+    )
+    return panels(measured, unmeasured(chosen, "chunk_size"), spec)
 
 
 def runtime_over_head_dim(frame: pd.DataFrame, selection: Selection = Selection()) -> Figure:
@@ -345,7 +407,7 @@ def runtime_over_head_dim(frame: pd.DataFrame, selection: Selection = Selection(
     rows = rows[several]
     if ok_rows(rows).empty:
         raise ValueError("results must hold more than one head dim for this figure, got one")
-    chosen = Chosen(rows=rows, dtype=chosen.dtype, tokens=chosen.tokens, head_dim=None, seq_len=chosen.seq_len)
+    chosen = dataclasses.replace(chosen, rows=rows)
     spec = Panels(
         x="head_dim_v",
         x_label="value head dim",
@@ -363,6 +425,7 @@ KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Figure]] = MappingProxyT
         "chunk-size": runtime_over_chunk_size,
         "head-dim": runtime_over_head_dim,
         "memory": memory_over_length,
+        "trade-off": memory_against_runtime,
     }
 )
 """Figures by their name on the command line."""

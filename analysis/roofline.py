@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .accelerators import Accelerator, get_accelerator
-from .figure_style import GRID, INK, MUTED, WARNING, binary, log_axis, new_figure, rate, series_style, styled
+from .figure_style import GRID, INK, MUTED, WARNING, log_axis, new_figure, rate, series_style, styled
 from .frames import best_rows, ok_rows
 from .plots import (
     LEGEND_WIDTH,
@@ -25,6 +25,7 @@ from .plots import (
     choose,
     describe,
     failure_note,
+    label_ends,
     unmeasured,
 )
 
@@ -174,27 +175,13 @@ def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
 
 
 def _points(axes: Axes, points: pd.DataFrame) -> None:
-    from matplotlib.patheffects import withStroke
-
     labelled = _longest_trajectory(points)
     for (op, impl), line in points.groupby(["op", "impl"], sort=True):
         style = series_style(str(op), str(impl))
         line = line.sort_values("chunk_size")
         axes.plot(line["intensity"], line["tflops"], zorder=4 if style.width > 1.5 else 3, **style.line())
         if (op, impl) == labelled:
-            for end, side, align in ((0, -6, "right"), (-1, 6, "left")):
-                axes.annotate(
-                    f"L = {binary(float(line['chunk_size'].iloc[end]))}",
-                    (line["intensity"].iloc[end], line["tflops"].iloc[end]),
-                    xytext=(side, 0),
-                    textcoords="offset points",
-                    ha=align,
-                    va="center",
-                    fontsize=7,
-                    color=style.colour,
-                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
-                    zorder=6,
-                )
+            label_ends(axes, line["chunk_size"], line["intensity"], line["tflops"], style.colour)
     for row in points[points["suspect"].notna()].itertuples():
         axes.plot(
             [row.intensity],

@@ -190,3 +190,20 @@ def test_figures_are_reproducible_files(sweep: pd.DataFrame, tmp_path: Path, suf
 def test_other_endings_are_refused(sweep: pd.DataFrame, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"output must end in one of .png, .svg, .pdf, got 'a.gif'"):
         save_figure(plot("chunk-size", sweep), tmp_path / "a.gif")
+
+
+def test_trade_off_runs_from_much_memory_to_little_over_chunk_size(sweep: pd.DataFrame) -> None:
+    figure = plot("trade-off", sweep, Selection(head_dim=256))
+    points = lines(figure, 0)[series_label("mlstm_sig", "tfla")]
+    memory = [x for x, _ in points]
+    assert memory == sorted(memory, reverse=True)
+    labels = {text.get_text() for text in figure.axes[0].texts}
+    assert {"L = 64", "L = 128", "L = 1k"} <= labels
+    assert series_label("attention", "flash_attn.v4") not in lines(figure, 0)
+
+
+def test_long_reasons_are_shortened() -> None:
+    frame = made.frame([made.row(made.case("gla", "fla.chunk_gla"), status="error", reason="word " * 100)])
+    note = failure_note(frame)
+    assert len(note) < 220
+    assert "word ...)" in note
