@@ -1,0 +1,150 @@
+"""The numerical check: what it lets pass, what it catches, and at which shape it looks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrbench.bench import check
+from lrbench.bench.case import Case
+from lrbench.kernels import get_operation, resolve
+
+CASE = Case(
+    kernel="tfla", op="mlstm_exp", impl="tfla", provider="lrbench", mode="fwbw", dtype="fp32", state_dtype="fp32",
+    batch=2, seq_len=96, num_heads=2, head_dim_qk=16, head_dim_v=32, chunk_size=32,
+)  # fmt: skip
+
+
+def at(**changes: object) -> Case:
+    return dataclasses.replace(CASE, **changes)
+
+
+def expected_and_results(case: Case) -> tuple[check.Expected, dict[str, torch.Tensor]]:
+    """What the case must give, and what the portable implementation gives."""
+    operation = get_operation(case.op)
+    inputs = check.Inputs("cpu").get(operation, case)
+    expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
+    function = resolve(operation.implementation("torch").call)
+    assert expected.grad_out is not None
+    grad_out = expected.grad_out
+    results = check.evaluate(operation, lambda *x: function(*x, chunk_size=32), inputs, lambda _: grad_out)
+    return expected, results
+
+
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp", "simple_gla", "retention", "gated_retention", "mamba2_ssd"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
+def test_a_right_result_passes(op: str, dtype: str) -> None:
+    expected, results = expected_and_results(at(op=op, dtype=dtype))
+    assert set(results) == {"out", *get_operation(op).differentiable}
+    verdict = check.compare(results, expected, "fp32")
+    assert verdict.failure is None
+    assert verdict.rel_error is not None
+    assert verdict.rel_error < {"fp64": 1e-12, "fp32": 1e-5, "fp16": 1e-2, "bf16": 5e-2}[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["out", "q", "k", "v", "i", "f"])
+def test_one_wrong_head_in_any_tensor_is_caught(dtype: str, name: str) -> None:
+    expected, results = expected_and_results(at(dtype=dtype))
+    results[name] = results[name].clone()
+    results[name][:, :, 0] *= 1.25
+    failure = check.compare(results, expected, "fp32").failure
+    assert failure is not None
+    what = "output" if name == "out" else f"gradient of {name}"
+    assert failure.startswith(f"{what} has relative error")
+
+
+def test_tf32_products_do_not_pass_for_fp32() -> None:
+    """Rounding the inputs of the products to 10 mantissa bits is what TF32 does."""
+    expected, results = expected_and_results(CASE)
+    rounded = results["out"].view(torch.int32).bitwise_and(~0x1FFF).view(torch.float32)
+    failure = check.compare({"out": rounded}, expected, "fp32").failure
+    assert failure is not None
+    assert failure.startswith("output has relative error")
+
+
+def test_non_finite_and_misshapen_results_are_named() -> None:
+    expected, results = expected_and_results(CASE)
+    results["out"] = results["out"].clone()
+    results["out"][0, 0, 0, 0] = float("inf")
+    results["q"] = results["q"][:, :1]
+    failure = check.compare(results, expected, "fp32").failure
+    assert failure == (
+        "output contains non-finite values; gradient of q has shape (2, 1, 2, 16), expected (2, 96, 2, 16)"
+    )
+
+
+def test_low_precision_states_get_a_stated_allowance() -> None:
+    expected, results = expected_and_results(CASE)
+    off = {"out": results["out"] * (1 + 1.5 * torch.finfo(torch.bfloat16).eps)}
+    assert check.compare(off, expected, "fp32").failure is not None
+    assert check.compare(off, expected, "bf16").failure is None
+
+
+def test_bounds_derive_from_the_dtype() -> None:
+    bounds = {dtype: expected_and_results(at(dtype=dtype))[0].bounds["out"] for dtype in ("fp64", "fp32", "bf16")}
+    assert bounds["fp64"] < 1e-13
+    assert 1e-7 < bounds["fp32"] < 1e-5
+    assert 1e-3 < bounds["bf16"] < 5e-2
+
+
+@pytest.mark.parametrize(
+    ("case", "device", "checked", "portable"),
+    [
+        pytest.param(CASE, "cpu", "same shape", False, id="recurrence affordable"),
+        pytest.param(at(impl="torch"), "cpu", "same shape", False, id="torch against the recurrence"),
+        pytest.param(at(seq_len=65536), "cuda", "same shape", True, id="long: the portable form in float64"),
+        pytest.param(
+            at(seq_len=65536, impl="torch"), "cuda", "batch=1, seq_len=512", False, id="long, torch itself: smaller"
+        ),
+        pytest.param(
+            at(seq_len=65536, impl="torch", chunk_size=512), "cuda", "batch=1, seq_len=1024", False, id="two chunks"
+        ),
+        pytest.param(
+            at(op="gla", impl="fla.chunk_gla", seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256),
+            "cuda",
+            "batch=1, seq_len=512, num_heads=2",
+            False,
+            id="an operation without a portable form",
+        ),
+    ],
+)
+def test_the_shape_of_the_check(case: Case, device: str, checked: str, portable: bool) -> None:
+    from lrbench.bench import baselines
+
+    small, by_portable = check.checked_case(baselines.get_operation(case.op), case, device)
+    assert (check.describe_check(case, small), by_portable) == (checked, portable)
+
+
+def test_poison_shows_what_nobody_wrote() -> None:
+    with check.PoisonEmpty():
+        fresh = [torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(1).new_empty(3), torch.empty(3, dtype=int)]
+    assert [bool(x.isnan().all()) for x in fresh] == [True, True, True, False]
+    assert not torch.zeros(3).isnan().any()
+
+
+def test_inputs_are_the_same_for_everyone_and_cannot_leak_gradients() -> None:
+    operation = get_operation("mlstm_sig")
+    source = check.Inputs("cpu")
+    first, second = source.get(operation, at(op="mlstm_sig")), source.get(operation, at(op="mlstm_sig", chunk_size=16))
+    assert all(first[name].data_ptr() == second[name].data_ptr() for name in first)
+    first["q"].requires_grad_()
+    assert not second["q"].requires_grad
+    fresh = check.Inputs("cpu").get(operation, at(op="mlstm_sig"))
+    assert all(torch.equal(first[name], fresh[name]) for name in first)
+
+
+def test_references_are_shared_between_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = get_operation(CASE.op)
+    inputs = check.Inputs("cpu").get(operation, CASE)
+    first = check.References(tmp_path).get(operation, CASE, inputs, gradients=True, portable=False)
+    monkeypatch.setattr(check, "evaluate", lambda *_: pytest.fail("computed again"))
+    second = check.References(tmp_path).get(operation, CASE, inputs, gradients=True, portable=False)
+    assert first.bounds == second.bounds
+    assert all(torch.equal(first.values[name], second.values[name]) for name in first.values)
+    assert first.grad_out is not None
+    assert second.grad_out is not None
+    assert torch.equal(first.grad_out, second.grad_out)

@@ -1,0 +1,127 @@
+"""The stopping rule and what is inside the timed region, with a clock that does what it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lrbench.analysis import statistics
+from lrbench.bench import clock
+from lrbench.bench.environment import DeviceState
+
+
+class Scripted:
+    """A clock that returns the samples it is given and runs the calls."""
+
+    def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
+        self.samples, self.states = samples, states
+
+    def sample(
+        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
+    ) -> tuple[list[float], DeviceState]:
+        for _ in range(count):
+            call(prepare())
+        return [next(self.samples) for _ in range(count)], next(self.states) if self.states else DeviceState()
+
+    def synchronize(self) -> None:
+        pass
+
+
+def alternating(*values: float) -> Iterator[float]:
+    while True:
+        yield from values
+
+
+def measure(samples: Iterator[float], budget_s: float, states: Iterator[DeviceState] | None = None) -> clock.Timing:
+    return clock.measure(Scripted(samples, states), lambda _: None, budget_s=budget_s, ci_target=0.01)
+
+
+def test_steady_times_stop_at_ten_samples() -> None:
+    assert measure(alternating(2.0), budget_s=1e9).samples_ms == [2.0] * 10
+
+
+def test_noisy_times_go_on_until_the_interval_is_tight() -> None:
+    timing = measure(alternating(1.0, 1.015, 1.03), budget_s=1e9)
+    assert 10 < len(timing.samples_ms) < clock.MAX_SAMPLES
+    assert statistics.relative_half_width(timing.samples_ms) <= 0.01
+
+
+def test_hopeless_noise_stops_at_the_maximum_and_keeps_every_sample() -> None:
+    timing = measure(alternating(1.0, 2.0), budget_s=1e9)
+    assert len(timing.samples_ms) == clock.MAX_SAMPLES
+    assert timing.samples_ms[:4] == [1.0, 2.0, 1.0, 2.0]
+
+
+def test_a_spent_budget_stops_but_never_below_ten_samples() -> None:
+    assert len(measure(alternating(1.0, 2.0), budget_s=0.0).samples_ms) == clock.MIN_SAMPLES
+    # Ten samples of a second each spend any smaller budget, although the test does not wait for them.
+    assert len(measure(alternating(1000.0, 2000.0), budget_s=5.0).samples_ms) == clock.MIN_SAMPLES
+
+
+def test_columns() -> None:
+    columns = measure(iter([float(n) for n in range(1, 11)]), budget_s=0.0).columns()
+    assert columns["time_ms"] == 5.5
+    assert columns["time_p20_ms"] == pytest.approx(2.8)
+    assert columns["time_p80_ms"] == pytest.approx(8.2)
+    # Binomial(10, 1/2): ranks 2 and 9 cover the median with probability 0.979.
+    assert (columns["time_ci_low_ms"], columns["time_ci_high_ms"]) == (2.0, 9.0)
+
+
+def test_throttling_in_any_batch_marks_the_case() -> None:
+    states = iter([DeviceState(throttled="hardware slowdown", power_w=1.0)] + [DeviceState(power_w=2.0)] * 100)
+    timing = measure(alternating(1.0, 1.015, 1.03), budget_s=1e9, states=states)
+    assert timing.state == DeviceState(throttled="hardware slowdown", power_w=2.0)
+
+
+def test_the_cpu_clock_times_the_call_and_not_its_preparation() -> None:
+    samples, _ = clock.CpuClock().sample(lambda _: time.sleep(0.002), lambda: time.sleep(0.05), 3)
+    assert all(2.0 <= sample < 40.0 for sample in samples)
+
+
+def test_preparation_precedes_every_call() -> None:
+    log: list[str] = []
+    clock.measure(
+        Scripted(alternating(1.0)),
+        lambda prepared: log.append(f"call {prepared}"),
+        prepare=lambda: log.append("prepare") or "p",
+        budget_s=0.0,
+        ci_target=1.0,
+    )
+    assert log == ["prepare", "call p"] * (len(log) // 2)
+    assert len(log) // 2 == clock.MIN_SAMPLES + clock.MAX_WARMUP_CALLS
+
+
+@pytest.mark.gpu
+def test_the_cuda_clock_agrees_with_a_kernel_of_known_traffic() -> None:
+    """Copying a GiB takes as long as its traffic at 50 to 100 % of the device's bandwidth, cold cache included."""
+    import torch
+
+    from lrbench.analysis.accelerators import get_accelerator, match_device
+
+    key = match_device(torch.cuda.get_device_name())
+    if key is None:
+        pytest.skip("the device has no known bandwidth")
+    source = torch.empty(2**30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    timing = clock.measure(clock.CudaClock(), lambda _: target.copy_(source), budget_s=0.5, ci_target=0.005)
+    share = 2 * 2**30 / (timing.columns()["time_ms"] * 1e-3) / get_accelerator(key).bandwidth_bytes_s
+    assert 0.5 < share < 1.0
+    assert timing.state.sm_clock_mhz
+
+
+@pytest.mark.gpu
+def test_the_cuda_clock_does_not_time_the_launch() -> None:
+    """A kernel that does next to nothing takes microseconds, however long the host takes to enqueue it."""
+    import torch
+
+    x = torch.zeros(1, device="cuda")
+
+    def slowly_enqueued(_: Any) -> Any:
+        time.sleep(0.001)
+        return x.add_(1)
+
+    timing = clock.measure(clock.CudaClock(), slowly_enqueued, budget_s=0.2, ci_target=0.05)
+    assert timing.columns()["time_ms"] < 0.1
