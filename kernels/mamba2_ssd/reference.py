@@ -40,6 +40,7 @@ def recurrent(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
+    round_operands: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run SSD one step at a time.
 
@@ -52,6 +53,7 @@ def recurrent(
         initial_state: S [B, H, N, P].
         return_last_state: also return S after the last step.
         state_dtype: taken for the common signature; states have the dtype of the computation.
+        round_operands: round the operands of products to x's dtype, as kernels do.
 
     Returns:
         y [B, T, H, P] in x's dtype, or (y, S).
@@ -65,6 +67,7 @@ def recurrent(
         scale=resolve_scale(1.0 if scale is None else scale, B.shape[-1]),
         initial_state=initial_state,
         return_last_state=return_last_state,
+        round_operands=round_operands,
     )
 
 

@@ -38,6 +38,7 @@ def recurrent(
     initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
+    round_operands: bool = False,
     normalizer_gradient: bool = False,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """Run mLSTMexp one step at a time.
@@ -50,6 +51,7 @@ def recurrent(
         initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]); m carries no gradient.
         return_last_state: also return (C, n, m) after the last step.
         state_dtype: taken for the common signature; states have the dtype of the computation.
+        round_operands: round the operands of products to v's dtype, as kernels do.
         normalizer_gradient: differentiate through the denominator.
 
     Returns:
@@ -58,6 +60,7 @@ def recurrent(
     return engine.recurrent(
         q, k, v, *log_gates(i, f), scale=resolve_scale(scale, q.shape[-1]),
         initial_state=initial_state, return_last_state=return_last_state,
+        round_operands=round_operands,
         normalize=True, normalizer_gradient=normalizer_gradient,
     )  # fmt: skip
 

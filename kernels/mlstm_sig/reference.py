@@ -35,6 +35,7 @@ def recurrent(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
+    round_operands: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run mLSTMsig one step at a time.
 
@@ -46,6 +47,7 @@ def recurrent(
         initial_state: C [B, H, K, V].
         return_last_state: also return C after the last step.
         state_dtype: taken for the common signature; states have the dtype of the computation.
+        round_operands: round the operands of products to v's dtype, as kernels do.
 
     Returns:
         h [B, T, H, V] in v's dtype, or (h, C).
@@ -53,6 +55,7 @@ def recurrent(
     return engine.recurrent(
         q, k, v, *log_gates(i, f), scale=resolve_scale(scale, q.shape[-1]),
         initial_state=initial_state, return_last_state=return_last_state,
+        round_operands=round_operands,
     )  # fmt: skip
 
 

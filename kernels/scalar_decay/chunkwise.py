@@ -109,9 +109,10 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
             # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
             total = b[..., -1].cumsum(0) - b[..., -1]
             peaks = torch.cat((m[None], column.amax(-1) - total)).cummax(0).values
-            row = torch.maximum((peaks[:-1] + total)[..., None], column.cummax(-1).values).to(dtype)
+            before = (peaks[:-1] + total)[..., None]
+            row = torch.maximum(before, column.cummax(-1).values)
             after = b + row
-            before = torch.cat((m[None], after[:-1, :, -1]))[..., None]
+            row = row.to(dtype)
             m = after[-1, :, -1].contiguous()
         to_end = (b - after)[..., -1:]
         inter = torch.exp(before - row).to(dtype)

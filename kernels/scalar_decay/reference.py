@@ -46,67 +46,6 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
     return denominator if normalizer_gradient else denominator.detach()
 
 
-def recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    log_input: Tensor | None,
-    *,
-    scale: float,
-    initial_state: State | None = None,
-    return_last_state: bool = False,
-    normalize: bool = False,
-    normalizer_gradient: bool = False,
-) -> Tensor | tuple[Tensor, Any]:
-    """Run the recurrence one step at a time; this is the definition.
-
-    Args:
-        q, k: [B, T, H, K]; float64 inputs are computed in float64, all others in float32.
-        v: [B, T, H, V].
-        log_decay: [B, T, H], a_t <= 0.
-        log_input: [B, T, H], u_t; None means 0.
-        scale: factor on q.
-        initial_state: the state before the first step; None is :func:`zero_state`.
-        return_last_state: also return the state after the last step.
-        normalize: the normalised form.
-        normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
-
-    Returns:
-        h [B, T, H, V] in v's dtype, or (h, last_state).
-    """
-    dtype = compute_dtype(v.dtype)
-    out_dtype = v.dtype
-    q, k, v, log_decay = (x.to(dtype) for x in (q, k, v, log_decay))
-    log_input = torch.zeros_like(log_decay) if log_input is None else log_input.to(dtype)
-    state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
-    outputs = []
-    if normalize:
-        c, n, m = state
-        m = m.detach()
-        for t in range(q.shape[1]):
-            m_previous, m = m, torch.maximum(log_decay[:, t] + m, log_input[:, t]).detach()
-            decay = torch.exp(log_decay[:, t] + m_previous - m)[..., None]
-            key = torch.exp(log_input[:, t] - m)[..., None] * k[:, t]
-            c = decay[..., None] * c + key[..., :, None] * v[:, t, :, None, :]
-            n = decay * n + key
-            query = scale * q[:, t]
-            denominator = _denominator((n * query).sum(-1), m, normalizer_gradient)
-            outputs.append(torch.einsum("bhkv,bhk->bhv", c, query) / denominator[..., None])
-        last: State = (c, n, m)
-    else:
-        assert isinstance(state, Tensor)
-        c = state
-        for t in range(q.shape[1]):
-            decay = torch.exp(log_decay[:, t])[..., None, None]
-            key = torch.exp(log_input[:, t])[..., None] * k[:, t]
-            c = decay * c + key[..., :, None] * v[:, t, :, None, :]
-            outputs.append(torch.einsum("bhkv,bhk->bhv", c, scale * q[:, t]))
-        last = c
-    h = torch.stack(outputs, dim=1).to(out_dtype)
-    return (h, last) if return_last_state else h
-
-
 class _OperandMatmul(torch.autograd.Function):
     """a @ b with both operands, in the forward and in the backward pass, rounded to a dtype; float32 accumulation."""
 
@@ -122,6 +61,73 @@ class _OperandMatmul(torch.autograd.Function):
         dtype = compute_dtype(a.dtype)
         grad = grad.to(a.dtype).to(dtype)
         return grad @ b.to(dtype).mT, a.to(dtype).mT @ grad, None
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    log_input: Tensor | None,
+    *,
+    scale: float,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    normalize: bool = False,
+    normalizer_gradient: bool = False,
+    round_operands: bool = False,
+) -> Tensor | tuple[Tensor, Any]:
+    """Run the recurrence one step at a time; this is the definition.
+
+    Args:
+        q, k: [B, T, H, K]; float64 inputs are computed in float64, all others in float32.
+        v: [B, T, H, V].
+        log_decay: [B, T, H], a_t <= 0.
+        log_input: [B, T, H], u_t; None means 0.
+        scale: factor on q.
+        initial_state: the state before the first step; None is :func:`zero_state`.
+        return_last_state: also return the state after the last step.
+        normalize: the normalised form.
+        normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
+        round_operands: round the operands of k v^T and C^T q to v's dtype, as kernels do: with :func:`parallel` the
+            yardstick of what a dtype can reach.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, last_state).
+    """
+    dtype = compute_dtype(v.dtype)
+    out_dtype = v.dtype
+    operand_dtype = out_dtype if round_operands else dtype
+    q, k, v, log_decay = (x.to(dtype) for x in (q, k, v, log_decay))
+    log_input = torch.zeros_like(log_decay) if log_input is None else log_input.to(dtype)
+    state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
+    outputs = []
+    if normalize:
+        c, n, m = state
+        m = m.detach()
+        for t in range(q.shape[1]):
+            m_previous, m = m, torch.maximum(log_decay[:, t] + m, log_input[:, t]).detach()
+            decay = torch.exp(log_decay[:, t] + m_previous - m)[..., None]
+            key = torch.exp(log_input[:, t] - m)[..., None] * k[:, t]
+            c = decay[..., None] * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
+            n = decay * n + key
+            query = scale * q[:, t]
+            denominator = _denominator((n * query).sum(-1), m, normalizer_gradient)
+            outputs.append(
+                _OperandMatmul.apply(query[..., None, :], c, operand_dtype)[..., 0, :] / denominator[..., None]
+            )
+        last: State = (c, n, m)
+    else:
+        assert isinstance(state, Tensor)
+        c = state
+        for t in range(q.shape[1]):
+            decay = torch.exp(log_decay[:, t])[..., None, None]
+            key = torch.exp(log_input[:, t])[..., None] * k[:, t]
+            c = decay * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
+            outputs.append(_OperandMatmul.apply(scale * q[:, t, :, None], c, operand_dtype)[..., 0, :])
+        last = c
+    h = torch.stack(outputs, dim=1).to(out_dtype)
+    return (h, last) if return_last_state else h
 
 
 def parallel(
@@ -143,7 +149,7 @@ def parallel(
         h = (scale Q K^T * D) V,  D_ij = exp(b_i - b_j + u_j) for j <= i, else 0
 
     where b is the cumulative sum of the log decay. Matrix products take their operands in v's dtype and accumulate in
-    float32 (float64 for float64 inputs); this makes the form the yardstick of what a dtype can reach.
+    float32 (float64 for float64 inputs).
 
     Args:
         gate_dtype: dtype of the cumulative sums of the gates. Their differences cancel: in float32 they lose about

@@ -27,7 +27,7 @@ def sizes(batch: int, seq_len: int, num_heads: int, head_dim_qk: int, head_dim_v
     }
 
 
-SMALL = sizes(2, 45, 2, 16, 24)
+SMALL = sizes(2, 45, 8, 16, 24)
 
 
 def torch_implementation(op: str) -> Any:
@@ -194,7 +194,7 @@ def test_extreme_gates(op: str, chunk_size: int, dtype: torch.dtype) -> None:
         torch_implementation(op),
         dtype=dtype,
         device="cpu",
-        sizes=sizes(1, 90, 2, 16, 16),
+        sizes=sizes(2, 90, 8, 16, 16),
         chunk_size=chunk_size,
     )
 
