@@ -81,11 +81,10 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         format: Format = "table",
     ) -> None:
         """Count the FLOPs and bytes of a problem, part by part."""
-        from .counts import FORMULATIONS, Factors, count
+        from .counts import CHUNKED, FORMULATIONS, Factors, count
 
         operation = resolve_operation(kernel, op)
         chosen = formulation or ("recurrent" if mode == "step" else FORMULATIONS[operation][0])
-        chunked = chosen in ("chunkwise", "fused")
         length = parse_size(seq_len)
         chunk = parse_size(chunk_size) if chunk_size else min(128, length)
         result = count(
@@ -98,7 +97,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             head_dim_qk=head_dim_qk or default_head_dim_qk(operation, head_dim),
             head_dim_v=head_dim,
             channels=channels or (head_dim if operation == "selective_scan" else None),
-            chunk_size=chunk if chunked else None,
+            chunk_size=chunk if chosen in CHUNKED else None,
             dtype=dtype,
             gate_dtype=gate_dtype,
             state_dtype=state_dtype,

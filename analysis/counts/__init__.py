@@ -19,6 +19,7 @@ from .model import DTYPE_BYTES, Count, Factors, Head, Tally, Widths, Work
 
 __all__ = [
     "ATTENTION_TILE",
+    "CHUNKED",
     "FORMULATIONS",
     "MODES",
     "TILE",
@@ -45,7 +46,7 @@ ATTENTION_TILE = 128
 
 FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(scalar_decay.GATE_MODELS, ("chunkwise", "fused", "parallel", "recurrent")),
+        **dict.fromkeys(scalar_decay.GATE_MODELS, ("chunkwise", "walk", "fused", "parallel", "recurrent")),
         "attention": ("flash", "recurrent"),
         "gla": ("chunkwise", "fused"),
         "selective_scan": ("scan",),
@@ -53,9 +54,11 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Operation -> formulations, the first being the default.
 
-chunkwise: states stored once per chunk, two passes over the inputs. fused: the same FLOPs in one pass, states kept on
-the chip, so that only inputs and outputs move. parallel: quadratic, no state. recurrent: step by step, state loaded and
-stored at every step. flash: quadratic, matrices kept on the chip. scan: fused over time.
+chunkwise: states stored once per chunk, two passes over the inputs. walk: the same traffic, but within a chunk tiles of
+64 are walked in order with the state on the chip, so that FLOPs are those of chunks of 64; a single chunk is one pass.
+fused: one pass, states kept on the chip, so that only inputs and outputs move. parallel: quadratic, no state.
+recurrent: step by step, state loaded and stored at every step. flash: quadratic, matrices kept on the chip. scan: fused
+over time.
 """
 
 _PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 256, "lightning_attn": 64})
@@ -63,6 +66,12 @@ _PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 
 
 _FULL_SQUARE_IMPLS = ("torch", "parallel")
 """Our implementations that compute whole squares and mask them."""
+
+_WALKING_IMPLS = ("tfla",)
+"""Our implementations that walk a chunk tile by tile, for 16-bit inputs."""
+
+CHUNKED = ("chunkwise", "walk", "fused")
+"""Formulations that take a chunk length."""
 
 
 def tile_rounded_causal_factor(length: int, tile: int = TILE) -> float:
@@ -103,7 +112,7 @@ def count(
         formulation: one of the operation's; None means its first (recurrent for mode step).
         mode: fw, bw, fwbw, or step (one decoding step; attention over ``seq_len`` cached tokens).
         head_dim_qk, head_dim_v: K and V. selective_scan takes ``channels`` and, as ``head_dim_qk``, its state size.
-        chunk_size: L, required by chunkwise and fused formulations.
+        chunk_size: L, required by the formulations of :data:`CHUNKED`.
         num_groups: heads sharing q and k (Mamba-2's B and C) form this many groups; None means 1 for mamba2_ssd and one
             group a head elsewhere.
         dtype: of q, k, v and the output; ``gate_dtype`` (None: the same) of gates; ``state_dtype`` of states.
@@ -168,13 +177,13 @@ def count_case(
     """
     if op not in FORMULATIONS or (mode == "step" and "recurrent" not in FORMULATIONS[op]):
         return None
-    formulation = formulation_of(op, impl, mode)
+    formulation = formulation_of(op, impl, mode, dtype)
     if formulation == "recurrent" and mode in ("bw", "fwbw"):
         return None
     if causal_factor is None and impl in _FULL_SQUARE_IMPLS and formulation in ("chunkwise", "parallel"):
         causal_factor = 1.0
     chunk_size = None
-    if formulation in ("chunkwise", "fused"):
+    if formulation in CHUNKED:
         chunk_size = sizes.get("chunk_size") or _PROVIDER_CHUNKS.get(impl.partition(".")[0], TILE)
     return _count(
         op,
@@ -194,11 +203,13 @@ def count_case(
     )
 
 
-def formulation_of(op: str, impl: str, mode: str = "fw") -> str:
+def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") -> str:
     """Return the formulation by which implementation ``impl`` of ``op`` is counted."""
     known = FORMULATIONS[op]
     if mode == "step":
         return "recurrent"
+    if impl in _WALKING_IMPLS and "walk" in known and dtype in ("fp16", "bf16"):
+        return "walk"
     variant = impl.rpartition(".")[2]
     for marker, formulation in (
         ("fused_recurrent", "recurrent"),
@@ -242,7 +253,9 @@ def _count(
     if formulation == "recurrent" and (mode in ("bw", "fwbw") or (op == "attention" and mode != "step")):
         allowed = "step" if op == "attention" else "fw or step"
         raise ValueError(f"mode must be {allowed} for the recurrent formulation of {op}, got {mode!r}")
-    if counting == "published" and (op not in mlstm.OPERATIONS or mode not in ("fw", "step") or formulation == "fused"):
+    if counting == "published" and (
+        op not in mlstm.OPERATIONS or mode not in ("fw", "step") or formulation in ("walk", "fused")
+    ):
         raise ValueError(
             f"counting must be detailed for {op}, {formulation}, {mode}: no paper prints a total; got 'published'"
         )
@@ -252,7 +265,7 @@ def _count(
         raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
     required = {"seq_len": seq_len, "batch": batch, "num_heads": num_heads, "head_dim_qk": head_dim_qk}
     required |= {"channels": channels} if op == "selective_scan" else {"head_dim_v": head_dim_v}
-    required |= {"chunk_size": chunk_size} if formulation in ("chunkwise", "fused") else {}
+    required |= {"chunk_size": chunk_size} if formulation in CHUNKED else {}
     required |= {"num_groups": num_groups} if num_groups is not None else {}
     for name, value in required.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -264,8 +277,9 @@ def _count(
 
     widths = Widths(qkv=DTYPE_BYTES[dtype], gate=DTYPE_BYTES[gate_dtype or dtype], state=DTYPE_BYTES[state_dtype])
     groups = num_groups or (1 if op == "mamba2_ssd" else num_heads)
-    if formulation in ("chunkwise", "fused"):
-        factor = causal_factor or tile_rounded_causal_factor(min(chunk_size or 1, seq_len))
+    if formulation in CHUNKED:
+        square = min(chunk_size or 1, seq_len, TILE if formulation == "walk" else seq_len)
+        factor = causal_factor or tile_rounded_causal_factor(square)
     elif formulation in ("parallel", "flash"):
         factor = causal_factor or tile_rounded_causal_factor(seq_len, ATTENTION_TILE if op == "attention" else TILE)
     else:
@@ -361,7 +375,23 @@ class _Problem:
             return scalar_decay.chunk_forward(op, piece)
 
         tally = self._chunks(chunk)
+        if self.formulation == "walk":
+            return self._walk(chunk, tally, least), least
         return (_one_pass(tally, least) if self.formulation == "fused" else tally), least
+
+    def _walk(self, chunk: Callable[[Head], Tally], chunks: Tally, least: float) -> Tally:
+        """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
+
+        With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
+        recomputation, so it is kept apart.
+        """
+        tiles = dataclasses.replace(self, chunk_size=min(TILE, self.chunk_size))._chunks(chunk)
+        if self.head.length <= self.chunk_size:
+            return _one_pass(tiles, least)
+        made = {**tiles.recomputed_work, **tiles.work}
+        repeated = {f"{name}, of chunks": work for name, work in made.items() if name in ("state", "state gradient")}
+        states = Tally(recomputed_work=repeated)
+        return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
 
     def _attention(self, direction: str) -> tuple[Tally, float]:
         if direction == "step":

@@ -226,6 +226,22 @@ def test_a_fused_pass_moves_only_inputs_and_outputs() -> None:
     assert fused.bytes == fused.compulsory_bytes == chunkwise.compulsory_bytes < chunkwise.bytes
 
 
+@pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
+def test_walking_a_chunk_does_the_work_of_tiles_and_the_traffic_of_chunks(mode: str) -> None:
+    sizes = {"seq_len": 4096, "head_dim_qk": 128, "head_dim_v": 256, "mode": mode, "causal_factor": 1.0}
+    walk = count("mlstm_sig", formulation="walk", chunk_size=512, **sizes)
+    assert walk.flops == count("mlstm_sig", chunk_size=TILE, **sizes).flops
+    assert walk.bytes == count("mlstm_sig", chunk_size=512, **sizes).bytes
+    assert walk == count("mlstm_sig", formulation="walk", chunk_size=512, **(sizes | {"causal_factor": None}))
+    single = count("mlstm_sig", formulation="walk", chunk_size=4096, **sizes)
+    assert single.bytes == single.compulsory_bytes
+    assert single.flops == walk.flops
+    # C (and, backward, dC too) is made once more for the chunks' edges: 2 T d_qk d_v each.
+    passes = {"fw": 1, "bw": 2, "fwbw": 3}[mode]
+    extra = walk.recomputed_tensor_flops - single.recomputed_tensor_flops
+    assert extra == passes * 2 * 4096 * 128 * 256
+
+
 def test_shared_keys_are_read_once_per_group() -> None:
     """Mamba-2 with one group: B and C of 64 heads are one head's traffic."""
     sizes = {"seq_len": 2048, "num_heads": 64, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 256}
@@ -245,12 +261,16 @@ def test_causal_factor_of_tiles() -> None:
 
 def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None:
     sizes = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 256}
-    row = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
+    row = count_case("mlstm_sig", "mlstm_kernels.xl_chunk_siging", "fw", "bf16", "fp32", sizes)
     assert row == count("mlstm_sig", **sizes, gate_dtype="fp32", causal_factor=(4 + 1) / 8)
+    walked = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
+    assert walked == count("mlstm_sig", formulation="walk", **sizes, gate_dtype="fp32", causal_factor=1)
+    swept = count_case("mlstm_sig", "tfla", "fw", "fp32", "fp32", sizes)
+    assert (swept.formulation, swept.causal_factor) == ("chunkwise", 5 / 8)
     assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
     assert count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
     half = count_case("mlstm_sig", "tfla", "fw", "bf16", "bf16", sizes)
-    assert row.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
+    assert walked.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
 
 
 def test_rows_of_chunks_longer_than_the_sequence_are_one_ragged_chunk() -> None:
@@ -262,7 +282,7 @@ def test_rows_of_chunks_longer_than_the_sequence_are_one_ragged_chunk() -> None:
 def test_rows_of_implementations_without_a_chunk_axis_use_their_packages_chunk() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 64}
     fla = count_case("simple_gla", "fla.chunk", "fwbw", "bf16", None, sizes)
-    assert fla.flops == count_case("simple_gla", "tfla", "fwbw", "bf16", None, {**sizes, "chunk_size": 64}).flops
+    assert fla.flops == count_case("simple_gla", "limit_chunk", "fwbw", "bf16", None, {**sizes, "chunk_size": 64}).flops
 
 
 def test_rows_without_a_count() -> None:
@@ -274,7 +294,8 @@ def test_rows_without_a_count() -> None:
 @pytest.mark.parametrize(
     ("op", "impl", "mode", "expected"),
     [
-        ("mlstm_sig", "tfla", "fw", "chunkwise"),
+        ("mlstm_sig", "tfla", "fw", "walk"),
+        ("mlstm_sig", "limit_chunk", "fw", "chunkwise"),
         ("mlstm_sig", "tfla", "step", "recurrent"),
         ("mlstm_exp", "parallel", "fw", "parallel"),
         ("mlstm_exp", "mlstm_kernels.limit_chunk", "fwbw", "chunkwise"),
