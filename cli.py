@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from .analysis.cli_commands import register
 
 app = typer.Typer(
     name="lrbench",
@@ -133,11 +136,26 @@ def doctor(format: Format = "table") -> None:
     commands.doctor_command(output_format=format)
 
 
+def _show(rows: Sequence[Mapping[str, Any]], output_format: str) -> None:
+    from .bench import display
+
+    display.show(rows, output_format)
+
+
+def _resolve_operation(kernel: str, op: str | None) -> str:
+    from .bench import inventory
+
+    return inventory.resolve_operation(kernel, op)
+
+
+register(app, show=_show, resolve_operation=_resolve_operation)
+
+
 def main() -> None:
     """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
     try:
         app()
-    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
         print(f"lrbench: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, RuntimeError) as error:

@@ -157,7 +157,9 @@ def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
     transformers asks for a package of that name. What the parent can import, the worker can.
     """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry and os.path.isdir(entry))
+    package = Path(__file__).resolve().parent.parent
+    folders = [Path(entry).resolve() for entry in sys.path if entry and os.path.isdir(entry)]
+    path = os.pathsep.join(str(folder) for folder in folders if folder != package)
     return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **(extra or {})}
 
 

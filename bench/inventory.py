@@ -7,10 +7,30 @@ from typing import Any
 from .. import kernels
 from ..analysis import accelerators
 from . import baselines
+from .baselines.operations import OPERATIONS
 from .case import Case
 from .environment import Environment, version_of
 
 Row = dict[str, Any]
+
+
+def resolve_operation(kernel: str, op: str | None) -> str:
+    """Return operation ``op`` of a kernel family, the family's first where it is None.
+
+    An operation's own name stands for it in place of a family's.
+
+    Raises:
+        ValueError: an unknown family or operation; the message lists the known ones.
+    """
+    family = kernels.FAMILIES.get(kernel)
+    if family is not None:
+        return family[0] if op is None else baselines.get_operation(op).name
+    known = [name for ops in kernels.FAMILIES.values() for name in ops] + list(OPERATIONS)
+    if kernel not in known:
+        raise ValueError(f"kernel must be one of {', '.join([*kernels.FAMILIES, *known])}, got {kernel!r}")
+    if op not in (None, kernel):
+        raise ValueError(f"op must be {kernel} or left out for the operation {kernel}, got {op!r}")
+    return kernel
 
 
 def kernel_rows() -> list[Row]:

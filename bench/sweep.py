@@ -22,7 +22,7 @@ from .baselines.spec import Baseline
 from .case import Record
 from .derived import Run, build_record
 from .environment import Environment, version_of
-from .executors import Limits, Reply, get_executor
+from .executors import Executor, Limits, Reply, get_executor
 from .executors.local import LocalExecutor
 from .plan import PlannedCase
 
@@ -106,6 +106,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     """
     run_id = uuid.uuid4().hex
     run = Run.start(run_id, environment, settings.accelerator)
+    executor = get_executor(settings.executor, devices=settings.devices)
     settings.output.mkdir(parents=True, exist_ok=True)
     recovered = store.recover(settings.output)
     todo = list(planned)
@@ -120,7 +121,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     interrupted = False
     with store.RunWriter(settings.output, file_name(planned, run_id)) as writer, _terminate_as_interrupt():
         try:
-            with contextlib.closing(_outcomes(todo, environment, settings, progress)) as outcomes:
+            with contextlib.closing(_outcomes(todo, environment, settings, executor, progress)) as outcomes:
                 for item, reply in outcomes:
                     writer.append(build_record(run, item, reply))
                     progress.finished(item, reply["status"])
@@ -145,9 +146,12 @@ def file_name(planned: Sequence[PlannedCase], run_id: str) -> str:
 
 
 def _outcomes(
-    todo: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress
+    todo: Sequence[PlannedCase],
+    environment: Environment,
+    settings: Settings,
+    executor: Executor,
+    progress: Progress,
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-    executor = get_executor(settings.executor, devices=settings.devices)
     begin = time.monotonic()
     runnable = []
     versions = baselines.installed_versions()

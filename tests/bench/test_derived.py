@@ -1,0 +1,109 @@
+"""From measured to row: rates follow from the count, and the roofline is that of the measured device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lrbench.analysis import counts, runtime_model
+from lrbench.analysis.accelerators import get_accelerator
+from lrbench.bench.case import Case, Record
+from lrbench.bench.derived import Run, build_record
+from lrbench.bench.environment import Environment
+from lrbench.bench.plan import PlannedCase
+from lrbench.kernels import get_operation
+
+CASE = Case(
+    kernel="tfla", op="mlstm_sig", impl="tfla", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
+    batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
+)  # fmt: skip
+PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("tfla"))
+H200 = Environment(
+    device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
+    memory_bytes=141 * 10**9, torch_version="2.11.0", triton_version="3.6.0", cuda_version="13.0",
+    driver_version="580", python_version="3.12", lrbench_version="0.1.0", git_commit=None, git_dirty=None,
+)  # fmt: skip
+
+
+def record(time_ms: float | None, *, environment: Environment = H200, accelerator: str | None = "h100") -> Record:
+    run = Run.start("run", environment, accelerator)
+    columns = {} if time_ms is None else {"time_ms": time_ms}
+    status, reason = ("oom", "no memory") if time_ms is None else ("ok", None)
+    return build_record(run, PLANNED, {"status": status, "reason": reason, "columns": columns})
+
+
+def test_rates_and_roofline() -> None:
+    count = counts.count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", CASE.sizes)
+    assert count is not None
+    row = record(2.0)
+    assert row.flops == count.flops
+    assert row.bytes == count.bytes
+    assert row.intensity == pytest.approx(count.flops / count.bytes)
+    assert row.tflops == pytest.approx(count.flops / 2e-3 / 1e12)
+    assert row.gbps == pytest.approx(count.bytes / 2e-3 / 1e9)
+    assert row.causal_factor == count.causal_factor
+    # --gpu h100 fills the model's time; the roofline stays that of the device that was measured.
+    assert (row.accelerator, row.device_accelerator) == ("h100_sxm", "h200_sxm")
+    assert row.model_time_ms == runtime_model.model_time_ms(count, get_accelerator("h100"), "bf16")
+    h200 = get_accelerator("h200")
+    assert row.roofline_fraction == pytest.approx(
+        max(count.flops / h200.matrix_flops["bf16"], count.bytes / h200.bandwidth_bytes_s) / 2e-3
+    )
+    assert row.suspect is None
+
+
+def test_an_impossible_time_is_flagged_not_dropped() -> None:
+    row = record(0.01)
+    assert row.status == "ok"
+    assert row.time_ms == 0.01
+    assert row.suspect is not None
+    assert "above the" in row.suspect
+
+
+def test_a_failed_case_keeps_its_count_and_has_no_rate() -> None:
+    row = record(None)
+    assert row.flops
+    assert row.model_time_ms
+    assert (row.time_ms, row.tflops, row.gbps, row.roofline_fraction, row.suspect) == (None,) * 5
+
+
+def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
+    here = dataclasses.replace(H200, device_kind="cpu", device_name="a processor", device_accelerator=None)
+    row = record(2.0, environment=here)
+    assert row.roofline_fraction is None
+    assert row.suspect is None
+    assert row.model_time_ms
+
+
+def test_without_a_target_there_is_no_model_time() -> None:
+    row = record(2.0, accelerator=None)
+    assert (row.accelerator, row.model_time_ms) == (None, None)
+
+
+def test_provider_version_and_same_math() -> None:
+    from lrbench import __version__
+    from lrbench.bench import baselines
+
+    ours = record(2.0)
+    assert (ours.provider_version, ours.same_math) == (__version__, True)
+    baseline = baselines.get_baseline("attention", "torch.sdpa_flash")
+    case = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
+    run = Run.start("run", H200, None)
+    reply = {"status": "ok", "reason": None, "columns": {"time_ms": 10.0}}
+    row = build_record(run, PlannedCase(case=case, target=baseline), reply)
+    import torch
+
+    assert row.same_math is False
+    assert torch.__version__.startswith(str(row.provider_version).partition("+")[0])
+
+
+def test_numbers_that_are_none_become_null() -> None:
+    run = Run.start("run", H200, None)
+    reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "power_w": float("nan")}}
+    assert build_record(run, PLANNED, reply).power_w is None
+
+
+def test_unknown_accelerator_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"accelerator must be one of .*h100_sxm.*, got 'h1000'"):
+        record(2.0, accelerator="h1000")

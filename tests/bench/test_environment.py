@@ -1,0 +1,97 @@
+"""What a row says about where it was measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lrbench import __version__
+from lrbench.bench import environment
+from lrbench.bench.case import RECORD_COLUMNS
+
+
+def test_probe_runs_in_a_process_of_its_own() -> None:
+    code = (
+        "import sys; from lrbench.bench.environment import probe_environment; e = probe_environment();"
+        "print('torch' in sys.modules, e.device_kind, e.torch_version, e.lrbench_version)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    import torch
+
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
+
+
+def test_columns_are_columns() -> None:
+    columns = environment.current_environment().columns()
+    assert set(columns) <= set(RECORD_COLUMNS)
+    assert {"device_kind", "device_name", "torch_version", "git_commit", "driver_version"} <= set(columns)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_cpu_is_named_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    here = environment.current_environment()
+    assert here.device_accelerator == "cpu"
+    assert here.device_name.endswith("thread" if torch.get_num_threads() == 1 else "threads")
+    assert str(torch.get_num_threads()) in here.device_name
+
+
+def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+        result = subprocess.run(
+            ("git", "-C", str(tmp_path), *identity, *arguments), capture_output=True, text=True, check=True
+        )
+        return result.stdout.strip()
+
+    monkeypatch.delenv("LRBENCH_GIT_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "bench" / "environment.py"))
+    assert environment.git_state() == (None, None)
+    git("init", "-q")
+    (tmp_path / "results").mkdir()
+    for name in ("kernel.py", "results/old.parquet"):
+        (tmp_path / name).write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "One")
+    head = git("rev-parse", "HEAD")
+    assert environment.git_state() == (head, False)
+    # Results that a sweep writes, and files git does not know, are no change to what is measured.
+    (tmp_path / "results" / "old.parquet").write_text("2")
+    (tmp_path / "notes.txt").write_text("new")
+    assert environment.git_state() == (head, False)
+    (tmp_path / "kernel.py").write_text("2")
+    assert environment.git_state() == (head, True)
+
+
+def test_git_state_of_source_without_its_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRBENCH_GIT_COMMIT", "c" * 40)
+    assert environment.git_state() == ("c" * 40, False)
+    monkeypatch.setenv("LRBENCH_GIT_DIRTY", "1")
+    assert environment.git_state() == ("c" * 40, True)
+
+
+def test_workers_do_not_see_the_package_folder() -> None:
+    """``import kernels`` must not find ours: transformers asks for a package of that name."""
+    package = Path(environment.__file__).resolve().parent.parent
+    code = "import importlib.util, lrbench.bench.case; print(importlib.util.find_spec('kernels'))"
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment.worker_environ()
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "None"
+
+
+def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    environ = environment.worker_environ({"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(tmp_path) in environ["PYTHONPATH"].split(os.pathsep)
+    assert environ["PYTHONSAFEPATH"] == "1"
+    assert environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,0 +1,242 @@
+"""The command line from outside: output, exit codes and messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lrbench.bench import store
+from lrbench.bench.case import RECORD_COLUMNS, Record
+from lrbench.bench.commands import exit_code
+from lrbench.bench.sweep import Outcome
+
+CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
+ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+TINY = (
+    "sweep", "--kernel", "tfla", "--op", "mlstm_sig", "--impl", "torch", "--seq-len", "64", "--head-dim", "32",
+    "--chunk-size", "16,32,128", "--num-heads", "1", "--batch", "1", "--mode", "fw", "--budget", "0",
+)  # fmt: skip
+
+
+def lrbench(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, cwd=cwd, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("sweep")
+    return lrbench(*TINY, "--gpu", "h100", "--output", str(folder)), folder
+
+
+def test_sweep_prints_a_table_and_leaves_a_file(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    finished, folder = tiny_sweep
+    assert finished.returncode == 0, finished.stderr
+    (path,) = folder.iterdir()
+    assert finished.stderr.splitlines()[0].startswith("measuring on ")
+    assert finished.stderr.splitlines()[-1] == f"results: {path}"
+    table = store.read_results(path).to_pylist()
+    assert [(row["seq_len"], row["chunk_size"], row["status"]) for row in table] == [
+        (64, 16, "ok"),
+        (64, 32, "ok"),
+        (64, 128, "ok"),
+    ]
+    assert {row["accelerator"] for row in table} == {"h100_sxm"}
+    best = min(table, key=lambda row: row["time_ms"])
+    assert f"{best['time_ms']:.4g} @{best['chunk_size']}" in finished.stdout
+    assert "cases: 3 ok" in finished.stdout
+
+
+def test_sweep_says_where_it_measures_and_what_it_leaves_out(
+    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    import torch
+
+    lines = tiny_sweep[0].stderr.splitlines()
+    if torch.cuda.is_available():
+        assert "(cuda)" in lines[0]
+        return
+    assert "(cpu)" in lines[0]
+    assert lines[1].startswith("no GPU here: rows are CPU measurements of the portable implementations")
+    assert "NVIDIA H100" in lines[1]
+
+
+def test_sweep_on_a_cpu_names_the_implementations_it_cannot_measure(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    arguments = [argument for argument in TINY if argument not in ("--impl", "torch")]
+    finished = lrbench(*arguments, "--baselines", "none", "--chunk-size", "32", "--output", str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    assert "not measured here, they need another device: tfla, limit_chunk" in finished.stderr
+
+
+def test_sweep_json_holds_every_column(tmp_path: Path) -> None:
+    finished = lrbench(*TINY, "--chunk-size", "32", "--output", str(tmp_path), "--format", "json")
+    assert finished.returncode == 0, finished.stderr
+    (row,) = json.loads(finished.stdout)
+    assert tuple(row) == RECORD_COLUMNS
+    assert (row["status"], row["impl"], row["chunk_size"]) == ("ok", "torch", 32)
+
+
+def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    folder = tiny_sweep[1]
+    before = set(folder.iterdir())
+    finished = lrbench(*TINY, "--output", str(folder), "--resume")
+    assert finished.returncode == 0, finished.stderr
+    assert "3 cases were already there" in finished.stderr
+    assert set(folder.iterdir()) == before
+
+
+def test_a_timeout_is_a_row(tmp_path: Path) -> None:
+    finished = lrbench(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    assert "no result within 0.001 s" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("statuses", "remaining", "interrupted", "code", "strict_code"),
+    [
+        (("ok", "unsupported", "unavailable", "oom", "timeout"), 0, False, 0, 0),
+        (("ok", "crash"), 0, False, 0, 1),
+        (("ok", "error"), 0, False, 0, 1),
+        (("ok", "incorrect"), 0, False, 0, 1),
+        (("ok",), 3, False, 1, 1),
+        (("ok",), 3, True, 130, 130),
+    ],
+)
+def test_exit_codes_of_a_sweep(
+    statuses: tuple[str, ...], remaining: int, interrupted: bool, code: int, strict_code: int
+) -> None:
+    records = [
+        Record(
+            run_id="",
+            case_id="",
+            measured_at="",
+            kernel="",
+            op="",
+            impl="",
+            provider="",
+            mode="",
+            dtype="",
+            status=status,
+        )
+        for status in statuses
+    ]
+    outcome = Outcome(path=None, records=records, skipped=0, remaining=remaining, interrupted=interrupted, recovered=[])
+    assert exit_code(outcome, strict=False) == code
+    assert exit_code(outcome, strict=True) == strict_code
+
+
+def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
+    many = ",".join(str(n) for n in range(64, 264))
+    process = subprocess.Popen(
+        (*CALL, *TINY, "--seq-len", many, "--output", str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRON,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(p.stat().st_size for p in tmp_path.glob("*.jsonl")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted: " in errors
+    assert "with --resume runs them" in errors
+    (path,) = tmp_path.iterdir()
+    assert set(store.read_results(path)["status"].to_pylist()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "--kernel", "tlfa"), "kernel must be one of tfla"),
+        (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
+        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, got 'fast'"),
+        (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
+        (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: tfla"),
+        (("sweep", "--baselines", "fa2"), "baseline must be one of none"),
+        (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, got 'forward'"),
+        (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
+        (("sweep", "--seq-len", "1k,8q"), "a size must be a positive integer such as 512 or 8k, got '8q'"),
+        (("sweep", "--seq-len", "-1"), "got '-1'"),
+        (("sweep", "--batch", "2", "--tokens", "1k"), "give batch or tokens, not both"),
+        (("sweep", "--batch", "0"), "batch"),
+        (("sweep", "--batch", "many"), "batch"),
+        (("sweep", "--format", "xml"), "format must be one of table, json, csv, got 'xml'"),
+        (("sweep", "--executor", "slurm"), "executor must be one of local, ray, got 'slurm'"),
+        (("sweep", "--no-such-option"), "no-such-option"),
+        (("verify", "--kernel", "tlfa"), "kernel must be one of tfla"),
+        (("kernels", "--format", "xml"), "format must be one of table, json, csv, got 'xml'"),
+        (("swep",), "swep"),
+        (("count", "tlfa"), "kernel must be one of tfla"),
+        (("count", "tfla", "--op", "mlstm"), "op must be one of mlstm_sig"),
+    ],
+)
+def test_bad_usage_exits_2_with_one_message_and_no_output(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    finished = lrbench(*arguments, cwd=tmp_path)
+    assert finished.returncode == 2, finished.stderr
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_a_file_exits_2(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    finished = lrbench(*TINY, "--output", str(blocked))
+    assert finished.returncode == 2
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("command", ["kernels", "gpus", "doctor"])
+def test_listings_in_every_format(command: str) -> None:
+    data = lrbench(command, "--format", "json")
+    assert data.returncode == 0, data.stderr
+    rows = json.loads(data.stdout)
+    assert rows
+    table = lrbench(command)
+    assert table.returncode == 0, table.stderr
+    assert len(table.stdout.splitlines()) > len(rows)
+    text = lrbench(command, "--format", "csv")
+    assert len(list(csv.DictReader(io.StringIO(text.stdout)))) == len(rows)
+
+
+def test_kernels_lists_ours_and_theirs() -> None:
+    rows = json.loads(lrbench("kernels", "--format", "json").stdout)
+    names = {(row["op"], row["impl"]) for row in rows}
+    assert {("mlstm_sig", "tfla"), ("mlstm_exp", "torch"), ("attention", "torch.sdpa_flash")} <= names
+
+
+def test_doctor_tells_versions_packages_and_known_failures() -> None:
+    rows = json.loads(lrbench("doctor", "--format", "json").stdout)
+    sections = {row["section"] for row in rows}
+    assert sections == {"environment", "packages", "known failures"}
+    missing = [row for row in rows if row["section"] == "packages" and row["missing"]]
+    assert all("pip install" in row["missing"] or "git clone" in row["missing"] for row in missing)
+    assert {row["applies_here"] for row in rows if row["section"] == "known failures"} <= {"yes", "no"}
+
+
+def test_verify_passes_for_one_operation() -> None:
+    finished = lrbench("verify", "--op", "simple_gla", "--format", "json")
+    assert finished.returncode == 0, finished.stderr + finished.stdout
+    rows = json.loads(finished.stdout)
+    checked = [row for row in rows if row["status"] == "ok"]
+    assert {("torch", "fp32"), ("torch", "bf16"), ("parallel", "fp32")} <= {
+        (row["impl"], row["dtype"]) for row in checked
+    }
+    assert all(row["rel_error"] < 0.05 for row in checked)
