@@ -122,8 +122,8 @@ def chunk_size_report(
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
-    The model is that of the chunkwise formulation, the paper's; an implementation that walks its chunks tile by tile does
-    less work at long ones, which the measurements beside it show.
+    The model is that of the chunkwise formulation, the paper's; an implementation that walks its chunks tile by tile
+    does less work at long ones, which the measurements beside it show.
 
     Args:
         op: a chunkwise operation.
