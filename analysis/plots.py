@@ -28,7 +28,9 @@ MODE_TITLES: Mapping[str, str] = MappingProxyType(
 REASON_LENGTH = 110
 """Characters of a failure's reason under a figure; the results hold all of it."""
 
-PANEL_WIDTH, PANEL_HEIGHT, LEGEND_WIDTH = 3.5, 3.35, 2.35
+PANEL_WIDTH, PANEL_HEIGHT, LEGEND_WIDTH, LEGEND_ROW = 3.5, 3.35, 2.35, 0.178
+LEFT, TOP, BOTTOM = 0.62, 0.67, 0.5
+"""Inches: a panel and the legend beside the panels; margins of the panels in the figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ def panels(rows: pd.DataFrame, failures: pd.DataFrame, spec: Panels) -> Figure:
     modes = [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
     with styled():
         width = PANEL_WIDTH * len(modes) + LEGEND_WIDTH
-        figure = new_figure(width, PANEL_HEIGHT)
+        figure = new_figure(width, figure_height(rows))
         axes_row = figure.subplots(1, len(modes), squeeze=False)[0]
         order: dict[tuple[str, str], float] = {}
         for axes, mode in zip(axes_row, modes, strict=True):
@@ -199,6 +201,12 @@ def panels(rows: pd.DataFrame, failures: pd.DataFrame, spec: Panels) -> Figure:
     return figure
 
 
+def figure_height(rows: pd.DataFrame) -> float:
+    """Return a figure's height in inches: enough for the legend of all implementations in ``rows``."""
+    series = len(rows[["op", "impl"]].drop_duplicates())
+    return max(PANEL_HEIGHT, TOP + BOTTOM + LEGEND_ROW * series)
+
+
 def label_ends(axes: Axes, sizes: pd.Series, along: pd.Series, values: pd.Series, colour: str) -> None:
     """Write the chunk size beside the first and the last point of a line, away from the line."""
     from matplotlib.patheffects import withStroke
@@ -226,7 +234,8 @@ def add_legend(figure: Figure, axes: Axes, series: Sequence[tuple[str, str]], wi
     from matplotlib.lines import Line2D
 
     right = 1 - LEGEND_WIDTH / width
-    figure.subplots_adjust(left=0.62 / width, right=right, bottom=0.15, top=0.8, wspace=0.2)
+    height = float(figure.get_figheight())
+    figure.subplots_adjust(left=LEFT / width, right=right, bottom=BOTTOM / height, top=1 - TOP / height, wspace=0.2)
     handles = []
     for op, impl in series:
         handles.append(Line2D([], [], **series_style(op, impl).line()))
@@ -246,17 +255,19 @@ def add_legend(figure: Figure, axes: Axes, series: Sequence[tuple[str, str]], wi
 
 def add_headings(figure: Figure, title: str, setting: str, width: float) -> None:
     """Put a title and, under it, the setting above the panels."""
-    left, height = 0.62 / width, float(figure.get_figheight())
+    left, height = LEFT / width, float(figure.get_figheight())
     lines = textwrap.wrap(setting, width=int(width * 15.5))
-    figure.text(left, 0.885, "\n".join(lines), fontsize=8.5, color=MUTED, va="bottom", linespacing=1.3)
-    figure.text(left, 0.905 + 0.17 * len(lines) / height, title, fontsize=12, fontweight="bold", color=INK, va="bottom")
+    above = 1 - (TOP - 0.285) / height
+    figure.text(left, above, "\n".join(lines), fontsize=8.5, color=MUTED, va="bottom", linespacing=1.3)
+    above += (0.067 + 0.17 * len(lines)) / height
+    figure.text(left, above, title, fontsize=12, fontweight="bold", color=INK, va="bottom")
 
 
 def add_note(figure: Figure, note: str, width: float) -> None:
     """Put a note under the panels, wrapped to the figure's width."""
     if note:
         lines = textwrap.wrap(note, width=int(width * 17))
-        figure.text(0.62 / width, -0.01, "\n".join(lines), fontsize=7.5, color=MUTED, va="top", linespacing=1.35)
+        figure.text(LEFT / width, -0.01, "\n".join(lines), fontsize=7.5, color=MUTED, va="top", linespacing=1.35)
 
 
 def failure_note(failures: pd.DataFrame) -> str:

@@ -16,7 +16,6 @@ from .frames import best_rows, ok_rows
 from .plots import (
     LEGEND_WIDTH,
     MODE_TITLES,
-    PANEL_HEIGHT,
     PANEL_WIDTH,
     Selection,
     add_headings,
@@ -25,6 +24,7 @@ from .plots import (
     choose,
     describe,
     failure_note,
+    figure_height,
     label_ends,
     unmeasured,
 )
@@ -67,7 +67,7 @@ def roofline(
     modes = [mode for mode in MODE_TITLES if mode in set(points["mode"])]
     with styled():
         width = PANEL_WIDTH * len(modes) + LEGEND_WIDTH
-        figure = new_figure(width, PANEL_HEIGHT)
+        figure = new_figure(width, figure_height(points))
         axes_row = figure.subplots(1, len(modes), squeeze=False, sharex=True, sharey=True)[0]
         low, high = _intensity_range(points["intensity"], accelerator, chosen.dtype)
         floor = 10 ** math.floor(math.log10(0.7 * float(points["tflops"].min())))
