@@ -5,9 +5,9 @@ other than the portable torch one are held against the torch one in float64 (whi
 recurrence); the torch one itself, and operations that have none, are checked at a smaller shape, which the row states.
 
 The bound of a tensor's relative error ``||x - ref|| / ||ref||`` is not chosen by hand: it is twice the error that a
-plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon (sixteen of them for fp32
-and fp64, where nothing is rounded but sums, so that one form's error is the luck of its order of summation; TF32 would
-still miss it a hundredfold). States kept in a lower precision than fp32 add twice their own epsilon.
+plain torch form makes on the same rounded inputs in the same dtype, plus epsilon times the largest magnitude of the
+reference in every element (relative: eps * max|ref| / rms(ref)), the rule of the law suite. States kept in a lower
+precision than fp32 add twice their own epsilon.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class References:
         low = self._shared((*problem, formed_by), low_precision)
         return Expected(
             values={name: value.to(kept) for name, value in values.items()},
-            bounds={name: _bound(relative_error(low[name], value), dtype) for name, value in values.items()},
+            bounds={name: _bound(relative_error(low[name], value), value, dtype) for name, value in values.items()},
             grad_out=grad_out(values["out"]) if grad_out is not None else None,
         )
 
@@ -244,13 +244,14 @@ def expect_step(operation: Operation, case: Case, inputs: Mapping[str, Tensor], 
     with torch.no_grad():
         value = definition(*exact, initial_state=tree_map(torch.Tensor.double, state))
         low = definition(*inputs.values(), initial_state=tree_map(torch.clone, state))
-    bound = _bound(relative_error(low, value), DTYPES[case.dtype])
+    bound = _bound(relative_error(low, value), value, DTYPES[case.dtype])
     return Expected(values={"out": value}, bounds={"out": bound}, grad_out=None)
 
 
-def _bound(form_error: float, dtype: torch.dtype) -> float:
-    eps = torch.finfo(dtype).eps
-    return 2 * form_error + (eps if dtype in (torch.bfloat16, torch.float16) else 16 * eps)
+def _bound(form_error: float, reference: Tensor, dtype: torch.dtype) -> float:
+    rms = float(torch.linalg.vector_norm(reference.double())) / max(reference.numel(), 1) ** 0.5
+    crest = float(reference.abs().max()) / rms if rms > 0 else 1.0
+    return 2 * form_error + torch.finfo(dtype).eps * crest
 
 
 def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, bool]:
