@@ -48,7 +48,6 @@ class _Group:
     """Consecutive chunks of equal length L, and their gates: G chunks, S = B * H sequences.
 
     start, stop: time steps covered.
-    first: index of the first chunk.
     column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
     inter: [G, S, L], exp(p - r_i): weight of the state before the chunk.
     update: [G, S, L], exp(c_j + b_L - m_L) (plain: m = 0): weight of position j in the state after the chunk.
@@ -59,7 +58,6 @@ class _Group:
 
     start: int
     stop: int
-    first: int
     column: Tensor
     column_rest: Tensor | None
     row: Tensor
@@ -92,7 +90,6 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
     chunk = min(options.chunk_size, seq_len)
     whole = seq_len - seq_len % chunk
     groups: list[_Group] = []
-    first = 0
     for start, stop, length in ((0, whole, chunk), (whole, seq_len, seq_len - whole)):
         if start == stop:
             continue
@@ -127,7 +124,6 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
                 _Group(
                     start=start + i * length,
                     stop=start + j * length,
-                    first=first + i,
                     column=column[i:j],
                     column_rest=None if rest is None else rest[i:j],
                     row=row[i:j],
@@ -137,7 +133,6 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
                     floor=floor[i:j],
                 )
             )
-        first += num_chunks
     return groups, m
 
 
@@ -163,33 +158,57 @@ class _Operands:
         target = self.view(x, group)
         target.copy_(value.view(target.shape))
 
+    def store_scaled(self, x: Tensor, group: _Group, value: Tensor, factor: Tensor) -> None:
+        """Write [G, S, L, D] times factor [G, S, L] into the group's part of x."""
+        target = self.view(x, group)
+        value, factor = value.view(target.shape), factor.reshape(target.shape[:-1])[..., None]
+        if self.dtype == self.compute:
+            torch.mul(value, factor, out=target)
+        else:
+            target.copy_(value.mul_(factor))
+
     def round(self, x: Tensor) -> Tensor:
         """Round an operand of a matrix product to the inputs' dtype."""
         return x if self.dtype == self.compute else x.to(self.dtype).to(self.compute)
 
 
+def _scale_rows(x: Tensor, factor: Tensor) -> Tensor:
+    """Return x [G, S, L, D] times factor [G, S, L], contiguous whatever the strides of x."""
+    return torch.mul(x, factor[..., None], out=x.new_empty(x.shape))
+
+
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b [G, S, ., .], one chunk at a time: operands of different chunks need not have a common stride."""
     out = a.new_empty(*a.shape[:-1], b.shape[-1])
-    for x, y, z in zip(a, b, out, strict=True):
-        torch.bmm(x, y, out=z)
+    for a_c, b_c, out_c in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+        torch.bmm(a_c, b_c, out=out_c)
     return out
 
 
 def _add_products(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to out [G, S, ., .]."""
-    for x, y, z in zip(a, b, out, strict=True):
-        z.baddbmm_(x, y)
+    for a_c, b_c, out_c in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+        out_c.baddbmm_(a_c, b_c)
 
 
 def _run_normalizer(n: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
     """Return n before every chunk of the group [G, S, K], and n [S, K] after it."""
     sums = key.sum(-2)
     before = []
-    for decay, part in zip(group.decay, sums, strict=True):
+    for decay, part in zip(group.decay.unbind(), sums.unbind(), strict=True):
         before.append(n)
         n = torch.addcmul(part, n, decay)
     return torch.stack(before), n
+
+
+def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, group: _Group) -> tuple[Tensor, Tensor]:
+    """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before it."""
+    sums = None if dnq is None else (query * dnq).sum(-2).unbind()
+    after = []
+    for i, decay in reversed(list(enumerate(group.decay.unbind()))):
+        after.append(dn)
+        dn = dn * decay if sums is None else torch.addcmul(sums[i], dn, decay)
+    return torch.stack(after[::-1]), dn
 
 
 def _normalizer_product(scores: Tensor, query: Tensor, n: Tensor) -> Tensor:
@@ -241,8 +260,8 @@ def _forward(
     for group in groups:
         q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
         scores = _products(q_g, k_g.mT).mul_(group.weights())
-        query = q_g * group.inter[..., None]
-        key = k_g * group.update[..., None]
+        query = _scale_rows(q_g, group.inter)
+        key = _scale_rows(k_g, group.update)
         nq = None
         if n is not None:
             n_before, n = _run_normalizer(n, key, group)
@@ -250,11 +269,12 @@ def _forward(
         factor = _row_factor(nq, group, options.scale)
         scores, query, key = (operands.round(x) for x in (scores, query, key))
         out = v_g.new_empty(v_g.shape)
-        for i, decay in enumerate(group.decay):
-            torch.bmm(scores[i], v_g[i], out=out[i])
-            out[i].baddbmm_(query[i], operands.round(c))
-            c.mul_(decay[..., None]).baddbmm_(key[i].mT, v_g[i])
-        operands.store(h, group, out.mul_(factor[..., None]))
+        chunks = (scores, v_g, query, key.mT, group.decay[..., None], out)
+        for scores_c, v_c, query_c, key_c, decay, out_c in zip(*(x.unbind() for x in chunks), strict=True):
+            torch.bmm(scores_c, v_c, out=out_c)
+            out_c.baddbmm_(query_c, operands.round(c))
+            c.mul_(decay).baddbmm_(key_c, v_c)
+        operands.store_scaled(h, group, out, factor)
     return h, _States(c, n, m)
 
 
@@ -288,25 +308,27 @@ class _Chunkwise(torch.autograd.Function):
 
 
 def _run_states(
-    k: Tensor, v: Tensor, c: Tensor, n: Tensor | None, groups: list[_Group], operands: _Operands
-) -> tuple[Tensor, Tensor | None]:
-    """Return C [N, S, K, V] and n [N, S, K] before every chunk."""
-    last = groups[-1]
-    states = c.new_empty(last.first + last.shape[0], *c.shape)
-    normalizers = []
-    states[0] = c
+    k: Tensor, v: Tensor, state: _States, groups: list[_Group], operands: _Operands
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return C [G, S, K, V] and n [G, S, K] before every chunk, group by group.
+
+    Group by group, for the allocator hands a single large block back to the system, and its pages fault in again.
+    """
+    c, n = state.c.clone(), state.n
+    states = []
     for group in groups:
         k_g, v_g = (operands.load(x, group) for x in (k, v))
-        key = k_g * group.update[..., None]
+        key = _scale_rows(k_g, group.update)
+        n_g = None
         if n is not None:
-            n_before, n = _run_normalizer(n, key, group)
-            normalizers.append(n_before)
-        key = operands.round(key)
-        for i, decay in enumerate(group.decay, group.first):
-            if i + 1 < len(states):
-                torch.mul(states[i], decay[..., None], out=states[i + 1])
-                states[i + 1].baddbmm_(key[i - group.first].mT, v_g[i - group.first])
-    return states, torch.cat(normalizers) if normalizers else None
+            n_g, n = _run_normalizer(n, key, group)
+        c_g = c.new_empty(group.shape[0], *c.shape)
+        chunks = (operands.round(key).mT, v_g, group.decay[..., None], c_g)
+        for key_c, v_c, decay, slot in zip(*(x.unbind() for x in chunks), strict=True):
+            slot.copy_(c)
+            c.mul_(decay).baddbmm_(key_c, v_c)
+        states.append((c_g, n_g))
+    return states
 
 
 def _backward(
@@ -324,26 +346,25 @@ def _backward(
     """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
     operands = _Operands(v.dtype)
     groups, m_last = _plan(a, u, state.m, options)
-    states, normalizers = _run_states(k, v, state.c, state.n, groups, operands)
+    states = _run_states(k, v, state, groups, operands)
     dc, dn = _last_state_gradients(state, m_last, dlast)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     da, du = torch.empty_like(a), None if u is None else torch.empty_like(u)
+    scratch = torch.empty_like(dc)
     for group in reversed(groups):
-        chunks = slice(group.first, group.first + group.shape[0])
-        c_g = states[chunks]
-        n_g = None if normalizers is None else normalizers[chunks]
+        c_g, n_g = states.pop()
         q_g, k_g, v_g, dh_g = (operands.load(x, group) for x in (q, k, v, dh))
         weights = group.weights()
         scores = _products(q_g, k_g.mT).mul_(weights)
-        query = q_g * group.inter[..., None]
-        key = operands.round(k_g * group.update[..., None])
+        query = _scale_rows(q_g, group.inter)
+        key = operands.round(_scale_rows(k_g, group.update))
         nq = None if n_g is None else _normalizer_product(scores, query, n_g)
         factor, dnq = _row_factor(nq, group, options.scale), None
         if nq is not None and h is not None:
             nq *= options.scale
             slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
             dnq = (operands.load(h, group) * dh_g).sum(-1).mul_(factor).mul_(slope).neg_()[..., None]
-        dnum = operands.round(dh_g * factor[..., None])
+        dnum = operands.round(_scale_rows(dh_g, factor))
         dscores = _products(dnum, v_g.mT)
         if dnq is not None:
             dscores += dnq
@@ -353,32 +374,31 @@ def _backward(
         dscores = operands.round(dscores.mul_(weights))
         scores, query_n = operands.round(scores), operands.round(query)
 
-        dq_g, dk_g, dv_g = torch.empty_like(query), torch.empty_like(query), v_g.new_empty(v_g.shape)
-        dg = torch.empty_like(group.decay)
-        scratch = torch.empty_like(dc)
-        for i in reversed(range(len(dg))):
-            decay = group.decay[i]
+        dq_g, dk_g, dv_g = torch.empty_like(query), torch.empty_like(key), torch.empty_like(dnum)
+        dg = torch.empty_like(group.decay[..., 0])
+        chunks = (dnum, c_g.mT, v_g, scores.mT, key, query_n.mT, group.decay[..., None], dq_g, dk_g, dv_g, dg)
+        for dnum_c, c_c, v_c, scores_c, key_c, query_c, decay, dq_c, dk_c, dv_c, dg_c in reversed(
+            list(zip(*(x.unbind() for x in chunks), strict=True))
+        ):
             dc_n = operands.round(dc)
-            torch.bmm(dnum[i], operands.round(c_g[i]).mT, out=dq_g[i])
-            torch.bmm(v_g[i], dc_n.mT, out=dk_g[i])
-            torch.bmm(scores[i].mT, dnum[i], out=dv_g[i])
-            dv_g[i].baddbmm_(key[i], dc_n)
-            # Not a bmm: K * V terms of either sign want torch.sum's pairwise summation.
-            torch.sum(torch.mul(c_g[i], dc, out=scratch), (1, 2), out=dg[i, :, 0])
-            dc.mul_(decay[..., None]).baddbmm_(query_n[i].mT, dnum[i])
-            if dn is not None and n_g is not None:
-                dk_g[i] += dn[:, None]
-                dg[i] += (n_g[i] * dn).sum(-1, keepdim=True)
-                dn = dn * decay
-                if dnq is not None:
-                    dn += (query[i] * dnq[i]).sum(-2)
-        if dnq is not None and n_g is not None:
-            torch.addcmul(dq_g, dnq, n_g[..., None, :], out=dq_g)
+            torch.bmm(dnum_c, operands.round(c_c), out=dq_c)
+            torch.bmm(v_c, dc_n.mT, out=dk_c)
+            torch.bmm(scores_c, dnum_c, out=dv_c)
+            dv_c.baddbmm_(key_c, dc_n)
+            # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
+            torch.sum(torch.mul(c_c.mT, dc, out=scratch), (1, 2), out=dg_c)
+            dc.mul_(decay).baddbmm_(query_c, dnum_c)
+        if dn is not None and n_g is not None:
+            dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
+            dk_g += dn_g[..., None, :]
+            dg += (n_g * dn_g).sum(-1)
+            if dnq is not None:
+                dq_g.addcmul_(dnq, n_g[..., None, :])
         dq_g.mul_(group.inter[..., None])
         dk_g.mul_(group.update[..., None])
         db += (dq_g * q_g).sum(-1)
         dk_state = (dk_g * k_g).sum(-1)
-        da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg * group.decay
+        da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg[..., None] * group.decay
         _add_products(dq_g, dscores, k_g)
         _add_products(dk_g, dscores.mT, q_g)
         for x, value in ((dq, dq_g), (dk, dk_g), (dv, dv_g)):
