@@ -254,14 +254,15 @@ def _bound(form_error: float, reference: Tensor, dtype: torch.dtype) -> float:
     return 2 * form_error + torch.finfo(dtype).eps * crest
 
 
-def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, bool]:
+def checked_case(operation: Operation, case: Case, device: str, *, small: bool = False) -> tuple[Case, bool]:
     """Return the case at the shape at which it is checked, and whether the portable form is its reference there.
 
     The portable float64 form serves where the recurrence is out of reach, except for the portable form itself.
+    ``small`` asks for the recurrence at a shape it can afford.
     """
-    if _recurrence_affordable(case, device):
+    if not small and _recurrence_affordable(case, device):
         return case, False
-    if _portable(operation) is not None and case.impl != "torch":
+    if not small and _portable(operation) is not None and case.impl != "torch":
         return case, True
     num_heads = min(case.num_heads, 2) if case.num_heads else None
     if case.seq_len is None:
@@ -269,9 +270,9 @@ def checked_case(operation: Operation, case: Case, device: str) -> tuple[Case, b
     # Two chunks at least, so that the state passed between chunks is part of the check.
     seq_len = min(case.seq_len, max(_SMALL_SEQ_LEN, 2 * (case.chunk_size or 0)))
     while True:
-        small = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len)
-        if seq_len <= _MIN_SEQ_LEN or _recurrence_affordable(small, device):
-            return small, False
+        reduced = replace(case, batch=1, num_heads=num_heads, seq_len=seq_len)
+        if seq_len <= _MIN_SEQ_LEN or _recurrence_affordable(reduced, device):
+            return reduced, False
         seq_len //= 2
 
 

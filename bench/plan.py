@@ -53,7 +53,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             name="quick",
             summary="minutes on two CPU cores: three lengths, two head dims, three chunk lengths",
-            seq_lens=(512, 1024, 2048),
+            seq_lens=(256, 512, 1024),
             head_dims=(64, 128),
             chunk_sizes=(32, 64, 128),
             modes=("fw", "fwbw"),

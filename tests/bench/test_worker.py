@@ -1,0 +1,76 @@
+"""The worker's own decisions, in this process: references that do not fit, devices that are lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.bench import check, worker
+from lrbench.bench.protocol import decode_request, encode_request
+from lrbench.tests.bench import faults
+
+
+def test_a_request_survives_the_wire() -> None:
+    item = faults.planned("right")
+    request = json.loads(json.dumps(encode_request(item, action="run", budget_s=0.0, shared=None)))
+    assert decode_request(request) == item
+
+
+def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = check.evaluate
+    asked: list[int] = []
+
+    def limited(operation: Any, function: Any, inputs: Any, grad_out: Any) -> dict[str, torch.Tensor]:
+        asked.append(inputs["q"].shape[0])
+        if inputs["q"].shape[0] > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return evaluate(operation, function, inputs, grad_out)
+
+    monkeypatch.setattr(check, "evaluate", limited)
+    item = faults.planned("right")
+    case = dataclasses.replace(item.case, batch=4)
+    columns = worker.Worker("cpu").verify(case, item.target)
+    assert asked[0] == 4
+    assert columns["checked"] == "batch=1"
+
+
+def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access every later CUDA call fails, so the worker must not run another case."""
+    ended: list[int] = []
+
+    def end(code: int) -> None:
+        ended.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(worker, "_device_is_usable", lambda _: False)
+    monkeypatch.setattr(worker.os, "_exit", end)
+    requests = [json.dumps(encode_request(faults.planned("raises"), action="run", budget_s=0.0, shared=None))] * 2
+    replies = io.StringIO()
+    with pytest.raises(SystemExit):
+        worker.serve(io.StringIO("\n".join(requests)), replies)
+    answers = [json.loads(line) for line in replies.getvalue().splitlines()]
+    assert ended == [1]
+    assert answers[0] == {"ready": True}
+    assert len(answers) == 2
+    assert (answers[1]["status"], answers[1]["usable"]) == ("error", False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), "oom", "CUDA out of memory"),
+        (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error: out of memory"),
+        (MemoryError(), "oom", "MemoryError"),
+        (ModuleNotFoundError("No module named 'fla'"), "unavailable", "import failed: No module named 'fla'"),
+        (ValueError("chunk_size must be a power of two"), "error", "ValueError: chunk_size must be a power of two"),
+        (RuntimeError(""), "error", "RuntimeError: RuntimeError"),
+        (worker.CaseFailure("incorrect", "output is wrong"), "incorrect", "output is wrong"),
+    ],
+)
+def test_classification(error: Exception, status: str, reason: str) -> None:
+    assert worker.classify(error) == (status, reason)
