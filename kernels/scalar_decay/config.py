@@ -84,6 +84,19 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
     return min(chunk_size, max(16, next_power_of_two(seq_len)))
 
 
+def default_chunk_size(*, seq_len: int, rows: int, head_dim_v: int) -> int:
+    """Return a chunk length that gives a walk enough programs: the whole sequence where batch and heads suffice.
+
+    Args:
+        seq_len: T.
+        rows: batch * heads.
+        head_dim_v: V, of which a program takes 64 columns.
+    """
+    programs = rows * max(1, head_dim_v // 64)
+    chunks = -(-2 * MIN_PROGRAMS // programs) if programs < MIN_PROGRAMS else 1
+    return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
+
+
 def select_config(
     *,
     scheme: str,

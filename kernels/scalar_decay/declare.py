@@ -12,26 +12,32 @@ LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
     """Return the engine's implementations for operation ``op``; their code lies in ``kernels/<op>/``."""
-    triton = {
-        "modes": ("fw", "fwbw", "bw", "step"),
-        "state_dtypes": ("fp32", "bf16"),
-        "requires": ("triton",),
-        "step_call": f"kernels.{op}.tfla:step",
-    }
     return (
         Implementation(
             name="tfla",
             call=f"kernels.{op}.tfla:tfla",
             supports="kernels.scalar_decay.declare:supports_tfla",
-            summary="two-level sequence parallelism: the chunk length is independent of the tile size",
-            **triton,
+            summary="two-level sequence parallelism: chunks in parallel, each walked with its state in registers",
+            modes=("fw", "fwbw", "bw", "step"),
+            state_dtypes=("fp32", "bf16"),
+            requires=("triton",),
+            step_call=f"kernels.{op}.tfla:step",
+        ),
+        Implementation(
+            name="xl_chunk",
+            call=f"kernels.{op}.tfla:xl_chunk",
+            supports="kernels.scalar_decay.declare:supports_tfla",
+            summary="TFLA as published: chunks in parallel, tiles sweep each chunk below its diagonal",
+            state_dtypes=("fp32", "bf16"),
+            requires=("triton",),
         ),
         Implementation(
             name="limit_chunk",
             call=f"kernels.{op}.tfla:limit_chunk",
             supports="kernels.scalar_decay.declare:supports_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
-            **triton,
+            state_dtypes=("fp32", "bf16"),
+            requires=("triton",),
         ),
         Implementation(
             name="torch",

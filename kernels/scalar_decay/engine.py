@@ -26,7 +26,7 @@ from .walk import walk_kernel
 GATES_BLOCK_T = 256
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-ANCHOR_EVERY = 256
+ANCHOR_EVERY = 512
 """Positions between anchors of the decay gradient when walking; rounding piles up over at most this many."""
 
 
@@ -280,7 +280,9 @@ def run_walk(
     if want_last:
         result.last = _empty(B, H, *((DZ, DX) if transposed else (DX, DZ)), like=z)
         result.n_last = _empty(B, H, DX, like=z) if normalise else None
-    partial = _empty(B, T, H, DZ, like=z) if blocks > 1 else None
+    # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
+    partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+    partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     denoms = _empty(blocks, B, H, T, like=z) if blocks > 1 and normalise else None
     triton.set_allocator(_scratch)
     for block in range(blocks):
@@ -306,7 +308,7 @@ def run_walk(
 
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Allocate the few bytes in which a kernel builds its tensor descriptors."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
+    return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())
 
 
 def anchor_every(problem: Problem) -> int:
@@ -347,7 +349,7 @@ class _ScalarDecay(torch.autograd.Function):
         gates = run_gates(problem, config.gate_chunk(problem.chunk), v, decay, input_gate, head, m_initial)
         states, n_states = c_initial, n_initial
         last = n_last = m_last = None
-        if T > problem.chunk or (want_last and not walking):
+        if problem.chunk < T or (want_last and not walking):
             states, n_states, last, n_last, _ = run_states(
                 problem, config.states, k, v, gates, c_initial, n_initial=n_initial, want_last=want_last, want_n=exp
             )
@@ -366,16 +368,19 @@ class _ScalarDecay(torch.autograd.Function):
         else:
             h, _ = run_mix(problem, config.output, q, k, v, states, gates, **roles)
         ctx.save_for_backward(
-            q, k, v, decay, input_gate, head, c_initial, *(getattr(gates, name) for name in GATE_TENSORS)
+            q, k, v, decay, input_gate, head, c_initial, n_initial, *(getattr(gates, name) for name in GATE_TENSORS)
         )
         ctx.problem, ctx.config, ctx.gate_chunk = problem, config, gates.chunk
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in (n_last, m_last) if t is not None))
+        if m_last is not None:
+            ctx.mark_non_differentiable(m_last)
         return h, last, n_last, m_last
 
     @staticmethod
-    def backward(ctx: Any, dh: Tensor | None, d_last: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, input_gate, head, c_initial, *vectors = ctx.saved_tensors
+    def backward(
+        ctx: Any, dh: Tensor | None, d_last: Tensor | None, dn_last: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, decay, input_gate, head, c_initial, n_initial, *vectors = ctx.saved_tensors
         problem, config = ctx.problem, ctx.config
         gates = Gates(chunk=ctx.gate_chunk, **dict(zip(GATE_TENSORS, vectors, strict=True)))
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
@@ -389,9 +394,43 @@ class _ScalarDecay(torch.autograd.Function):
         d_decay, d_input, d_head = run_gates_backward(
             problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head
         )
+        dn_initial = None
+        if dn_last is not None:
+            dn_initial = _add_normaliser_gradients(dn_last, gates, k, n_initial, dk, decay, d_decay, d_input)
         return (
-            _sum_groups(dq, q), _sum_groups(dk, k), dv, d_decay, d_input, d_head, d_initial, None, None, None, None
+            _sum_groups(dq, q), _sum_groups(dk, k), dv, d_decay, d_input, d_head, d_initial, dn_initial, None, None, None
         )  # fmt: skip
+
+
+def _add_normaliser_gradients(
+    dn_last: Tensor,
+    gates: Gates,
+    k: Tensor,
+    n_initial: Tensor | None,
+    dk: Tensor,
+    decay: Tensor,
+    d_decay: Tensor,
+    d_input: Tensor,
+) -> Tensor | None:
+    """Add what flows in through the last n = sum_t w_t k_t + w_0 n_0, in place; return the gradient of n_0.
+
+    The outputs' denominators are constants, so this is the only path through n and needs no kernel of its own.
+    """
+    tiles = torch.arange(k.shape[1], device=k.device) // gates.chunk
+    after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
+    m_last = gates.edge[:, :, -1]
+    # w accumulates to the end of its tile, unstabilised.
+    weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
+    first = torch.exp2(gates.g.sum(-1) + gates.edge[:, :, 0] - m_last)
+    dn = dn_last.float()
+    contribution = torch.einsum("bthk,bhk->bht", k.float(), dn) * weight
+    dk += (weight.transpose(1, 2)[..., None] * dn[:, None]).to(dk.dtype)
+    d_log_decay = contribution.cumsum(-1) - contribution
+    if n_initial is not None:
+        d_log_decay += ((n_initial * dn).sum(-1) * first)[..., None]
+    d_input += contribution.transpose(1, 2)
+    d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)
+    return dn * first[..., None] if n_initial is not None else None
 
 
 MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None]
@@ -414,7 +453,7 @@ def _sweep_backward(
     """Recompute the states, run the recurrent kernel backward in time, then one sweep for each gradient."""
     T, H = v.shape[1], v.shape[2]
     states = d_states = d_initial = anchors = None
-    if T > problem.chunk or c_initial is not None or d_last is not None:
+    if problem.chunk < T or c_initial is not None or d_last is not None:
         states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
         d_states, _, d_initial, _, anchors = run_states(
             problem, config.d_states, q, dh, gates, d_last,
@@ -446,7 +485,7 @@ def _walk_backward(
     T, H = v.shape[1], v.shape[2]
     states, d_states = c_initial, d_last
     d_initial = None
-    several = T > problem.chunk
+    several = problem.chunk < T
     if several:
         states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
     dq = run_walk(problem, config.dq, dh, v, k, states, gates, heads=H, future=False, transposed=True, pair=q)

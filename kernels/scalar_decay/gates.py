@@ -50,6 +50,7 @@ def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
 
 @triton.jit
 def _max(x, y):
+    """Return the larger of two, for scans."""
     return tl.maximum(x, y)
 
 

@@ -73,7 +73,7 @@ def walk_kernel(
 ):
     """Walk one chunk for BLOCK_Z columns of the output and one block of the contraction.
 
-    Head dims DX above BLOCK_X take one launch for each block of X and Y; their outputs add up in a float32 partial
+    Head dims DX above BLOCK_X take one launch for each block of X and Y; their outputs add up in a partial result
     [B, T, H, DZ], which every launch but the FIRST reads and every one but the LAST writes.
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
@@ -117,6 +117,9 @@ def walk_kernel(
     out_offset = batch * T * OUT_ROW + head * DZ
     if LAST:
         out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
+    PIPELINE_PARTIAL: tl.constexpr = not FIRST and partial_ptr.dtype.element_ty.primitive_bitwidth == 16
+    if PIPELINE_PARTIAL:
+        partial_desc = tl.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
     if ANCHORS and FUTURE:
         anchor_desc = tl.make_tensor_descriptor(
             anchor_states_ptr, [(BH * num_anchors * BLOCK_X).to(tl.int32), DZ], [DZ, 1], [BLOCK_X, BLOCK_Z]
@@ -208,8 +211,10 @@ def walk_kernel(
                 tl.store(anchor_ptr + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
         out_mask = mask_t[:, None] & mask_z[None, :]
         if not FIRST:
+            if PIPELINE_PARTIAL:
+                out += partial_desc.load([t0, z_col]).to(tl.float32)
             # Always true; inside a branch the load is not pipelined, which would cost shared memory for two tiles.
-            if t0 < T:
+            elif t0 < T:
                 out += tl.load(partial_ptr + out_offset + t0 * out_stride + out_offs, mask=out_mask, other=0.0)
         if NORMALISE:
             if not FIRST:
@@ -223,12 +228,20 @@ def walk_kernel(
                 tl.store(denom_out_ptr + rows + t0 + offs_t, denom, mask=mask_t)
         if LAST:
             if SUMS:
-                pair = tl.load(pair_ptr + z_offset + t0 * z_stride + pair_offs, mask=out_mask, other=0.0).to(tl.float32)
+                pair = out
+                if t0 < T:
+                    pair = tl.load(pair_ptr + z_offset + t0 * z_stride + pair_offs, mask=out_mask, other=0.0).to(
+                        tl.float32
+                    )
                 sums = tl.sum(out * pair, axis=1)
                 tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
             out_desc.store([t0, z_col], out.to(out_desc.dtype))
         else:
-            tl.store(partial_ptr + out_offset + t0 * out_stride + out_offs, out, mask=out_mask)
+            tl.store(
+                partial_ptr + out_offset + t0 * out_stride + out_offs,
+                out.to(partial_ptr.dtype.element_ty),
+                mask=out_mask,
+            )
 
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)

@@ -1,0 +1,147 @@
+"""mLSTM with exponential input gate on the Triton engine: chunkwise kernels and the decoding step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..scalar_decay import validate
+from ..scalar_decay.front import run_chunkwise, run_step
+
+
+def tfla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    normalizer_gradient: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Compute mLSTM with exponential input gate chunk by chunk, each chunk walked with its state in registers.
+
+        C_t = sigma(f_t) C_{t-1} + exp(i_t) k_t v_t^T,  n_t = sigma(f_t) n_{t-1} + exp(i_t) k_t
+        h_t = scale C_t^T q_t / max(|scale n_t^T q_t|, 1)        (the denominator carries no gradient)
+
+    Args:
+        q, k: [B, T, H, K], contiguous; float32, float16 or bfloat16. K and V are multiples of 8 from 16 to 1024.
+        v: [B, T, H, V], the same dtype.
+        i, f: gate pre-activations [B, T, H], float32.
+        chunk_size: power of two >= 16; need not divide T; None chooses one that fills the device.
+        state_dtype: float32, or bfloat16 to halve the states' traffic.
+        initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]), C and n divided by exp(m), float32.
+        return_last_state: also return the state after the last token.
+        scale: factor of q; None is K^-1/2.
+        normalizer_gradient: must be False: the kernels take the denominator as a constant.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, (C, n, m)); differentiable in all tensors but n and m.
+
+    Raises:
+        ValueError: on an argument the kernels do not take; the message names it, what was expected and what came.
+
+    Source: TFLA paper, sections 2 and 3.2, appendix B.
+    """
+    return _run(
+        "tfla", q, k, v, i, f, chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
+        return_last_state=return_last_state, scale=scale, normalizer_gradient=normalizer_gradient,
+    )  # fmt: skip
+
+
+def xl_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    normalizer_gradient: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Compute the same with TFLA as published: tiles sweep the whole chunk below the diagonal.
+
+    Arguments, result, errors and source as in :func:`tfla`; chunk_size is a power of two >= 16.
+    """
+    return _run(
+        "xl_chunk", q, k, v, i, f, chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
+        return_last_state=return_last_state, scale=scale, normalizer_gradient=normalizer_gradient,
+    )  # fmt: skip
+
+
+def limit_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    normalizer_gradient: bool = False,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Compute the same with one level of sequence parallelism: a chunk is a tile.
+
+    Arguments, result, errors and source as in :func:`tfla`; chunk_size is 16, 32, 64 or 128 (None: 64).
+    """
+    return _run(
+        "limit_chunk", q, k, v, i, f, chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
+        return_last_state=return_last_state, scale=scale, normalizer_gradient=normalizer_gradient,
+    )  # fmt: skip
+
+
+def _run(
+    implementation: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    chunk_size: int | None,
+    state_dtype: torch.dtype,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None,
+    return_last_state: bool,
+    scale: float | None,
+    normalizer_gradient: bool,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    if normalizer_gradient:
+        raise ValueError(f"normalizer_gradient must be False for {implementation}, got True (use chunkwise)")
+    validate.check_qkv(q, k, v)
+    validate.check_gates({"i": i, "f": f}, v)
+    return run_chunkwise(
+        implementation, q, k, v, gate="exp", decay=f, input_gate=i, scale=validate.resolve_scale(scale, q.shape[-1]),
+        chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
+        return_last_state=return_last_state,
+    )  # fmt: skip
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """Advance by one token (T = 1); arguments and result as in :func:`tfla`. Not differentiable."""
+    validate.check_qkv(q, k, v)
+    validate.check_gates({"i": i, "f": f}, v)
+    return run_step(
+        q, k, v, gate="exp", decay=f, input_gate=i, scale=validate.resolve_scale(scale, q.shape[-1]),
+        initial_state=initial_state, return_last_state=return_last_state,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The decoding step of the engine: one token, the state read once and written once.
+
+    C = exp(a) C_prev + exp(u) k v^T        h = scale C^T q   (mLSTMexp: / max(|scale n^T q|, exp(-m)))
+
+Source: TFLA paper, section 2.1 (recurrent formulation); gate functions as in gates.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .gates import _log_sigmoid
+
+
+@triton.jit(do_not_specialize=["scale", "inv_tau"])
+def step_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    decay_ptr,
+    input_ptr,
+    head_ptr,
+    c_ptr,
+    n_ptr,
+    m_ptr,
+    h_ptr,
+    c_out_ptr,
+    n_out_ptr,
+    m_out_ptr,
+    scale,
+    inv_tau,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    GROUP: tl.constexpr,
+    GATE: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """Advance the state of one head by one token, for BLOCK_V value columns.
+
+    Grid: (ceil(V / BLOCK_V) * B * H,).
+    Reads q, k [B, 1, H / GROUP, K], v [B, 1, H, V], the gates [B, 1, H], C [B, H, K, V] and, for exp, n [B, H, K] and
+    m [B, H]; writes h [B, 1, H, V] and the new state.
+    """
+    NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    pid = tl.program_id(0)
+    pid_v = pid % NV
+    pid_bh = (pid // NV).to(tl.int64)
+    head = pid_bh % H
+    group = pid_bh // H * (H // GROUP) + head // GROUP
+    offs_v = pid_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    mask_v = offs_v < V
+    if GATE == "slope":
+        log_decay = -tl.load(head_ptr + head).to(tl.float32)
+    else:
+        log_decay = tl.load(decay_ptr + pid_bh).to(tl.float32)
+    log_input = 0.0
+    if GATE == "sig" or GATE == "exp":
+        log_decay = _log_sigmoid(log_decay)
+        log_input = tl.load(input_ptr + pid_bh).to(tl.float32)
+        if GATE == "sig":
+            log_input = _log_sigmoid(log_input)
+    if GATE == "tau":
+        log_decay = _log_sigmoid(log_decay) * inv_tau
+    if GATE == "ssd":
+        log_input = tl.log(log_decay)
+        log_decay *= tl.load(head_ptr + head).to(tl.float32)
+    if GATE == "exp":
+        m = log_input
+        if HAS_STATE:
+            m_in = tl.load(m_ptr + pid_bh)
+            m = tl.maximum(log_decay + m_in, log_input)
+            log_decay += m_in - m
+        log_input -= m
+        if pid_v == 0:
+            tl.store(m_out_ptr + pid_bh, m)
+    decay = tl.exp(log_decay)
+    gain = tl.exp(log_input)
+
+    v = tl.load(v_ptr + pid_bh * V + offs_v, mask=mask_v, other=0.0).to(tl.float32) * gain
+    h = tl.zeros((BLOCK_V,), dtype=tl.float32)
+    denom = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for k0 in range(0, K, BLOCK_K):
+        offs_k = k0 + tl.arange(0, BLOCK_K)
+        mask_k = offs_k < K
+        q = tl.load(q_ptr + group * K + offs_k, mask=mask_k, other=0.0).to(tl.float32) * scale
+        k = tl.load(k_ptr + group * K + offs_k, mask=mask_k, other=0.0).to(tl.float32)
+        offs = pid_bh * K * V + offs_k[:, None] * V + offs_v[None, :]
+        mask = mask_k[:, None] & mask_v[None, :]
+        c = k[:, None] * v[None, :]
+        if HAS_STATE:
+            c += tl.load(c_ptr + offs, mask=mask, other=0.0) * decay
+        tl.store(c_out_ptr + offs, c, mask=mask)
+        h += tl.sum(q[:, None] * c, axis=0)
+        if GATE == "exp":
+            n = k * gain
+            if HAS_STATE:
+                n += tl.load(n_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0) * decay
+            denom += q * n
+            if pid_v == 0:
+                tl.store(n_out_ptr + pid_bh * K + offs_k, n, mask=mask_k)
+    if GATE == "exp":
+        h /= tl.maximum(tl.abs(tl.sum(denom, axis=0)), tl.exp(-m))
+    tl.store(h_ptr + pid_bh * V + offs_v, h.to(h_ptr.dtype.element_ty), mask=mask_v)
