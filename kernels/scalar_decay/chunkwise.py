@@ -15,6 +15,11 @@ Numbers: [B, T, H] gate values are float64. r is rounded to the accumulators' dt
 good, and c is split in two parts, so that differences of large cumulative sums keep their digits. Weights, states and
 accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
 
+Where the gates of a group allow it (:data:`FACTORED_RANGE`), the weights are split at the end of the chunk, exp(c_j - r_i)
+= exp(c_j - e) exp(e - r_i) with e = m_L - b_L, and go into k and q: no exponential per pair, and one scaled q serves both
+terms of h, the state being decayed to the end of the chunk beforehand. Elsewhere, and in low precision, where scaled
+operands would be rounded, the weights are computed pair by pair.
+
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
 in groups: products chunk by chunk on views of the inputs, everything elementwise once a group. The backward pass
 recomputes the states and the weights.
@@ -34,6 +39,9 @@ from .reference import State, compute_dtype, zero_state
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 65536}
 """Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""
 
+FACTORED_RANGE = (-60.0, 40.0)
+"""Least exponent of a scaled key and largest of a scaled query with which float32 neither underflows nor overflows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
@@ -49,11 +57,12 @@ class _Group:
 
     start, stop: time steps covered.
     column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
-    inter: [G, S, L], exp(p - r_i): weight of the state before the chunk.
-    update: [G, S, L], exp(c_j + b_L - m_L) (plain: m = 0): weight of position j in the state after the chunk.
-    decay: [G, S, 1], exp(p + b_L - m_L): weight of the state before the chunk in the state after it.
+    update: [G, S, L], exp(c_j - e), e = m_L - b_L (plain: m = 0): weight of position j in the state after the chunk.
+    decay: [G, S, 1], exp(p - e): weight of the state before the chunk in the state after it.
+    inter: [G, S, L], weight of the state in h_i: exp(p - r_i), or exp(e - r_i) for the decayed state where factored.
     floor: [G, S, L], exp(-(b_i + r_i)): the least denominator (exp(-m_i)), or the plain form's only one (1 but for the
         rounding of r).
+    factored: whether update and inter make up the weights.
     """
 
     start: int
@@ -61,10 +70,11 @@ class _Group:
     column: Tensor
     column_rest: Tensor | None
     row: Tensor
-    inter: Tensor
     update: Tensor
     decay: Tensor
+    inter: Tensor
     floor: Tensor
+    factored: bool
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -80,7 +90,9 @@ class _Group:
         return log_weights.exp_().tril_()
 
 
-def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> tuple[list[_Group], Tensor | None]:
+def _plan(
+    a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options, operands: _Operands
+) -> tuple[list[_Group], Tensor | None]:
     """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last m [S], float64."""
     batch, seq_len, heads = a.shape
     dtype = a.dtype
@@ -111,15 +123,18 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
             after = b + row
             row = row.to(dtype)
             m = after[-1, :, -1].contiguous()
-        to_end = (b - after)[..., -1:]
+        end = (after - b)[..., -1:]
         inter = torch.exp(before - row).to(dtype)
-        decay = torch.exp(before[..., -1:] + to_end).to(dtype)
-        update = torch.exp(column + to_end).to(dtype)
+        decay = torch.exp(before[..., -1:] - end).to(dtype)
+        update = torch.exp(column - end).to(dtype)
+        inter_factored = torch.exp(end - row).to(dtype)
+        factored = _can_factor(column - end, end - row) if operands.exact else [False] * num_chunks
         floor = torch.exp(-b - row).to(dtype)
         column, rest = column.to(dtype), (column - column.to(dtype)).to(dtype) if dtype != torch.float64 else None
         size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * a.shape[0]))
         for i in range(0, num_chunks, size):
             j = min(i + size, num_chunks)
+            group_factored = all(factored[i:j])
             groups.append(
                 _Group(
                     start=start + i * length,
@@ -127,13 +142,20 @@ def _plan(a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options) -> 
                     column=column[i:j],
                     column_rest=None if rest is None else rest[i:j],
                     row=row[i:j],
-                    inter=inter[i:j],
                     update=update[i:j],
                     decay=decay[i:j],
+                    inter=(inter_factored if group_factored else inter)[i:j],
                     floor=floor[i:j],
+                    factored=group_factored,
                 )
             )
     return groups, m
+
+
+def _can_factor(key_exponent: Tensor, query_exponent: Tensor) -> list[bool]:
+    """Return for each chunk whether exponents [N, S, L] of keys and queries lie within FACTORED_RANGE."""
+    low, high = FACTORED_RANGE
+    return ((key_exponent.amin((1, 2)) >= low) & (query_exponent.amax((1, 2)) <= high)).tolist()
 
 
 class _Operands:
@@ -141,6 +163,11 @@ class _Operands:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.compute = dtype, compute_dtype(dtype)
+
+    @property
+    def exact(self) -> bool:
+        """Whether operands of matrix products are not rounded."""
+        return self.dtype == self.compute
 
     @staticmethod
     def view(x: Tensor, group: _Group) -> Tensor:
@@ -162,14 +189,14 @@ class _Operands:
         """Write [G, S, L, D] times factor [G, S, L] into the group's part of x."""
         target = self.view(x, group)
         value, factor = value.view(target.shape), factor.reshape(target.shape[:-1])[..., None]
-        if self.dtype == self.compute:
+        if self.exact:
             torch.mul(value, factor, out=target)
         else:
             target.copy_(value.mul_(factor))
 
     def round(self, x: Tensor) -> Tensor:
         """Round an operand of a matrix product to the inputs' dtype."""
-        return x if self.dtype == self.compute else x.to(self.dtype).to(self.compute)
+        return x if self.exact else x.to(self.dtype).to(self.compute)
 
 
 def _scale_rows(x: Tensor, factor: Tensor) -> Tensor:
@@ -192,12 +219,12 @@ def _add_products(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _run_normalizer(n: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return n before every chunk of the group [G, S, K], and n [S, K] after it."""
-    sums = key.sum(-2)
+    """Return n before every chunk of the group [G, S, K] (decayed where factored), and n [S, K] after it."""
     before = []
-    for decay, part in zip(group.decay.unbind(), sums.unbind(), strict=True):
-        before.append(n)
-        n = torch.addcmul(part, n, decay)
+    for decay, part in zip(group.decay.unbind(), key.sum(-2).unbind(), strict=True):
+        decayed = n * decay
+        before.append(decayed if group.factored else n)
+        n = decayed.add_(part) if not group.factored else decayed + part
     return torch.stack(before), n
 
 
@@ -207,8 +234,20 @@ def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, grou
     after = []
     for i, decay in reversed(list(enumerate(group.decay.unbind()))):
         after.append(dn)
-        dn = dn * decay if sums is None else torch.addcmul(sums[i], dn, decay)
+        if sums is not None and group.factored:
+            dn = dn + sums[i]
+        dn = dn * decay
+        if sums is not None and not group.factored:
+            dn += sums[i]
     return torch.stack(after[::-1]), dn
+
+
+def _scores(q_g: Tensor, k_g: Tensor, query: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor | None]:
+    """Return the weighted products of queries and keys [G, S, L, L], and their weights where not factored."""
+    if group.factored:
+        return _products(query, key.mT).tril_(), None
+    weights = group.weights()
+    return _products(q_g, k_g.mT).mul_(weights), weights
 
 
 def _normalizer_product(scores: Tensor, query: Tensor, n: Tensor) -> Tensor:
@@ -255,13 +294,13 @@ def _forward(
     """Return h and the last state."""
     operands = _Operands(v.dtype)
     c, n = state.c.clone(), state.n
-    groups, m = _plan(a, u, state.m, options)
+    groups, m = _plan(a, u, state.m, options, operands)
     h = torch.empty_like(v)
     for group in groups:
         q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
-        scores = _products(q_g, k_g.mT).mul_(group.weights())
         query = _scale_rows(q_g, group.inter)
         key = _scale_rows(k_g, group.update)
+        scores, _ = _scores(q_g, k_g, query, key, group)
         nq = None
         if n is not None:
             n_before, n = _run_normalizer(n, key, group)
@@ -272,8 +311,12 @@ def _forward(
         chunks = (scores, v_g, query, key.mT, group.decay[..., None], out)
         for scores_c, v_c, query_c, key_c, decay, out_c in zip(*(x.unbind() for x in chunks), strict=True):
             torch.bmm(scores_c, v_c, out=out_c)
-            out_c.baddbmm_(query_c, operands.round(c))
-            c.mul_(decay).baddbmm_(key_c, v_c)
+            if group.factored:
+                out_c.baddbmm_(query_c, c.mul_(decay))
+            else:
+                out_c.baddbmm_(query_c, operands.round(c))
+                c.mul_(decay)
+            c.baddbmm_(key_c, v_c)
         operands.store_scaled(h, group, out, factor)
     return h, _States(c, n, m)
 
@@ -310,11 +353,9 @@ class _Chunkwise(torch.autograd.Function):
 def _run_states(
     k: Tensor, v: Tensor, state: _States, groups: list[_Group], operands: _Operands
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Return C [G, S, K, V] and n [G, S, K] before every chunk, group by group.
-
-    Group by group, for the allocator hands a single large block back to the system, and its pages fault in again.
-    """
-    c, n = state.c.clone(), state.n
+    """Return C [G, S, K, V] and n [G, S, K] before every chunk (decayed where factored), group by group."""
+    c, n = state.c, state.n
+    buffer = torch.empty_like(c)
     states = []
     for group in groups:
         k_g, v_g = (operands.load(x, group) for x in (k, v))
@@ -325,8 +366,12 @@ def _run_states(
         c_g = c.new_empty(group.shape[0], *c.shape)
         chunks = (operands.round(key).mT, v_g, group.decay[..., None], c_g)
         for key_c, v_c, decay, slot in zip(*(x.unbind() for x in chunks), strict=True):
-            slot.copy_(c)
-            c.mul_(decay).baddbmm_(key_c, v_c)
+            if group.factored:
+                torch.mul(c, decay, out=slot)
+                c = torch.baddbmm(slot, key_c, v_c, out=buffer)
+            else:
+                slot.copy_(c)
+                c = torch.mul(slot, decay, out=buffer).baddbmm_(key_c, v_c)
         states.append((c_g, n_g))
     return states
 
@@ -345,7 +390,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
     operands = _Operands(v.dtype)
-    groups, m_last = _plan(a, u, state.m, options)
+    groups, m_last = _plan(a, u, state.m, options, operands)
     states = _run_states(k, v, state, groups, operands)
     dc, dn = _last_state_gradients(state, m_last, dlast)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -354,10 +399,9 @@ def _backward(
     for group in reversed(groups):
         c_g, n_g = states.pop()
         q_g, k_g, v_g, dh_g = (operands.load(x, group) for x in (q, k, v, dh))
-        weights = group.weights()
-        scores = _products(q_g, k_g.mT).mul_(weights)
         query = _scale_rows(q_g, group.inter)
-        key = operands.round(_scale_rows(k_g, group.update))
+        key = _scale_rows(k_g, group.update)
+        scores, weights = _scores(q_g, k_g, query, key, group)
         nq = None if n_g is None else _normalizer_product(scores, query, n_g)
         factor, dnq = _row_factor(nq, group, options.scale), None
         if nq is not None and h is not None:
@@ -371,12 +415,12 @@ def _backward(
         # Row sums of this product are q . dq and column sums k . dk of what stays within the chunk.
         pairs = dscores * scores
         db = pairs.sum(-1) - (du_g := pairs.sum(-2))
-        dscores = operands.round(dscores.mul_(weights))
-        scores, query_n = operands.round(scores), operands.round(query)
+        dscores = operands.round(dscores.tril_() if weights is None else dscores.mul_(weights))
+        scores, query_n, key_n = (operands.round(x) for x in (scores, query, key))
 
         dq_g, dk_g, dv_g = torch.empty_like(query), torch.empty_like(key), torch.empty_like(dnum)
         dg = torch.empty_like(group.decay[..., 0])
-        chunks = (dnum, c_g.mT, v_g, scores.mT, key, query_n.mT, group.decay[..., None], dq_g, dk_g, dv_g, dg)
+        chunks = (dnum, c_g.mT, v_g, scores.mT, key_n, query_n.mT, group.decay[..., None], dq_g, dk_g, dv_g, dg)
         for dnum_c, c_c, v_c, scores_c, key_c, query_c, decay, dq_c, dk_c, dv_c, dg_c in reversed(
             list(zip(*(x.unbind() for x in chunks), strict=True))
         ):
@@ -387,22 +431,31 @@ def _backward(
             dv_c.baddbmm_(key_c, dc_n)
             # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
             torch.sum(torch.mul(c_c.mT, dc, out=scratch), (1, 2), out=dg_c)
-            dc.mul_(decay).baddbmm_(query_c, dnum_c)
+            if group.factored:
+                dc.baddbmm_(query_c, dnum_c).mul_(decay)
+            else:
+                dc.mul_(decay).baddbmm_(query_c, dnum_c)
         if dn is not None and n_g is not None:
             dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
             dk_g += dn_g[..., None, :]
             dg += (n_g * dn_g).sum(-1)
             if dnq is not None:
                 dq_g.addcmul_(dnq, n_g[..., None, :])
-        dq_g.mul_(group.inter[..., None])
-        dk_g.mul_(group.update[..., None])
-        db += (dq_g * q_g).sum(-1)
-        dk_state = (dk_g * k_g).sum(-1)
-        da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg[..., None] * group.decay
-        _add_products(dq_g, dscores, k_g)
-        _add_products(dk_g, dscores.mT, q_g)
-        for x, value in ((dq, dq_g), (dk, dk_g), (dv, dv_g)):
-            operands.store(x, group, value)
+        db += (dq_g * query).sum(-1)
+        dk_state = (dk_g * key).sum(-1)
+        dg = dg[..., None] if group.factored else dg[..., None] * group.decay
+        da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg
+        if group.factored:
+            _add_products(dq_g, dscores, key)
+            _add_products(dk_g, dscores.mT, query)
+            operands.store_scaled(dq, group, dq_g, group.inter)
+            operands.store_scaled(dk, group, dk_g, group.update)
+        else:
+            _add_products(dq_g.mul_(group.inter[..., None]), dscores, k_g)
+            _add_products(dk_g.mul_(group.update[..., None]), dscores.mT, q_g)
+            operands.store(dq, group, dq_g)
+            operands.store(dk, group, dk_g)
+        operands.store(dv, group, dv_g)
         operands.store(da[..., None], group, da_g[..., None])
         if du is not None:
             operands.store(du[..., None], group, (du_g + dk_state)[..., None])
