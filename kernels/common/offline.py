@@ -2,7 +2,8 @@
 
 A :class:`Recorder` takes a kernel's place in its module, so that the ordinary launcher records launches instead of
 running them; :func:`compile_launch` compiles one for a compute capability and :class:`Resources` holds registers, stack
-and shared memory. Nothing here needs a GPU. It does not work under TRITON_INTERPRET=1, which decides at decoration time.
+and shared memory. Nothing here needs a GPU. It does not work under TRITON_INTERPRET=1, which decides at decoration
+time.
 """
 
 from __future__ import annotations

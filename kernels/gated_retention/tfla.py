@@ -118,7 +118,8 @@ def _run(
     if not (math.isfinite(tau) and tau > 0):
         raise ValueError(f"tau must be a finite number > 0, got {tau}")
     return run_chunkwise(
-        implementation, q, k, v, gate="tau", decay=f, inv_tau=1.0 / tau, scale=validate.resolve_scale(scale, q.shape[-1]),
+        implementation, q, k, v, gate="tau", decay=f, inv_tau=1.0 / tau,
+        scale=validate.resolve_scale(scale, q.shape[-1]),
         chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
         return_last_state=return_last_state,
     )  # fmt: skip

@@ -97,6 +97,10 @@ def limit_chunk(
     )  # fmt: skip
 
 
+def _scale(scale: float | None, B: Tensor) -> float:
+    return validate.resolve_scale(1.0 if scale is None else scale, B.shape[-1])
+
+
 def _run(
     implementation: str,
     x: Tensor,
@@ -113,7 +117,7 @@ def _run(
 ) -> Tensor | tuple[Tensor, Tensor]:
     validate.check_ssd(x, dt, A, B, C)
     return run_chunkwise(
-        implementation, C, B, x, gate="ssd", decay=dt, head=A, scale=validate.resolve_scale(1.0 if scale is None else scale, B.shape[-1]),
+        implementation, C, B, x, gate="ssd", decay=dt, head=A, scale=_scale(scale, B),
         chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
         return_last_state=return_last_state,
     )  # fmt: skip
@@ -133,6 +137,6 @@ def step(
     """Advance by one token (T = 1); arguments and result as in :func:`tfla`. Not differentiable."""
     validate.check_ssd(x, dt, A, B, C)
     return run_step(
-        C, B, x, gate="ssd", decay=dt, head=A, scale=validate.resolve_scale(1.0 if scale is None else scale, B.shape[-1]),
+        C, B, x, gate="ssd", decay=dt, head=A, scale=_scale(scale, B),
         initial_state=initial_state, return_last_state=return_last_state,
     )  # fmt: skip

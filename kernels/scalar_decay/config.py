@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 SHARED_MEMORY_BYTES = {
     (8, 0): 163 * 1024,
@@ -55,8 +56,11 @@ class WalkConfig:
     num_stages: int
 
 
+Tile = TypeVar("Tile", MixConfig, WalkConfig)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Generic[Tile]):
     """Every launch of one forward and backward pass.
 
     The four products either all sweep (MixConfig) or all walk (WalkConfig, with one common block_t).
@@ -64,10 +68,10 @@ class EngineConfig:
 
     states: StatesConfig
     d_states: StatesConfig
-    output: MixConfig | WalkConfig
-    dq: MixConfig | WalkConfig
-    dk: MixConfig | WalkConfig
-    dv: MixConfig | WalkConfig
+    output: Tile
+    dq: Tile
+    dk: Tile
+    dv: Tile
 
     def gate_chunk(self, chunk: int) -> int:
         """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
@@ -106,7 +110,7 @@ def select_config(
     head_dim_v: int,
     chunk: int,
     rows: int,
-) -> EngineConfig:
+) -> EngineConfig[Any]:
     """Choose the launches for an architecture and problem.
 
     Args:

@@ -40,7 +40,7 @@ class Problem:
     state_dtype: torch.dtype
     scheme: str = "walk"
     inv_tau: float = 1.0
-    config: EngineConfig | None = None
+    config: EngineConfig[Any] | None = None
 
     @property
     def stabilised(self) -> bool:
@@ -79,7 +79,7 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
-def launches(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig:
+def launches(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig[Any]:
     """Return the problem's launches, chosen for the device when the caller gave none."""
     if problem.config is not None:
         return problem.config
@@ -221,8 +221,9 @@ def run_mix(
         pair, row_sums, problem.scale, T, problem.chunk, N, B * H,
         H=H, DX=x.shape[3], DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2], FUTURE=future,
         TRANSPOSED=transposed, HAS_STATE=states is not None, HAS_U=problem.has_u, STABILISED=problem.stabilised,
-        NORMALISE=normalise, SUMS=pair is not None, BLOCK_T=config.block_t, BLOCK_S=config.block_s, BLOCK_X=config.block_x,
-        BLOCK_Z=config.block_z, PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+        NORMALISE=normalise, SUMS=pair is not None, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
+        BLOCK_X=config.block_x, BLOCK_Z=config.block_z, PRECISION=_precision(z),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out, row_sums
 
@@ -353,11 +354,12 @@ class _ScalarDecay(torch.autograd.Function):
             states, n_states, last, n_last, _ = run_states(
                 problem, config.states, k, v, gates, c_initial, n_initial=n_initial, want_last=want_last, want_n=exp
             )
-        if exp:
+        if gates.m is not None:
             gates.log_denom = torch.empty_like(gates.m)
-            if want_last:
-                m_last = gates.edge[:, :, -1] / LOG2E
-        roles = {"heads": H, "future": False, "transposed": False, "n_states": n_states, "normalise": exp}
+        if gates.edge is not None and want_last:
+            m_last = gates.edge[:, :, -1] / LOG2E
+        roles: dict[str, Any] = {"heads": H, "future": False, "transposed": False}
+        roles |= {"n_states": n_states, "normalise": exp}
         if walking:
             walk = run_walk(
                 problem, config.output, q, k, v, states, gates, want_last=want_last and last is None, **roles
@@ -395,22 +397,26 @@ class _ScalarDecay(torch.autograd.Function):
             problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head
         )
         dn_initial = None
-        if dn_last is not None:
-            dn_initial = _add_normaliser_gradients(dn_last, gates, k, n_initial, dk, decay, d_decay, d_input)
+        if dn_last is not None and gates.edge is not None:
+            dn_initial = _add_normaliser_gradients(
+                dn_last, gates, gates.edge, k, n_initial, dk, decay, d_decay, d_input
+            )
         return (
-            _sum_groups(dq, q), _sum_groups(dk, k), dv, d_decay, d_input, d_head, d_initial, dn_initial, None, None, None
+            _sum_groups(dq, q), _sum_groups(dk, k), dv, d_decay, d_input, d_head, d_initial, dn_initial,
+            None, None, None,
         )  # fmt: skip
 
 
 def _add_normaliser_gradients(
     dn_last: Tensor,
     gates: Gates,
+    edge: Tensor,
     k: Tensor,
     n_initial: Tensor | None,
     dk: Tensor,
     decay: Tensor,
-    d_decay: Tensor,
-    d_input: Tensor,
+    d_decay: Tensor | None,
+    d_input: Tensor | None,
 ) -> Tensor | None:
     """Add what flows in through the last n = sum_t w_t k_t + w_0 n_0, in place; return the gradient of n_0.
 
@@ -418,18 +424,19 @@ def _add_normaliser_gradients(
     """
     tiles = torch.arange(k.shape[1], device=k.device) // gates.chunk
     after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
-    m_last = gates.edge[:, :, -1]
+    m_last = edge[:, :, -1]
     # w accumulates to the end of its tile, unstabilised.
     weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
-    first = torch.exp2(gates.g.sum(-1) + gates.edge[:, :, 0] - m_last)
+    first = torch.exp2(gates.g.sum(-1) + edge[:, :, 0] - m_last)
     dn = dn_last.float()
     contribution = torch.einsum("bthk,bhk->bht", k.float(), dn) * weight
     dk += (weight.transpose(1, 2)[..., None] * dn[:, None]).to(dk.dtype)
     d_log_decay = contribution.cumsum(-1) - contribution
     if n_initial is not None:
         d_log_decay += ((n_initial * dn).sum(-1) * first)[..., None]
-    d_input += contribution.transpose(1, 2)
-    d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)
+    if d_input is not None and d_decay is not None:
+        d_input += contribution.transpose(1, 2)
+        d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)
     return dn * first[..., None] if n_initial is not None else None
 
 
@@ -439,7 +446,7 @@ MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Ten
 
 def _sweep_backward(
     problem: Problem,
-    config: EngineConfig,
+    config: EngineConfig[MixConfig],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -465,12 +472,13 @@ def _sweep_backward(
     del states
     dk, k_dk = run_mix(problem, config.dk, v, dh, q, d_states, gates, heads=H, future=True, transposed=True, pair=k)
     dv, _ = run_mix(problem, config.dv, k, q, dh, d_states, gates, heads=H, future=True, transposed=False)
+    assert q_dq is not None and k_dk is not None
     return dq, dk, dv, d_initial, q_dq, k_dk, anchors
 
 
 def _walk_backward(
     problem: Problem,
-    config: EngineConfig,
+    config: EngineConfig[WalkConfig],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -505,6 +513,7 @@ def _walk_backward(
     )  # fmt: skip
     if not several:
         d_initial = dv.last
+    assert dq.row_sums is not None and dk.row_sums is not None
     return dq.out, dk.out, dv.out, d_initial, dq.row_sums, dk.row_sums, dk.anchors
 
 
@@ -534,7 +543,7 @@ def run_gates_backward(
         H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
     )  # fmt: skip
-    if d_head is not None:
+    if d_head is not None and head is not None:
         d_head = d_head.sum((0, 2)).to(head.dtype)
     return d_decay, d_input, d_head
 
@@ -555,7 +564,7 @@ def scalar_decay(
     initial_state: tuple[Tensor | None, ...] = (None, None, None),
     return_last_state: bool = False,
     scheme: str = "walk",
-    config: EngineConfig | None = None,
+    config: EngineConfig[Any] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Run the engine on validated tensors; the operations' public functions are its callers.
 

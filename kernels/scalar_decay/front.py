@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -55,8 +57,8 @@ def run_chunkwise(
     state_dtype: torch.dtype,
     initial_state: State | None,
     return_last_state: bool,
-    config: EngineConfig | None = None,
-) -> Tensor | tuple[Tensor, State]:
+    config: EngineConfig[Any] | None = None,
+) -> Tensor | tuple[Tensor, Any]:
     """Run one of the engine's chunkwise implementations on an operation's checked tensors.
 
     Args:
@@ -114,7 +116,7 @@ def run_step(
     scale: float,
     initial_state: State | None,
     return_last_state: bool,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, Any]:
     """Advance every head by one token; arguments as in :func:`run_chunkwise` with T = 1. Not differentiable.
 
     The state is read and written once, in float32; the one given is left as it is.

@@ -210,8 +210,8 @@ def gates_backward_kernel(
 ):
     """Turn row sums of the main gradients into gate gradients.
 
-    Every output is linear in exp(a_t), so da_t = <exp(a_t) C_{t-1}, dC_t>, and u_t scales k_t alone. With p = sum_k q dq,
-    c = sum_k k dk and the anchor <C, dC> at the start of each stretch of L positions:
+    Every output is linear in exp(a_t), so da_t = <exp(a_t) C_{t-1}, dC_t>, and u_t scales k_t alone. With
+    p = sum_k q dq, c = sum_k k dk and the anchor <C, dC> at the start of each stretch of L positions:
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 

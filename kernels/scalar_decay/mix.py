@@ -58,7 +58,7 @@ def _contract(
     BLOCK_X: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return X Y^T for one pair of tiles, block by block of the contraction; ``x`` is X's tile when one block covers D."""
+    """Return X Y^T for one pair of tiles, block by block of the contraction; one block covering D is ``x`` itself."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
@@ -163,8 +163,8 @@ def mix_kernel(
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
     Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state [B, H, N, DX, DZ] (TRANSPOSED:
-    [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides by
-    max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS writes sum_z out * pair
+    [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides
+    by max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS writes sum_z out * pair
     [ceil(DZ / BLOCK_Z), B, H, T], which the gate gradients need.
     """
     NX: tl.constexpr = (DX + BLOCK_X - 1) // BLOCK_X

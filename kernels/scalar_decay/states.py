@@ -1,7 +1,9 @@
 """The recurrent kernel of the engine: the matrix memory at every chunk edge, forward in time or backward.
 
-Forward (paper, appendix B.2):   C_k = exp2(g_k + m_{k-1} - m_k) C_{k-1} + sum_t exp2(w_t - m_k) k_t v_t^T
-Backward (paper, appendix B.3):  dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
+Forward (paper, appendix B.2):
+    C_k = exp2(g_k + m_{k-1} - m_k) C_{k-1} + sum_t exp2(w_t - m_k) k_t v_t^T
+Backward (paper, appendix B.3):
+    dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
 
 with m = 0 where an operation has no stabiliser. Chunks are walked tile by tile with the state in registers; a state is
 written once per chunk, so a longer chunk moves fewer bytes.

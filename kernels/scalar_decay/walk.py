@@ -4,11 +4,13 @@ It computes the same four products as mix.py,
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
 
-but carries S from tile to tile instead of sweeping all earlier tiles of the chunk, so work grows linearly with the chunk
-length and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) walk forward in time, "future"
-roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into blocks, one launch each.
+but carries S from tile to tile instead of sweeping all earlier tiles of the chunk, so work grows linearly with the
+chunk length and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) walk forward in time,
+"future" roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into
+blocks, one launch each.
 
-Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length BLOCK_T.
+Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length
+BLOCK_T.
 Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
 """
 
