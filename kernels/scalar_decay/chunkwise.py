@@ -15,10 +15,10 @@ Numbers: [B, T, H] gate values are float64. r is rounded to the accumulators' dt
 good, and c is split in two parts, so that differences of large cumulative sums keep their digits. Weights, states and
 accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
 
-Where the gates of a group allow it (:data:`FACTORED_RANGE`), the weights are split at the end of the chunk, exp(c_j - r_i)
-= exp(c_j - e) exp(e - r_i) with e = m_L - b_L, and go into k and q: no exponential per pair, and one scaled q serves both
-terms of h, the state being decayed to the end of the chunk beforehand. Elsewhere, and in low precision, where scaled
-operands would be rounded, the weights are computed pair by pair.
+Where the gates of a group allow it (:data:`FACTORED_RANGE`), the weights are split at the end of the chunk,
+exp(c_j - r_i) = exp(c_j - e) exp(e - r_i) with e = m_L - b_L, and go into k and q: no exponential per pair, and one
+scaled q serves both terms of h, the state being decayed to the end of the chunk. Elsewhere, and in low precision, where
+scaled operands would be rounded, the weights are computed pair by pair.
 
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
 in groups: products chunk by chunk on views of the inputs, everything elementwise once a group. The backward pass

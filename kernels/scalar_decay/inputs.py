@@ -13,9 +13,10 @@ from .reference import compute_dtype
 class InputGenerator:
     """Draws an operation's inputs reproducibly.
 
-    Numbers are drawn on the CPU in float64 and then rounded, so every device and dtype gets the same problem. Gates are
-    float32 beside float32, float16 and bfloat16 inputs (float64 beside float64): a forget gate near 1 raised to a chunk
-    length amplifies the rounding of its pre-activation.
+    On the CPU numbers are drawn in float64 and then rounded, so every dtype gets the same problem; on a GPU in float32,
+    where they are needed. Gates are float32 beside float32, float16 and bfloat16 inputs (float64 beside float64): a
+    forget gate near 1 raised to a chunk length amplifies the rounding of its pre-activation. Their values are ones that
+    the inputs' dtype holds too, so that a package that wants its gates in that dtype computes the same problem.
 
     Args:
         sizes: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
@@ -28,11 +29,12 @@ class InputGenerator:
         self.tokens = (sizes["batch"], sizes["seq_len"], sizes["num_heads"])
         self.dim_qk, self.dim_v = sizes["head_dim_qk"], sizes["head_dim_v"]
         self.dtype, self.gate_dtype, self.device = dtype, compute_dtype(dtype), device
-        self.generator = torch.Generator("cpu").manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.draw_dtype = torch.float64 if self.generator.device.type == "cpu" else torch.float32
 
     def normal(self, *shape: int) -> Tensor:
         """Draw from N(0, 1) in the inputs' dtype."""
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.device, self.dtype)
+        return self._noise(*shape).to(self.dtype)
 
     def qkv(self) -> dict[str, Tensor]:
         """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
@@ -44,13 +46,18 @@ class InputGenerator:
 
     def gate(self, mean: float, std: float = 1.0) -> Tensor:
         """Draw a gate [B, T, H] from N(mean, std) in the gates' dtype."""
-        noise = torch.randn(self.tokens, generator=self.generator, dtype=torch.float64)
-        return (mean + std * noise).to(self.device, self.gate_dtype)
+        return self._gate(mean + std * self._noise(*self.tokens))
 
     def forget_gate(self, low: float = 3.0, high: float = 6.0) -> Tensor:
         """Draw a forget pre-activation [B, T, H]: N(mean, 1), the mean rising from ``low`` to ``high`` over the heads.
 
         This is how xLSTM initialises the forget-gate biases: each head gets a memory of its own length.
         """
-        means = torch.linspace(low, high, self.tokens[2], dtype=torch.float64).to(self.device, self.gate_dtype)
-        return self.gate(0.0) + means
+        means = torch.linspace(low, high, self.tokens[2], dtype=self.draw_dtype, device=self.device)
+        return self._gate(self._noise(*self.tokens) + means)
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=self.draw_dtype, device=self.device)
+
+    def _gate(self, values: Tensor) -> Tensor:
+        return values.to(self.dtype).to(self.gate_dtype)
