@@ -22,7 +22,7 @@ scaled operands would be rounded, the weights are computed pair by pair.
 
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
 in groups: products chunk by chunk on views of the inputs, everything elementwise once a group. The backward pass
-recomputes the states and the weights.
+recomputes the weights, and the states from one kept for each group.
 """
 
 from __future__ import annotations
@@ -289,14 +289,23 @@ def _round_stabilizer(m: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, u: Tensor | None, state: _States, options: _Options
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    u: Tensor | None,
+    state: _States,
+    options: _Options,
+    checkpoints: list[_States] | None = None,
 ) -> tuple[Tensor, _States]:
-    """Return h and the last state."""
+    """Return h and the last state; append the state before every group to ``checkpoints``."""
     operands = _Operands(v.dtype)
     c, n = state.c.clone(), state.n
     groups, m = _plan(a, u, state.m, options, operands)
     h = torch.empty_like(v)
     for group in groups:
+        if checkpoints is not None:
+            checkpoints.append(_States(c.clone(), n))
         q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
         query = _scale_rows(q_g, group.inter)
         key = _scale_rows(k_g, group.update)
@@ -322,7 +331,7 @@ def _forward(
 
 
 class _Chunkwise(torch.autograd.Function):
-    """The chunkwise form; saves its arguments and recomputes the rest."""
+    """The chunkwise form; saves its arguments and a state per group and recomputes the rest."""
 
     @staticmethod
     def forward(
@@ -335,7 +344,8 @@ class _Chunkwise(torch.autograd.Function):
         u: Tensor | None,
         *state: Tensor,
     ) -> tuple[Tensor, ...]:
-        h, last = _forward(q, k, v, a, u, _States.flatten(state), options)
+        ctx.checkpoints = []
+        h, last = _forward(q, k, v, a, u, _States.flatten(state), options, ctx.checkpoints)
         ctx.options = options
         ctx.save_for_backward(q, k, v, a, u, h if options.normalizer_gradient else None, *state)
         ctx.set_materialize_grads(False)
@@ -347,32 +357,25 @@ class _Chunkwise(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor | None, *dlast: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, a, u, h, *state = ctx.saved_tensors
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
-        return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.options, dh, dlast)
+        return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.checkpoints, ctx.options, dh, dlast)
 
 
-def _run_states(
-    k: Tensor, v: Tensor, state: _States, groups: list[_Group], operands: _Operands
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Return C [G, S, K, V] and n [G, S, K] before every chunk (decayed where factored), group by group."""
-    c, n = state.c, state.n
-    buffer = torch.empty_like(c)
-    states = []
-    for group in groups:
-        k_g, v_g = (operands.load(x, group) for x in (k, v))
-        key = _scale_rows(k_g, group.update)
-        n_g = None
-        if n is not None:
-            n_g, n = _run_normalizer(n, key, group)
-        c_g = c.new_empty(group.shape[0], *c.shape)
-        chunks = (operands.round(key).mT, v_g, group.decay[..., None], c_g)
-        for key_c, v_c, decay, slot in zip(*(x.unbind() for x in chunks), strict=True):
-            if group.factored:
-                torch.mul(c, decay, out=slot)
-                c = torch.baddbmm(slot, key_c, v_c, out=buffer)
-            else:
-                slot.copy_(c)
-                c = torch.mul(slot, decay, out=buffer).baddbmm_(key_c, v_c)
-        states.append((c_g, n_g))
+def _run_states(c: Tensor, key: Tensor, v_g: Tensor, group: _Group) -> Tensor:
+    """Return C [G, S, K, V] before every chunk of the group (decayed where factored) from that before the first."""
+    states = c.new_empty(group.shape[0], *c.shape)
+    slots = states.unbind()
+    chunks = [x.unbind() for x in (key.mT, v_g, group.decay[..., None])]
+    # In the order of the recurrence: add, decay, add, ... where factored, else decay, add, decay, ...
+    if group.factored:
+        torch.mul(c, chunks[2][0], out=slots[0])
+        for index in range(1, len(slots)):
+            torch.baddbmm(slots[index - 1], chunks[0][index - 1], chunks[1][index - 1], out=slots[index])
+            slots[index].mul_(chunks[2][index])
+    else:
+        slots[0].copy_(c)
+        for index in range(1, len(slots)):
+            torch.mul(slots[index - 1], chunks[2][index - 1], out=slots[index])
+            slots[index].baddbmm_(chunks[0][index - 1], chunks[1][index - 1])
     return states
 
 
@@ -384,6 +387,7 @@ def _backward(
     u: Tensor | None,
     h: Tensor | None,
     state: _States,
+    checkpoints: list[_States],
     options: _Options,
     dh: Tensor,
     dlast: tuple[Tensor | None, ...],
@@ -391,16 +395,16 @@ def _backward(
     """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
     operands = _Operands(v.dtype)
     groups, m_last = _plan(a, u, state.m, options, operands)
-    states = _run_states(k, v, state, groups, operands)
     dc, dn = _last_state_gradients(state, m_last, dlast)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     da, du = torch.empty_like(a), None if u is None else torch.empty_like(u)
     scratch = torch.empty_like(dc)
-    for group in reversed(groups):
-        c_g, n_g = states.pop()
+    for group, checkpoint in zip(reversed(groups), reversed(checkpoints), strict=True):
         q_g, k_g, v_g, dh_g = (operands.load(x, group) for x in (q, k, v, dh))
         query = _scale_rows(q_g, group.inter)
         key = _scale_rows(k_g, group.update)
+        c_g = _run_states(checkpoint.c, operands.round(key), v_g, group)
+        n_g = None if checkpoint.n is None else _run_normalizer(checkpoint.n, key, group)[0]
         scores, weights = _scores(q_g, k_g, query, key, group)
         nq = None if n_g is None else _normalizer_product(scores, query, n_g)
         factor, dnq = _row_factor(nq, group, options.scale), None

@@ -34,7 +34,7 @@ class InputGenerator:
 
     def normal(self, *shape: int) -> Tensor:
         """Draw from N(0, 1) in the inputs' dtype."""
-        return self._noise(*shape).to(self.dtype)
+        return self.noise(*shape).to(self.dtype)
 
     def qkv(self) -> dict[str, Tensor]:
         """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
@@ -46,7 +46,7 @@ class InputGenerator:
 
     def gate(self, mean: float, std: float = 1.0) -> Tensor:
         """Draw a gate [B, T, H] from N(mean, std) in the gates' dtype."""
-        return self._gate(mean + std * self._noise(*self.tokens))
+        return self.round_gate(mean + std * self.noise(*self.tokens))
 
     def forget_gate(self, low: float = 3.0, high: float = 6.0) -> Tensor:
         """Draw a forget pre-activation [B, T, H]: N(mean, 1), the mean rising from ``low`` to ``high`` over the heads.
@@ -54,10 +54,12 @@ class InputGenerator:
         This is how xLSTM initialises the forget-gate biases: each head gets a memory of its own length.
         """
         means = torch.linspace(low, high, self.tokens[2], dtype=self.draw_dtype, device=self.device)
-        return self._gate(self._noise(*self.tokens) + means)
+        return self.round_gate(self.noise(*self.tokens) + means)
 
-    def _noise(self, *shape: int) -> Tensor:
+    def noise(self, *shape: int) -> Tensor:
+        """Draw from N(0, 1) before any rounding."""
         return torch.randn(shape, generator=self.generator, dtype=self.draw_dtype, device=self.device)
 
-    def _gate(self, values: Tensor) -> Tensor:
+    def round_gate(self, values: Tensor) -> Tensor:
+        """Round gates to values that the inputs' dtype holds, in the gates' dtype."""
         return values.to(self.dtype).to(self.gate_dtype)
