@@ -31,6 +31,7 @@ class Preset:
         embedding_dim: num_heads * head_dim_v held constant over the head dims.
         operations: number of the family's operations to measure, in the order the family lists them; None is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).
+        portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Preset:
     budget_s: float
     dtypes: tuple[str, ...] | None = None
     state_dtypes: tuple[str, ...] = ("fp32",)
+    portable_on_gpu: bool = False
 
 
 PRESETS: dict[str, Preset] = {
@@ -87,6 +89,7 @@ PRESETS: dict[str, Preset] = {
             budget_s=0.4,
             dtypes=("bf16", "fp16", "fp32"),
             state_dtypes=("fp32", "bf16"),
+            portable_on_gpu=True,
         ),
     )
 }
@@ -190,7 +193,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     planned: list[PlannedCase] = []
     for operation in ops:
         for implementation in operation.implementations:
-            if not _wanted(implementation.name, implementation.devices, request.impls, device_kind):
+            if not _wanted(implementation.name, implementation.devices, request.impls, device_kind, preset):
                 continue
             planned.extend(_plan_ours(operation, implementation, request, preset, modes, dtypes, state_dtypes))
     for baseline in baseline_list:
@@ -246,7 +249,8 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
     else:
         chosen = list(family[: preset.operations])
     ops = [kernels.get_operation(name) for name in chosen]
-    selected = [b for b in _family_baselines(request, ops) if _wanted(b.name, b.devices, request.impls, device_kind)]
+    family_baselines = _family_baselines(request, ops)
+    selected = [b for b in family_baselines if _wanted(b.name, b.devices, request.impls, device_kind, preset)]
     return ops, selected
 
 
@@ -275,8 +279,12 @@ def _known_impls(request: Request) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str) -> bool:
-    return name in impls if impls else device_kind in devices
+def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, device_kind: str, preset: Preset) -> bool:
+    """Whether the sweep measures it: what is named; else what runs here, portable code on a GPU only in full."""
+    if impls:
+        return name in impls
+    portable = "cpu" in devices and "cuda" in devices
+    return device_kind in devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 
 
 def _problems(request: Request, preset: Preset, qk_ratio: float, mode: str) -> Iterable[dict[str, int]]:
@@ -323,7 +331,10 @@ def _plan_ours(
         for sizes in _problems(request, preset, operation.qk_ratio, mode):
             chunks: list[int | None] = [None]
             if implementation.chunked and mode != "step":
-                chunks = list(drop_covered(request.chunk_sizes or preset.chunk_sizes, sizes["seq_len"]))
+                axis = request.chunk_sizes or preset.chunk_sizes
+                if implementation.preferred_chunk and not request.chunk_sizes:
+                    axis = (*axis, kernels.resolve(implementation.preferred_chunk)(sizes))
+                chunks = list(drop_covered(axis, sizes["seq_len"]))
             for state_dtype, chunk_size in itertools.product(state_dtypes, chunks):
                 if not request.state_dtypes and state_dtype not in implementation.state_dtypes:
                     continue

@@ -33,6 +33,8 @@ class Implementation:
         supports: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
             head_dim_v, chunk_size, ...), ``dtype`` and ``state_dtype`` names, and returns None or the reason it
             cannot run, without importing torch.
+        preferred_chunk: "module:function"; the function takes the sizes and returns the chunk length that the
+            implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         requires: distributions that must be importable (triton).
     """
 
@@ -45,6 +47,7 @@ class Implementation:
     chunked: bool = True
     supports: str | None = None
     step_call: str | None = None
+    preferred_chunk: str | None = None
     requires: tuple[str, ...] = ()
     summary: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -99,6 +100,12 @@ def default_chunk_size(*, seq_len: int, rows: int, head_dim_v: int) -> int:
     programs = rows * max(1, head_dim_v // 64)
     chunks = -(-2 * MIN_PROGRAMS // programs) if programs < MIN_PROGRAMS else 1
     return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
+
+
+def preferred_chunk(sizes: Mapping[str, int]) -> int:
+    """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, num_heads, head_dim_v)."""
+    rows = sizes["batch"] * sizes["num_heads"]
+    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim_v=sizes["head_dim_v"])
 
 
 def select_config(

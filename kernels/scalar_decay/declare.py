@@ -22,6 +22,7 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
             step_call=f"kernels.{op}.tfla:step",
+            preferred_chunk="kernels.scalar_decay.config:preferred_chunk",
         ),
         Implementation(
             name="xl_chunk",

@@ -26,8 +26,10 @@ from .walk import walk_kernel
 GATES_BLOCK_T = 256
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-ANCHOR_EVERY = 512
-"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many."""
+ANCHOR_EVERY = {"ssd": 64}
+DEFAULT_ANCHOR_EVERY = 256
+"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many. SSD's
+gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +316,7 @@ def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
 
 def anchor_every(problem: Problem) -> int:
     """Return the positions between anchors of the decay gradient: never across a chunk's edge."""
-    return min(problem.chunk, ANCHOR_EVERY)
+    return min(problem.chunk, ANCHOR_EVERY.get(problem.gate, DEFAULT_ANCHOR_EVERY))
 
 
 def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:
@@ -394,8 +396,9 @@ class _ScalarDecay(torch.autograd.Function):
             problem, config, q, k, v, dh, gates, c_initial, d_last, want_initial=ctx.needs_input_grad[6]
         )
         d_decay, d_input, d_head = run_gates_backward(
-            problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head
-        )
+            problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head,
+            end_is_known=d_last is None,
+        )  # fmt: skip
         dn_initial = None
         if dn_last is not None and gates.edge is not None:
             dn_initial = _add_normaliser_gradients(
@@ -526,6 +529,8 @@ def run_gates_backward(
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
+    *,
+    end_is_known: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant.
 
@@ -541,6 +546,7 @@ def run_gates_backward(
         q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
         problem.inv_tau, T, T if anchors is None else every, N, B * H,
         H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
+        END_IS_KNOWN=end_is_known,
         BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
     )  # fmt: skip
     if d_head is not None and head is not None:

@@ -186,6 +186,17 @@ def stabiliser_finish_kernel(b_hi_ptr, b_lo_ptr, edge_ptr, m_ptr, T, L, N, BLOCK
     tl.store(m_ptr + rows, tl.maximum(b + m_in, m), mask=mask_t)
 
 
+@triton.jit
+def _row_sums(q_dq_ptr, k_dk_ptr, offs_t, mask_t, plane, NUM_SUMS: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Return sum_k q dq and sum_k k dk in float64, added up over the tiles that computed them."""
+    p = tl.zeros((BLOCK_T,), dtype=tl.float64)
+    c = tl.zeros((BLOCK_T,), dtype=tl.float64)
+    for n in tl.static_range(NUM_SUMS):
+        p += tl.load(q_dq_ptr + n * plane + offs_t, mask=mask_t, other=0.0).to(tl.float64)
+        c += tl.load(k_dk_ptr + n * plane + offs_t, mask=mask_t, other=0.0).to(tl.float64)
+    return p, c
+
+
 @triton.jit(do_not_specialize=["T", "L", "N", "inv_tau", "BH"])
 def gates_backward_kernel(
     q_dq_ptr,
@@ -206,6 +217,7 @@ def gates_backward_kernel(
     GATE: tl.constexpr,
     NUM_SUMS: tl.constexpr,
     NUM_ANCHORS: tl.constexpr,
+    END_IS_KNOWN: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     """Turn row sums of the main gradients into gate gradients.
@@ -215,7 +227,9 @@ def gates_backward_kernel(
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 
-    which is appendix B.3 of the TFLA paper with its sums collected; anchors keep rounding from piling up over T.
+    which is appendix B.3 of the TFLA paper with its sums collected. Anchors keep rounding from piling up over T, and
+    what a stretch misses the next anchor by (END_IS_KNOWN: the last one ends at zero) is spread over it by p^2 + c^2,
+    the variance of its rounding.
 
     Grid: (N stretches * B * H,).
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
@@ -235,19 +249,30 @@ def gates_backward_kernel(
         head_value = tl.load(head_ptr + head).to(tl.float64)
 
     carry = tl.zeros((), dtype=tl.float64)
+    drift = tl.zeros((), dtype=tl.float64)
+    weight = tl.zeros((), dtype=tl.float64)
     for n in tl.static_range(NUM_ANCHORS):
-        carry += tl.load(anchor_ptr + (n * BH.to(tl.int64) + pid_bh) * N + pid_n).to(tl.float64)
+        anchor = anchor_ptr + (n * BH.to(tl.int64) + pid_bh) * N + pid_n
+        carry += tl.load(anchor).to(tl.float64)
+        drift -= tl.load(anchor + 1, mask=pid_n + 1 < N, other=0.0).to(tl.float64)
+    if (pid_n + 1 < N) | END_IS_KNOWN:
+        drift += carry
+        for t0 in range(start, end, BLOCK_T):
+            offs_t = t0 + tl.arange(0, BLOCK_T)
+            p, c = _row_sums(q_dq_ptr + rows, k_dk_ptr + rows, offs_t, offs_t < end, plane, NUM_SUMS, BLOCK_T)
+            drift -= tl.sum(p - c, axis=0)
+            weight += tl.sum(p * p + c * c, axis=0)
+        drift /= tl.maximum(weight, 1e-300)
+    else:
+        drift *= 0.0
     d_head = tl.zeros((), dtype=tl.float64)
     for t0 in range(start, end, BLOCK_T):
         offs_t = t0 + tl.arange(0, BLOCK_T)
         mask_t = offs_t < end
-        p = tl.zeros((BLOCK_T,), dtype=tl.float64)
-        c = tl.zeros((BLOCK_T,), dtype=tl.float64)
-        for n in tl.static_range(NUM_SUMS):
-            p += tl.load(q_dq_ptr + n * plane + rows + offs_t, mask=mask_t, other=0.0).to(tl.float64)
-            c += tl.load(k_dk_ptr + n * plane + rows + offs_t, mask=mask_t, other=0.0).to(tl.float64)
-        da = carry - tl.cumsum(p - c, axis=0) + (p - c)
-        carry -= tl.sum(p - c, axis=0)
+        p, c = _row_sums(q_dq_ptr + rows, k_dk_ptr + rows, offs_t, mask_t, plane, NUM_SUMS, BLOCK_T)
+        step = p - c + (p * p + c * c) * drift
+        da = carry - tl.cumsum(step, axis=0) + step
+        carry -= tl.sum(step, axis=0)
         offs_gate = gates + offs_t.to(tl.int64) * H
         if GATE == "slope":
             d_head -= tl.sum(tl.where(mask_t, da, 0.0), axis=0)
