@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,11 @@ class Launch:
     arguments: dict[str, Any]
     options: dict[str, int]
 
+    def compile_key(self) -> tuple[Any, ...]:
+        """Return what compilation depends on: launches with equal keys give the same binary."""
+        signature, constexprs, _ = _specialise(self)
+        return self.kernel.__name__, *signature.items(), *constexprs.items(), *sorted(self.options.items())
+
 
 class Recorder:
     """Stands in for a jit function and records what it would have launched."""
@@ -75,8 +80,14 @@ class Recorder:
 
 @contextmanager
 def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
-    """Replace the jit functions ``names`` of ``module`` by recorders; yields the list that fills with launches."""
+    """Replace jit functions of ``module`` by recorders; yields the list that fills with launches.
+
+    Args:
+        module: where the launcher looks the kernels up.
+        names: of the functions to replace; by default every jit function of the module.
+    """
     launches: list[Launch] = []
+    names = names or tuple(name for name, value in vars(module).items() if isinstance(value, triton.JITFunction))
     kept = {name: getattr(module, name) for name in names}
     for name, kernel in kept.items():
         setattr(module, name, Recorder(kernel, launches))
@@ -87,8 +98,10 @@ def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
             setattr(module, name, kernel)
 
 
-def compile_launch(launch: Launch, capability: int) -> Resources:
-    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
+def _specialise(
+    launch: Launch,
+) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+    """Return the signature, constexprs and attributes of a launch; pointers count as aligned to 16 bytes."""
     parameters = {p.name: p for p in launch.kernel.params}
     signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
@@ -110,6 +123,12 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
             signature[name] = "fp32"
+    return signature, constexprs, attributes
+
+
+def compile_launch(launch: Launch, capability: int) -> Resources:
+    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
+    signature, constexprs, attributes = _specialise(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     registers, stack = read_resource_usage(compiled.asm["cubin"])
@@ -134,3 +153,9 @@ def read_resource_usage(cubin: bytes) -> tuple[int, int]:
     if found is None:
         raise RuntimeError(f"cuobjdump reported no resource usage: {report.stdout}{report.stderr}")
     return int(found[1]), int(found[2])
+
+
+def resources_table(launches: Sequence[Launch], capability: int) -> list[Resources]:
+    """Compile launches for compute capability ``capability``, equal ones once, and return a row for each."""
+    distinct = {launch.compile_key(): launch for launch in launches}
+    return [compile_launch(launch, capability) for launch in distinct.values()]

@@ -153,9 +153,10 @@ def select_config(
     )
 
     def fit_walk(dx: int, dz: int) -> WalkConfig:
-        block_x = 128 if capability >= (9, 0) else 64
+        # Before Hopper operands pass through registers: only half the tile leaves room for the state.
+        block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
         return WalkConfig(
-            block_t=min(64, chunk), block_x=min(block_x, dx), block_z=min(64, dz), num_warps=4, num_stages=2
+            block_t=min(block_t, chunk), block_x=min(block_x, dx), block_z=min(64, dz), num_warps=4, num_stages=2
         )
 
     def fit_sweep(dx: int, dz: int) -> MixConfig:

@@ -20,6 +20,16 @@ import triton.language as tl
 from .gates import NEG
 
 
+@triton.jit
+def _load_gates(ptr, offs_t, mask_t, last, other, CLAMP: tl.constexpr):
+    """Load a tile's gate vector; padding holds ``other`` or, with CLAMP, the value at the offset ``last``."""
+    if CLAMP:
+        gates = tl.load(ptr + tl.minimum(offs_t, last))
+    else:
+        gates = tl.load(ptr + offs_t, mask=mask_t, other=other)
+    return gates
+
+
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every", "block"])
 def walk_kernel(
     x_ptr,
@@ -105,6 +115,9 @@ def walk_kernel(
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
     z_col = pid_z * BLOCK_Z
+    # Clamping costs addresses; masking costs masks that live from one iteration's loads to the next one's products.
+    # Which of the two leaves more registers differs with the role.
+    CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
     x_offset = batch * T * X_ROW + (head // GROUP_X) * DX
@@ -120,7 +133,7 @@ def walk_kernel(
     if LAST:
         out_desc = tl.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
     PIPELINE_PARTIAL: tl.constexpr = not FIRST and partial_ptr.dtype.element_ty.primitive_bitwidth == 16
-    if PIPELINE_PARTIAL:
+    if PIPELINE_PARTIAL or not LAST:
         partial_desc = tl.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BLOCK_T, BLOCK_Z])
     if ANCHORS and FUTURE:
         anchor_desc = tl.make_tensor_descriptor(
@@ -148,38 +161,46 @@ def walk_kernel(
     for tile in tl.range(0, tiles, num_stages=STAGES):
         t0 = start + (tiles - 1 - tile if FUTURE else tile) * BLOCK_T
         mask_t = t0 + offs_t < end
+        last = end - 1 - t0
         x = x_desc.load([t0, x_col])
         y = y_desc.load([t0, x_col])
         z = z_desc.load([t0, z_col])
         index = t0 // BLOCK_T
-        b = tl.load(b_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-        w = tl.load(w_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        b = _load_gates(b_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+        w = _load_gates(w_ptr + rows + t0, offs_t, mask_t, last, NEG, CLAMP)
         log_decay = tl.load(g_ptr + pid_bh * tiles_in_sequence + index)
         query = b
         key = -b
         if HAS_U:
-            key += tl.load(u_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-        through = query
+            key += _load_gates(u_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
         if STABILISED:
             m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
             m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
-            m = tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+            m = _load_gates(m_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
             query -= m
             if not NORMALISE:
-                query -= tl.load(log_denom_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-            through = query + m_in
+                query -= _load_gates(log_denom_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
-        query_factor = tl.where(mask_t, tl.math.exp2(through) * scale, 0.0)
-        key_factor = tl.where(mask_t, tl.math.exp2(w), 0.0)
+        # Rows of X, Y and Z in the padding are zero, and so are all products with them unless a weight overflows.
+        if not CLAMP:
+            query = tl.where(mask_t, query, NEG)
+            key = tl.where(mask_t, key, NEG)
+        through = query
+        if STABILISED:
+            through = query + m_in
+        query_factor = tl.math.exp2(through) * scale
+        key_factor = tl.math.exp2(w)
+        if not CLAMP:
+            key_factor = tl.where(mask_t, key_factor, 0.0)
         decay = tl.math.exp2(log_decay)
         if FUTURE:
-            causal = (offs_t[None, :] >= offs_t[:, None]) & mask_t[None, :]
+            causal = offs_t[None, :] >= offs_t[:, None]
             exponent = key[:, None] + query[None, :]
             row_factor = key_factor
             state_factor = query_factor
         else:
-            causal = (offs_t[None, :] <= offs_t[:, None]) & mask_t[None, :]
+            causal = offs_t[None, :] <= offs_t[:, None]
             exponent = query[:, None] + key[None, :]
             row_factor = query_factor
             state_factor = key_factor
@@ -206,12 +227,14 @@ def walk_kernel(
         state *= decay
         state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state, input_precision=PRECISION)
         if ANCHORS and FUTURE:
-            if t0 % every == 0:
+            if (t0 & (every - 1)) == 0:
                 anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
                 before = anchor_desc.load([anchor_row, z_col]).to(tl.float32)
                 dot = tl.sum(before * state)
                 tl.store(anchor_ptr + (pid_z * BH.to(tl.int64) + pid_bh) * num_anchors + t0 // every, dot)
-        out_mask = mask_t[:, None] & mask_z[None, :]
+        out_mask = mask_t[:, None]
+        if DZ % BLOCK_Z != 0:
+            out_mask = out_mask & mask_z[None, :]
         if not FIRST:
             if PIPELINE_PARTIAL:
                 out += partial_desc.load([t0, z_col]).to(tl.float32)
@@ -239,11 +262,7 @@ def walk_kernel(
                 tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + rows + t0 + offs_t, sums, mask=mask_t)
             out_desc.store([t0, z_col], out.to(out_desc.dtype))
         else:
-            tl.store(
-                partial_ptr + out_offset + t0 * out_stride + out_offs,
-                out.to(partial_ptr.dtype.element_ty),
-                mask=out_mask,
-            )
+            partial_desc.store([t0, z_col], out.to(partial_desc.dtype))
 
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)

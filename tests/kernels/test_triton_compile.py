@@ -1,0 +1,186 @@
+"""Compile every launch of the Triton engine for sm_80, sm_90 and sm_100, without a GPU, and hold what it costs.
+
+The ordinary launchers run on CPU tensors with recorders in the kernels' places, so what is compiled is what would run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
+from lrbench.kernels.scalar_decay import engine, front, gates, mix, states, step, walk
+from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+
+pytestmark = pytest.mark.compile
+
+CAPABILITIES = (80, 90, 100)
+HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
+TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
+"""(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
+MAX_STACK_BYTES = 64
+SEQ_LEN = 1024
+MODULES = (gates, mix, states, step, walk)
+
+compiled: dict[tuple[Any, ...], Resources] = {}
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    if triton.knobs.runtime.interpret:
+        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    # What the launchers check is that a kernel could run here; it only has to be recorded.
+    monkeypatch.setattr(front, "_check_support", lambda q, v: None)
+
+
+def record(
+    op: str,
+    implementation: str,
+    capability: int,
+    head_dims: tuple[int, int],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    state_dtype: torch.dtype = torch.float32,
+    chunk_size: int = 256,
+    carry: bool = False,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[Launch]:
+    """Return the launches of a forward and backward pass; ``carry`` takes an initial state and returns the last."""
+    monkeypatch.setattr(engine, "capability", lambda device: divmod(capability, 10))
+    operation = get_operation(op)
+    sizes = {"batch": 1, "seq_len": SEQ_LEN, "num_heads": 2, "head_dim_qk": head_dims[0], "head_dim_v": head_dims[1]}
+    inputs = resolve(operation.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
+    for tensor in inputs.values():
+        tensor.requires_grad_(tensor.is_floating_point())
+    run = resolve(operation.implementation(implementation).call)
+    options: dict[str, Any] = {"chunk_size": chunk_size, "state_dtype": state_dtype}
+    if carry:
+        options |= {"initial_state": initial_state(op, head_dims), "return_last_state": True}
+    with record_launches(engine) as launches:
+        result = run(*inputs.values(), **options)
+        outputs = list(flatten(result))
+        torch.autograd.backward(
+            [x for x in outputs if x.requires_grad], [torch.zeros_like(x) for x in outputs if x.requires_grad]
+        )
+    return launches
+
+
+def initial_state(op: str, head_dims: tuple[int, int]) -> Any:
+    k, v = head_dims
+    c = torch.zeros(1, 2, k, v, requires_grad=True)
+    return (c, torch.zeros(1, 2, k, requires_grad=True), torch.zeros(1, 2)) if op == "mlstm_exp" else c
+
+
+def flatten(result: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of nested tuples."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    else:
+        for part in result:
+            yield from flatten(part)
+
+
+def compile_all(launches: list[Launch], capability: int) -> list[tuple[Launch, Resources]]:
+    """Compile the launches, each that differs only in its run-time values once in this process."""
+    result = []
+    for launch in launches:
+        key = (capability, *launch.compile_key())
+        if key not in compiled:
+            compiled[key] = compile_launch(launch, capability)
+        result.append((launch, compiled[key]))
+    return result
+
+
+def check(launches: list[Launch], capability: int, *, max_stack_bytes: int | None) -> None:
+    """Compile the launches and hold them to the chip's shared memory and to a stack frame."""
+    assert launches
+    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
+    bad = []
+    for launch, resources in compile_all(launches, capability):
+        spills = max_stack_bytes is not None and resources.stack_bytes > max_stack_bytes
+        if spills or resources.shared_bytes > limit:
+            flags = {name: value for name, value in launch.arguments.items() if name.isupper()}
+            bad.append(f"{resources} {flags}")
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_walk(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default scheme: one chunk, and several with a carried state."""
+    for chunk_size, carry in ((SEQ_LEN, False), (256, True)):
+        launches = record(
+            op, "tfla", capability, head_dims, chunk_size=chunk_size, carry=carry, monkeypatch=monkeypatch
+        )
+        check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
+
+
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sweep(capability: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for implementation, chunk_size in (("xl_chunk", 256), ("limit_chunk", 64)):
+        launches = record(op, implementation, capability, (128, 256), chunk_size=chunk_size, monkeypatch=monkeypatch)
+        check(launches, capability, max_stack_bytes=None)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_other_gates(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for op in FAMILIES["tfla"]:
+        check(record(op, "tfla", capability, (64, 64), monkeypatch=monkeypatch), capability, max_stack_bytes=None)
+
+
+@pytest.mark.parametrize("op", FAMILIES["tfla"])
+def test_step(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = get_operation(op)
+    sizes = {"batch": 1, "seq_len": 1, "num_heads": 2, "head_dim_qk": 128, "head_dim_v": 256}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    run = resolve(operation.implementation("tfla").step_call)
+    with record_launches(front) as launches, torch.no_grad():
+        run(*inputs.values())
+        run(*inputs.values(), initial_state=initial_state(op, (128, 256)), return_last_state=True)
+    assert {launch.kernel.__name__ for launch in launches} == {"step_kernel"}
+    for capability in CAPABILITIES:
+        check(launches, capability, max_stack_bytes=0)
+
+
+def test_every_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees every kernel of the engine, so one that is added is compiled too."""
+    kernels = {
+        name
+        for module in MODULES
+        for name, value in inspect.getmembers(module)
+        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
+    }
+    recorded = {"step_kernel"}
+    for implementation in ("tfla", "xl_chunk"):
+        launches = record("mlstm_exp", implementation, 90, (64, 64), carry=True, monkeypatch=monkeypatch)
+        recorded |= {launch.kernel.__name__ for launch in launches}
+    assert recorded == kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dims", [*HEAD_DIMS, (16, 16), (96, 192), (512, 1024), (1024, 72)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk", "limit_chunk"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_full_product(
+    capability: int,
+    implementation: str,
+    dtype: torch.dtype,
+    head_dims: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for op in FAMILIES["tfla"]:
+        for state_dtype in (torch.float32, torch.bfloat16):
+            launches = record(
+                op, implementation, capability, head_dims, dtype=dtype, state_dtype=state_dtype,
+                chunk_size=64 if implementation == "limit_chunk" else 256, carry=True, monkeypatch=monkeypatch,
+            )  # fmt: skip
+            check(launches, capability, max_stack_bytes=None)
