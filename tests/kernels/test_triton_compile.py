@@ -24,6 +24,10 @@ CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
+WALKS = [(op, head_dims) for op in ("mlstm_sig", "mlstm_exp") for head_dims in HEAD_DIMS]
+WALKS_WITH_STATE = [
+    pytest.param(*case, marks=[] if case == ("mlstm_exp", (128, 256)) else pytest.mark.slow) for case in WALKS
+]
 MAX_STACK_BYTES = 64
 SEQ_LEN = 1024
 MODULES = (gates, mix, states, step, walk)
@@ -110,24 +114,30 @@ def check(launches: list[Launch], capability: int, *, max_stack_bytes: int | Non
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
-@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+@pytest.mark.parametrize(("op", "head_dims"), WALKS, ids=str)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_walk(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default scheme: one chunk, and several with a carried state."""
-    for chunk_size, carry in ((SEQ_LEN, False), (256, True)):
-        launches = record(
-            op, "tfla", capability, head_dims, chunk_size=chunk_size, carry=carry, monkeypatch=monkeypatch
-        )
-        check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
+    """The default scheme at its default chunk length: the whole sequence."""
+    launches = record(op, "tfla", capability, head_dims, chunk_size=SEQ_LEN, monkeypatch=monkeypatch)
+    check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
 
 
-@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+@pytest.mark.parametrize(("op", "head_dims"), WALKS_WITH_STATE, ids=str)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_sweep(capability: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for implementation, chunk_size in (("xl_chunk", 256), ("limit_chunk", 64)):
-        launches = record(op, implementation, capability, (128, 256), chunk_size=chunk_size, monkeypatch=monkeypatch)
-        check(launches, capability, max_stack_bytes=None)
+def test_walk_with_state(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks, an initial state and a last one."""
+    launches = record(op, "tfla", capability, head_dims, carry=True, monkeypatch=monkeypatch)
+    check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
+
+
+@pytest.mark.parametrize(
+    ("op", "implementation", "chunk_size"),
+    [("mlstm_sig", "xl_chunk", 256), ("mlstm_exp", "xl_chunk", 256), ("mlstm_exp", "limit_chunk", 64)],
+)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_sweep(capability: int, op: str, implementation: str, chunk_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = record(op, implementation, capability, (128, 256), chunk_size=chunk_size, monkeypatch=monkeypatch)
+    check(launches, capability, max_stack_bytes=None)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
