@@ -15,14 +15,13 @@ Numbers: [B, T, H] gate values are float64. r is rounded to the accumulators' dt
 good, and c is split in two parts, so that differences of large cumulative sums keep their digits. Weights, states and
 accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
 
-Where the gates of a group allow it (:data:`FACTORED_RANGE`), the weights are split at the end of the chunk,
-exp(c_j - r_i) = exp(c_j - e) exp(e - r_i) with e = m_L - b_L, and go into k and q: no exponential per pair, and one
-scaled q serves both terms of h, the state being decayed to the end of the chunk. Elsewhere, and in low precision, where
-scaled operands would be rounded, the weights are computed pair by pair.
-
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
 in groups: products chunk by chunk on views of the inputs, everything elementwise once a group. The backward pass
 recomputes the weights, and the states from one kept for each group.
+
+Where the gates of a group allow it (:data:`FACTORED_RANGE`), every row of the group takes the same r_i = e, that of its
+end: the weights become factors exp(c_j - e) of the keys, and neither q nor the state is touched between the group's
+chunks. Elsewhere, and in low precision, where scaled keys would be rounded, the weights are computed pair by pair.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ROWS_PER_GROUP = {"cpu": 1024, "cuda": 65536}
 """Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""
 
 FACTORED_RANGE = (-60.0, 40.0)
-"""Least exponent of a scaled key and largest of a scaled query with which float32 neither underflows nor overflows."""
+"""Least c_j - e and largest e - r_i of a group with which float32 neither underflows nor overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,34 +51,17 @@ class _Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Consecutive chunks of equal length L, and their gates: G chunks, S = B * H sequences.
+class _Pairwise:
+    """What a group needs where its weights are computed pair by pair: G chunks of length L, S = B * H sequences.
 
-    start, stop: time steps covered.
     column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
-    update: [G, S, L], exp(c_j - e), e = m_L - b_L (plain: m = 0): weight of position j in the state after the chunk.
-    decay: [G, S, 1], exp(p - e): weight of the state before the chunk in the state after it.
-    inter: [G, S, L], weight of the state in h_i: exp(p - r_i), or exp(e - r_i) for the decayed state where factored.
-    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator (exp(-m_i)), or the plain form's only one (1 but for the
-        rounding of r).
-    factored: whether update and inter make up the weights.
+    inter: [G, S, L], exp(p - r_i): weight of the state before the chunk in h_i.
     """
 
-    start: int
-    stop: int
     column: Tensor
     column_rest: Tensor | None
     row: Tensor
-    update: Tensor
-    decay: Tensor
     inter: Tensor
-    floor: Tensor
-    factored: bool
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(G, S, L)"""
-        return self.row.shape  # type: ignore[return-value]
 
     def weights(self) -> Tensor:
         """Return exp(c_j - r_i) for j <= i, else 0: [G, S, L, L]."""
@@ -90,12 +72,40 @@ class _Group:
         return log_weights.exp_().tril_()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Consecutive chunks of equal length L, and their gates: G chunks, S = B * H sequences.
+
+    start, stop: time steps covered.
+    update: [G, S, L], exp(c_j - e): weight of position j in the state after the group (pairwise: after the chunk), with
+        e = m_end - b_end (plain: m = 0).
+    decay: [S, 1], exp(p - e): what becomes of the state before the group (pairwise: [G, S, 1], before the chunk).
+    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator, or the plain form's only one.
+    pairwise: None where factored.
+    """
+
+    start: int
+    stop: int
+    update: Tensor
+    decay: Tensor
+    floor: Tensor
+    pairwise: _Pairwise | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, S, L)"""
+        return self.update.shape  # type: ignore[return-value]
+
+    def decays(self) -> Sequence[Tensor | None]:
+        """Return what the state [S, K, V] is multiplied by after every chunk, None for nothing."""
+        return [None] * len(self.update) if self.pairwise is None else self.decay[..., None].unbind()
+
+
 def _plan(
     a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options, operands: _Operands
 ) -> tuple[list[_Group], Tensor | None]:
     """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last m [S], float64."""
     batch, seq_len, heads = a.shape
-    dtype = a.dtype
     a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
     u = torch.zeros_like(a) if u is None else u.double().transpose(1, 2).reshape(batch * heads, seq_len)
     m = None if m0 is None else m0.double().reshape(batch * heads)
@@ -103,59 +113,85 @@ def _plan(
     whole = seq_len - seq_len % chunk
     groups: list[_Group] = []
     for start, stop, length in ((0, whole, chunk), (whole, seq_len, seq_len - whole)):
-        if start == stop:
-            continue
-        num_chunks = (stop - start) // length
-        b, u_chunks = (
-            x[:, start:stop].reshape(-1, num_chunks, length).transpose(0, 1).contiguous() for x in (a, u)
-        )  # [N, S, L]
-        b = b.cumsum(-1)
-        column = u_chunks - b
-        if m is None:
-            row = (-b).to(dtype)
-            before = after = torch.zeros_like(b)
-        else:
-            # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
-            total = b[..., -1].cumsum(0) - b[..., -1]
-            peaks = torch.cat((m[None], column.amax(-1) - total)).cummax(0).values
-            before = (peaks[:-1] + total)[..., None]
-            row = torch.maximum(before, column.cummax(-1).values)
-            after = b + row
-            row = row.to(dtype)
-            m = after[-1, :, -1].contiguous()
-        end = (after - b)[..., -1:]
-        inter = torch.exp(before - row).to(dtype)
-        decay = torch.exp(before[..., -1:] - end).to(dtype)
-        update = torch.exp(column - end).to(dtype)
-        inter_factored = torch.exp(end - row).to(dtype)
-        factored = _can_factor(column - end, end - row) if operands.exact else [False] * num_chunks
-        floor = torch.exp(-b - row).to(dtype)
-        column, rest = column.to(dtype), (column - column.to(dtype)).to(dtype) if dtype != torch.float64 else None
-        size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * a.shape[0]))
-        for i in range(0, num_chunks, size):
-            j = min(i + size, num_chunks)
-            group_factored = all(factored[i:j])
-            groups.append(
-                _Group(
-                    start=start + i * length,
-                    stop=start + j * length,
-                    column=column[i:j],
-                    column_rest=None if rest is None else rest[i:j],
-                    row=row[i:j],
-                    update=update[i:j],
-                    decay=decay[i:j],
-                    inter=(inter_factored if group_factored else inter)[i:j],
-                    floor=floor[i:j],
-                    factored=group_factored,
-                )
-            )
+        if start < stop:
+            m = _plan_segment(groups, a[:, start:stop], u[:, start:stop], m, start, length, operands)
     return groups, m
 
 
-def _can_factor(key_exponent: Tensor, query_exponent: Tensor) -> list[bool]:
-    """Return for each chunk whether exponents [N, S, L] of keys and queries lie within FACTORED_RANGE."""
-    low, high = FACTORED_RANGE
-    return ((key_exponent.amin((1, 2)) >= low) & (query_exponent.amax((1, 2)) <= high)).tolist()
+def _plan_segment(
+    groups: list[_Group],
+    a: Tensor,
+    u: Tensor,
+    m: Tensor | None,
+    start: int,
+    length: int,
+    operands: _Operands,
+) -> Tensor | None:
+    """Append the groups of chunks of equal length with float64 gates a, u [S, N * L]; return m [S] after them."""
+    dtype = operands.compute
+    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1).contiguous() for x in (a, u))  # [N, S, L]
+    b = b.cumsum(-1)
+    column = u - b
+    total = b[..., -1].cumsum(0) - b[..., -1]
+    if m is None:
+        before = after = torch.zeros_like(total)
+        row = -b
+    else:
+        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
+        peaks = torch.cat((m[None], column.amax(-1) - total)).cummax(0).values
+        before = peaks[:-1] + total
+        row = torch.maximum(before[..., None], column.cummax(-1).values)
+        after = b[..., -1] + row[..., -1]
+        m = after[-1].contiguous()
+    end = after - b[..., -1]  # e of every chunk, [N, S]
+
+    num_chunks, sequences, _ = b.shape
+    size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * sequences))
+    first = torch.arange(num_chunks, device=a.device) // size * size
+    last = (first + (size - 1)).clamp_(max=num_chunks - 1)
+    offset = total - total[first]  # decay from the start of the group to that of the chunk
+    group_end = end[last] - offset[last] + offset  # e of the group, as the chunk counts
+    key_exponent = column - group_end[..., None]
+    factored = [False] * num_chunks
+    if operands.exact:
+        low, high = FACTORED_RANGE
+        query_exponent = group_end - row.amin(-1)
+        factored = ((key_exponent.amin(-1) >= low) & (query_exponent <= high)).all(-1).tolist()
+    factored = [all(factored[i : i + size]) for i in range(0, num_chunks, size)]
+    if any(factored):
+        update = key_exponent.exp_().to(dtype)
+        decay = torch.exp(before[first] + offset - group_end).to(dtype)[..., None]
+        floor = torch.exp(-b - group_end[..., None]).to(dtype)
+    if not all(factored):
+        pairwise_row = row.to(dtype)
+        pairwise_update = torch.exp(column - end[..., None]).to(dtype)
+        pairwise_decay = torch.exp(before - end).to(dtype)[..., None]
+        pairwise_floor = torch.exp(-b - pairwise_row).to(dtype)
+        inter = torch.exp(before[..., None] - pairwise_row).to(dtype)
+        rounded = column.to(dtype)
+        rest = None if dtype == torch.float64 else (column - rounded).to(dtype)
+    for i, is_factored in zip(range(0, num_chunks, size), factored, strict=True):
+        j = min(i + size, num_chunks)
+        span = {"start": start + i * length, "stop": start + j * length}
+        if is_factored:
+            groups.append(_Group(**span, update=update[i:j], decay=decay[i], floor=floor[i:j], pairwise=None))
+            continue
+        pairwise = _Pairwise(
+            column=rounded[i:j],
+            column_rest=None if rest is None else rest[i:j],
+            row=pairwise_row[i:j],
+            inter=inter[i:j],
+        )
+        groups.append(
+            _Group(
+                **span,
+                update=pairwise_update[i:j],
+                decay=pairwise_decay[i:j],
+                floor=pairwise_floor[i:j],
+                pairwise=pairwise,
+            )
+        )
+    return m
 
 
 class _Operands:
@@ -219,41 +255,48 @@ def _add_products(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _run_normalizer(n: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return n before every chunk of the group [G, S, K] (decayed where factored), and n [S, K] after it."""
+    """Return n before every chunk of the group [G, S, K] (factored: decayed to its end), and n [S, K] after it."""
+    sums = key.sum(-2)
+    if group.pairwise is None:
+        running = torch.cat(((n * group.decay)[None], sums)).cumsum(0)
+        return running[:-1], running[-1]
     before = []
-    for decay, part in zip(group.decay.unbind(), key.sum(-2).unbind(), strict=True):
-        decayed = n * decay
-        before.append(decayed if group.factored else n)
-        n = decayed.add_(part) if not group.factored else decayed + part
+    for decay, part in zip(group.decay.unbind(), sums.unbind(), strict=True):
+        before.append(n)
+        n = torch.addcmul(part, n, decay)
     return torch.stack(before), n
 
 
 def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, group: _Group) -> tuple[Tensor, Tensor]:
     """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before it."""
-    sums = None if dnq is None else (query * dnq).sum(-2).unbind()
+    sums = torch.zeros_like(query[:, :, 0]) if dnq is None else (query * dnq).sum(-2)
+    if group.pairwise is None:
+        running = torch.cat((dn[None], sums.flip(0))).cumsum(0).flip(0)
+        return running[1:], running[0] * group.decay
     after = []
-    for i, decay in reversed(list(enumerate(group.decay.unbind()))):
+    for part, decay in zip(reversed(sums.unbind()), reversed(group.decay.unbind()), strict=True):
         after.append(dn)
-        if sums is not None and group.factored:
-            dn = dn + sums[i]
-        dn = dn * decay
-        if sums is not None and not group.factored:
-            dn += sums[i]
+        dn = torch.addcmul(part, dn, decay)
     return torch.stack(after[::-1]), dn
 
 
-def _scores(q_g: Tensor, k_g: Tensor, query: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor | None]:
+def _scale_operands(q_g: Tensor, k_g: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
+    """Return the queries that meet the state and the keys that update it, [G, S, L, K]."""
+    query = q_g if group.pairwise is None else _scale_rows(q_g, group.pairwise.inter)
+    return query, _scale_rows(k_g, group.update)
+
+
+def _scores(q_g: Tensor, k_g: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor | None]:
     """Return the weighted products of queries and keys [G, S, L, L], and their weights where not factored."""
-    if group.factored:
-        return _products(query, key.mT).tril_(), None
-    weights = group.weights()
+    if group.pairwise is None:
+        return _products(q_g, key.mT).tril_(), None
+    weights = group.pairwise.weights()
     return _products(q_g, k_g.mT).mul_(weights), weights
 
 
 def _normalizer_product(scores: Tensor, query: Tensor, n: Tensor) -> Tensor:
     """Return n_i^T q_i [G, S, L] without the scale, from weighted scores, weighted queries and n before each chunk."""
-    inter = torch.bmm(query.flatten(0, 1), n.flatten(0, 1)[..., None]).view(query.shape[:-1])
-    return inter.add_(scores.sum(-1))
+    return _products(query, n[..., None])[..., 0].add_(scores.sum(-1))
 
 
 def _row_factor(nq: Tensor | None, group: _Group, scale: float) -> Tensor:
@@ -307,9 +350,8 @@ def _forward(
         if checkpoints is not None:
             checkpoints.append(_States(c.clone(), n))
         q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
-        query = _scale_rows(q_g, group.inter)
-        key = _scale_rows(k_g, group.update)
-        scores, _ = _scores(q_g, k_g, query, key, group)
+        query, key = _scale_operands(q_g, k_g, group)
+        scores, _ = _scores(q_g, k_g, key, group)
         nq = None
         if n is not None:
             n_before, n = _run_normalizer(n, key, group)
@@ -317,13 +359,13 @@ def _forward(
         factor = _row_factor(nq, group, options.scale)
         scores, query, key = (operands.round(x) for x in (scores, query, key))
         out = v_g.new_empty(v_g.shape)
-        chunks = (scores, v_g, query, key.mT, group.decay[..., None], out)
-        for scores_c, v_c, query_c, key_c, decay, out_c in zip(*(x.unbind() for x in chunks), strict=True):
+        if group.pairwise is None:
+            c.mul_(group.decay[..., None])
+        chunks = [x.unbind() for x in (scores, v_g, query, key.mT, out)]
+        for scores_c, v_c, query_c, key_c, out_c, decay in zip(*chunks, group.decays(), strict=True):
             torch.bmm(scores_c, v_c, out=out_c)
-            if group.factored:
-                out_c.baddbmm_(query_c, c.mul_(decay))
-            else:
-                out_c.baddbmm_(query_c, operands.round(c))
+            out_c.baddbmm_(query_c, operands.round(c))
+            if decay is not None:
                 c.mul_(decay)
             c.baddbmm_(key_c, v_c)
         operands.store_scaled(h, group, out, factor)
@@ -361,21 +403,17 @@ class _Chunkwise(torch.autograd.Function):
 
 
 def _run_states(c: Tensor, key: Tensor, v_g: Tensor, group: _Group) -> Tensor:
-    """Return C [G, S, K, V] before every chunk of the group (decayed where factored) from that before the first."""
+    """Return C [G, S, K, V] before every chunk of the group (factored: decayed to its end), C [S, K, V] first."""
     states = c.new_empty(group.shape[0], *c.shape)
     slots = states.unbind()
-    chunks = [x.unbind() for x in (key.mT, v_g, group.decay[..., None])]
-    # In the order of the recurrence: add, decay, add, ... where factored, else decay, add, decay, ...
-    if group.factored:
-        torch.mul(c, chunks[2][0], out=slots[0])
-        for index in range(1, len(slots)):
-            torch.baddbmm(slots[index - 1], chunks[0][index - 1], chunks[1][index - 1], out=slots[index])
-            slots[index].mul_(chunks[2][index])
-    else:
-        slots[0].copy_(c)
-        for index in range(1, len(slots)):
-            torch.mul(slots[index - 1], chunks[2][index - 1], out=slots[index])
-            slots[index].baddbmm_(chunks[0][index - 1], chunks[1][index - 1])
+    torch.mul(c, group.decay[..., None] if group.pairwise is None else 1.0, out=slots[0])
+    for before, after, key_c, v_c, decay in zip(
+        slots, slots[1:], key.mT.unbind(), v_g.unbind(), group.decays(), strict=False
+    ):
+        if decay is None:
+            torch.baddbmm(before, key_c, v_c, out=after)
+        else:
+            torch.mul(before, decay, out=after).baddbmm_(key_c, v_c)
     return states
 
 
@@ -401,11 +439,10 @@ def _backward(
     scratch = torch.empty_like(dc)
     for group, checkpoint in zip(reversed(groups), reversed(checkpoints), strict=True):
         q_g, k_g, v_g, dh_g = (operands.load(x, group) for x in (q, k, v, dh))
-        query = _scale_rows(q_g, group.inter)
-        key = _scale_rows(k_g, group.update)
+        query, key = _scale_operands(q_g, k_g, group)
         c_g = _run_states(checkpoint.c, operands.round(key), v_g, group)
         n_g = None if checkpoint.n is None else _run_normalizer(checkpoint.n, key, group)[0]
-        scores, weights = _scores(q_g, k_g, query, key, group)
+        scores, weights = _scores(q_g, k_g, key, group)
         nq = None if n_g is None else _normalizer_product(scores, query, n_g)
         factor, dnq = _row_factor(nq, group, options.scale), None
         if nq is not None and h is not None:
@@ -422,12 +459,11 @@ def _backward(
         dscores = operands.round(dscores.tril_() if weights is None else dscores.mul_(weights))
         scores, query_n, key_n = (operands.round(x) for x in (scores, query, key))
 
-        dq_g, dk_g, dv_g = torch.empty_like(query), torch.empty_like(key), torch.empty_like(dnum)
-        dg = torch.empty_like(group.decay[..., 0])
-        chunks = (dnum, c_g.mT, v_g, scores.mT, key_n, query_n.mT, group.decay[..., None], dq_g, dk_g, dv_g, dg)
-        for dnum_c, c_c, v_c, scores_c, key_c, query_c, decay, dq_c, dk_c, dv_c, dg_c in reversed(
-            list(zip(*(x.unbind() for x in chunks), strict=True))
-        ):
+        dq_g, dk_g, dv_g = torch.empty_like(key), torch.empty_like(key), torch.empty_like(dnum)
+        dg = torch.empty_like(group.update[..., 0])
+        parts = (dnum, c_g.mT, v_g, scores.mT, key_n, query_n.mT, dq_g, dk_g, dv_g, dg)
+        chunks = zip(*(reversed(x.unbind()) for x in parts), reversed(group.decays()), strict=True)
+        for dnum_c, c_c, v_c, scores_c, key_c, query_c, dq_c, dk_c, dv_c, dg_c, decay in chunks:
             dc_n = operands.round(dc)
             torch.bmm(dnum_c, operands.round(c_c), out=dq_c)
             torch.bmm(v_c, dc_n.mT, out=dk_c)
@@ -435,10 +471,11 @@ def _backward(
             dv_c.baddbmm_(key_c, dc_n)
             # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
             torch.sum(torch.mul(c_c.mT, dc, out=scratch), (1, 2), out=dg_c)
-            if group.factored:
-                dc.baddbmm_(query_c, dnum_c).mul_(decay)
-            else:
-                dc.mul_(decay).baddbmm_(query_c, dnum_c)
+            if decay is not None:
+                dc.mul_(decay)
+            dc.baddbmm_(query_c, dnum_c)
+        if group.pairwise is None:
+            dc.mul_(group.decay[..., None])
         if dn is not None and n_g is not None:
             dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
             dk_g += dn_g[..., None, :]
@@ -447,15 +484,15 @@ def _backward(
                 dq_g.addcmul_(dnq, n_g[..., None, :])
         db += (dq_g * query).sum(-1)
         dk_state = (dk_g * key).sum(-1)
-        dg = dg[..., None] if group.factored else dg[..., None] * group.decay
+        dg = dg[..., None] if group.pairwise is None else dg[..., None] * group.decay
         da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg
-        if group.factored:
+        if group.pairwise is None:
             _add_products(dq_g, dscores, key)
-            _add_products(dk_g, dscores.mT, query)
-            operands.store_scaled(dq, group, dq_g, group.inter)
+            _add_products(dk_g, dscores.mT, q_g)
+            operands.store(dq, group, dq_g)
             operands.store_scaled(dk, group, dk_g, group.update)
         else:
-            _add_products(dq_g.mul_(group.inter[..., None]), dscores, k_g)
+            _add_products(dq_g.mul_(group.pairwise.inter[..., None]), dscores, k_g)
             _add_products(dk_g.mul_(group.update[..., None]), dscores.mT, q_g)
             operands.store(dq, group, dq_g)
             operands.store(dk, group, dk_g)
