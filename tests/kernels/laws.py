@@ -229,13 +229,18 @@ def reference(problem: Problem) -> dict[str, Tensor]:
 
 
 def tolerances(
-    problem: Problem, expected: Mapping[str, Tensor], state_dtype: torch.dtype = torch.float32
+    problem: Problem,
+    expected: Mapping[str, Tensor],
+    state_dtype: torch.dtype = torch.float32,
+    splits: Sequence[int] = (),
 ) -> dict[str, float]:
-    """Return the largest absolute error allowed to each result of the reference."""
+    """Return the largest absolute error allowed to each result of the reference; the forms run whole and split."""
     if problem.dtype == torch.float64:
         return {name: FLOAT64_BOUND * float(x.abs().max()) for name, x in expected.items()}
     stabilizer = expected.get("m")
     forms = _low_precision_forms(problem, stabilizer)
+    if splits:
+        forms += _low_precision_forms(problem, stabilizer, splits)
     relative = torch.finfo(problem.dtype).eps
     if state_dtype != torch.float32:
         relative += STATE_BOUND * torch.finfo(state_dtype).eps
@@ -251,11 +256,16 @@ def tolerances(
     return allowed
 
 
-def _low_precision_forms(problem: Problem, stabilizer: Tensor | None) -> list[dict[str, Tensor]]:
+def _low_precision_forms(
+    problem: Problem, stabilizer: Tensor | None, splits: Sequence[int] = ()
+) -> list[dict[str, Tensor]]:
+    def run(form: str, **kwargs: Any) -> dict[str, Tensor]:
+        return evaluate(problem, resolve(form), splits=splits, stabilizer=stabilizer, **kwargs)
+
     operation = problem.operation
-    forms = [evaluate(problem, resolve(operation.recurrent), stabilizer=stabilizer, round_operands=True)]
+    forms = [run(operation.recurrent, round_operands=True)]
     if operation.parallel is not None:
-        forms.append(evaluate(problem, resolve(operation.parallel), stabilizer=stabilizer, gate_dtype=torch.float32))
+        forms.append(run(operation.parallel, gate_dtype=torch.float32))
     return forms
 
 
@@ -329,7 +339,7 @@ def check_split_equals_whole(
     """A sequence cut in parts with the state carried over gives what the whole gives, gradients included."""
     problem = make_problem(operation, sizes, dtype=dtype, device=device, initial_state=True, **kwargs)
     expected = reference(problem)
-    allowed = tolerances(problem, expected, state_dtype)
+    allowed = tolerances(problem, expected, state_dtype, splits)
     keywords = _implementation_kwargs(chunk_size, state_dtype)
     results = evaluate(problem, fn, splits=splits, stabilizer=expected.get("m"), **keywords)
     assert_close(results, expected, allowed, f"{operation.name} split at {tuple(splits)}")
