@@ -170,11 +170,16 @@ def select_config(
             num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
         )
 
-    fit = fit_walk if scheme == "walk" and item_bytes == 2 else fit_sweep
+    walking = scheme == "walk" and item_bytes == 2
+    fit = fit_walk if walking else fit_sweep
+    output = fit(k_pad, v_pad)
+    if walking and capability >= (10, 0):
+        # mLSTMexp's denominator sums rows of q in registers; four warps would spill them.
+        output = replace(output, num_warps=8)
     return EngineConfig(
         states=states,
         d_states=states,
-        output=fit(k_pad, v_pad),
+        output=output,
         dq=fit(v_pad, k_pad),
         dk=fit(v_pad, k_pad),
         dv=fit(k_pad, v_pad),
