@@ -53,6 +53,7 @@ def _contract(
     offs_x,
     mask_t,
     mask_s,
+    unit,
     D: tl.constexpr,
     ROW: tl.constexpr,
     BLOCK_X: tl.constexpr,
@@ -74,49 +75,46 @@ def _contract(
         for block in range(0, NX):
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
             y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
-            product = tl.dot(x, y, product, input_precision=PRECISION)
+            if PRECISION == "ieee":
+                # Sums of blocks lose less than one long sum; the factor keeps the compiler from joining them again.
+                product += tl.dot(x, y, input_precision=PRECISION) * unit
+            else:
+                product = tl.dot(x, y, product, input_precision=PRECISION)
     return product
 
 
 @triton.jit
-def _query_exponent(
+def _query_parts(
     b_hi_ptr,
     b_lo_ptr,
     m_ptr,
     log_denom_ptr,
     offs,
     mask,
-    ref_hi,
-    ref_lo,
     ref_m,
     STABILISED: tl.constexpr,
     DENOM: tl.constexpr,
 ):
-    """Return b_t - m_t - log2 denom_t relative to the reference row."""
-    x = (tl.load(b_hi_ptr + offs, mask=mask, other=0.0) - ref_hi) + (
-        tl.load(b_lo_ptr + offs, mask=mask, other=0.0) - ref_lo
-    )
+    """Return b_t - (m_t - ref_m) - log2 denom_t as two parts: b's high float32, and the small rest."""
+    hi = tl.load(b_hi_ptr + offs, mask=mask, other=0.0)
+    rest = tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
     if STABILISED:
-        x -= tl.load(m_ptr + offs, mask=mask, other=0.0) - ref_m
+        rest -= tl.load(m_ptr + offs, mask=mask, other=0.0) - ref_m
         if DENOM:
-            x -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
-    return tl.where(mask, x, NEG)
+            rest -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
+    return hi, tl.where(mask, rest, NEG)
 
 
 @triton.jit
-def _key_exponent(
-    b_hi_ptr, b_lo_ptr, u_ptr, offs, mask, ref_hi, ref_lo, ref_m, STABILISED: tl.constexpr, HAS_U: tl.constexpr
-):
-    """Return u_s - b_s relative to the reference row."""
-    x = (ref_hi - tl.load(b_hi_ptr + offs, mask=mask, other=0.0)) + (
-        ref_lo - tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
-    )
+def _key_parts(b_hi_ptr, b_lo_ptr, u_ptr, offs, mask, ref_m, STABILISED: tl.constexpr, HAS_U: tl.constexpr):
+    """Return u_s - ref_m - b_s as two parts: minus b's high float32, and the small rest."""
+    hi = tl.load(b_hi_ptr + offs, mask=mask, other=0.0)
+    rest = -tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
     if HAS_U:
-        u = tl.load(u_ptr + offs, mask=mask, other=0.0)
+        rest += tl.load(u_ptr + offs, mask=mask, other=0.0)
         if STABILISED:
-            u -= ref_m
-        x += u
-    return tl.where(mask, x, NEG)
+            rest -= ref_m
+    return -hi, tl.where(mask, rest, NEG)
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
@@ -209,25 +207,17 @@ def mix_kernel(
     if STABILISED:
         ref_m = tl.load(m_ptr + ref)
     if FUTURE:
-        row_exponent = _key_exponent(
-            b_hi_ptr, b_lo_ptr, u_ptr, gate + row0 + offs_t, mask_t, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
-        )
+        row_hi, row_rest = _key_parts(
+            b_hi_ptr, b_lo_ptr, u_ptr, gate + row0 + offs_t, mask_t, ref_m, STABILISED, HAS_U
+        )  # fmt: skip
+        row_factor = tl.math.exp2((row_hi + ref_hi) + (row_rest + ref_lo))
     else:
-        row_exponent = _query_exponent(
-            b_hi_ptr,
-            b_lo_ptr,
-            m_ptr,
-            log_denom_ptr,
-            gate + row0 + offs_t,
-            mask_t,
-            ref_hi,
-            ref_lo,
-            ref_m,
-            STABILISED,
-            DENOM,
-        )
-    row_factor = tl.math.exp2(row_exponent)
+        row_hi, row_rest = _query_parts(
+            b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + row0 + offs_t, mask_t, ref_m, STABILISED, DENOM
+        )  # fmt: skip
+        row_factor = tl.math.exp2((row_hi - ref_hi) + (row_rest - ref_lo))
 
+    unit = scale * 0.0 + 1.0
     acc = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
     denom = tl.zeros((BLOCK_T,), dtype=tl.float32)
     x = _load_tile(x_rows, offs_t, offs_x, mask_t, X_ROW, DX, MASK_X)  # [BLOCK_T, BLOCK_X]
@@ -243,7 +233,10 @@ def mix_kernel(
             x_block = x
             if NX > 1:
                 x_block = _load_tile(x_rows, offs_t, offs_d, mask_t, X_ROW, DX, MASK_X)
-            acc = tl.dot(x_block, state.to(x.dtype), acc, input_precision=PRECISION)
+            if PRECISION == "ieee":
+                acc += tl.dot(x_block, state.to(x.dtype), input_precision=PRECISION) * unit
+            else:
+                acc = tl.dot(x_block, state.to(x.dtype), acc, input_precision=PRECISION)
             if NORMALISE:
                 n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
                 denom += tl.sum(x_block.to(tl.float32) * n_state[None, :], axis=1)
@@ -270,28 +263,32 @@ def mix_kernel(
     for col0 in range(first, last, BLOCK_S):
         mask_s = col0 + offs_s < end
         product = _contract(
-            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, DX, X_ROW, BLOCK_X, PRECISION
+            x,
+            x_rows,
+            y_base + col0 * x_stride,
+            offs_t,
+            offs_s,
+            offs_x,
+            mask_t,
+            mask_s,
+            unit,
+            DX,
+            X_ROW,
+            BLOCK_X,
+            PRECISION,
         )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
         if FUTURE:
-            col_exponent = _query_exponent(
-                b_hi_ptr,
-                b_lo_ptr,
-                m_ptr,
-                log_denom_ptr,
-                gate + col0 + offs_s,
-                mask_s,
-                ref_hi,
-                ref_lo,
-                ref_m,
-                STABILISED,
-                DENOM,
-            )
+            col_hi, col_rest = _query_parts(
+                b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, DENOM
+            )  # fmt: skip
+            col_factor = tl.math.exp2((col_hi - ref_hi) + (col_rest - ref_lo))
         else:
-            col_exponent = _key_exponent(
-                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
-            )
-        product *= (tl.math.exp2(col_exponent) * scale)[None, :]
+            col_hi, col_rest = _key_parts(
+                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, HAS_U
+            )  # fmt: skip
+            col_factor = tl.math.exp2((col_hi + ref_hi) + (col_rest + ref_lo))
+        product *= (col_factor * scale)[None, :]
         if NORMALISE:
             denom += tl.sum(product, axis=1)
         acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
@@ -301,30 +298,34 @@ def mix_kernel(
     for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
         mask_s = col0 + offs_s < end
         product = _contract(
-            x, x_rows, y_base + col0 * x_stride, offs_t, offs_s, offs_x, mask_t, mask_s, DX, X_ROW, BLOCK_X, PRECISION
+            x,
+            x_rows,
+            y_base + col0 * x_stride,
+            offs_t,
+            offs_s,
+            offs_x,
+            mask_t,
+            mask_s,
+            unit,
+            DX,
+            X_ROW,
+            BLOCK_X,
+            PRECISION,
         )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
         if FUTURE:
-            col_exponent = _query_exponent(
-                b_hi_ptr,
-                b_lo_ptr,
-                m_ptr,
-                log_denom_ptr,
-                gate + col0 + offs_s,
-                mask_s,
-                ref_hi,
-                ref_lo,
-                ref_m,
-                STABILISED,
-                DENOM,
-            )
+            col_hi, col_rest = _query_parts(
+                b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, DENOM
+            )  # fmt: skip
             causal = (col0 + offs_s)[None, :] >= (row0 + offs_t)[:, None]
         else:
-            col_exponent = _key_exponent(
-                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_hi, ref_lo, ref_m, STABILISED, HAS_U
-            )
+            col_hi, col_rest = _key_parts(
+                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, HAS_U
+            )  # fmt: skip
             causal = (col0 + offs_s)[None, :] <= (row0 + offs_t)[:, None]
-        weights = tl.where(causal, tl.math.exp2(row_exponent[:, None] + col_exponent[None, :]), 0.0)
+        # The high parts first: their difference is small and exact where its weight counts.
+        exponent = (row_hi[:, None] + col_hi[None, :]) + (row_rest[:, None] + col_rest[None, :])
+        weights = tl.where(causal, tl.math.exp2(exponent), 0.0)
         product *= weights * scale
         if NORMALISE:
             denom += tl.sum(product, axis=1)

@@ -65,14 +65,13 @@ def test_carried_state(op: str, implementation: str) -> None:
 
 
 @interpret
-@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
-def test_extreme_gates(op: str) -> None:
+@pytest.mark.parametrize(("op", "dtype"), [("mlstm_sig", torch.float32), ("mlstm_exp", torch.float16)])
+def test_extreme_gates(op: str, dtype: torch.dtype) -> None:
     sizes = {**SMALL, "seq_len": 64}
     for implementation in ("tfla", "xl_chunk"):
         laws.check_extreme_gates(
-            get_operation(op), function(op, implementation),
-            dtype=torch.float32, device="cpu", sizes=sizes, chunk_size=32,
-        )  # fmt: skip
+            get_operation(op), function(op, implementation), dtype=dtype, device="cpu", sizes=sizes, chunk_size=32
+        )
 
 
 @interpret
