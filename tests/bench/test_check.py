@@ -148,3 +148,17 @@ def test_references_are_shared_between_workers(tmp_path: Path, monkeypatch: pyte
     assert first.grad_out is not None
     assert second.grad_out is not None
     assert torch.equal(first.grad_out, second.grad_out)
+
+
+def test_outside_packages_run_under_no_dispatch_mode() -> None:
+    # torch.compile gives a function up for good when it first meets it under one.
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    from lrbench.bench.baselines import BASELINES
+    from lrbench.bench.worker import _poisoned
+
+    expected = check.Expected(values={"out": torch.ones(2)}, bounds={"out": 0.0}, grad_out=None)
+    with _poisoned(BASELINES[0], expected):
+        assert _get_current_dispatch_mode() is None
+    with _poisoned(get_operation("mlstm_sig").implementation("torch"), expected):
+        assert bool(torch.empty(3).isnan().all())
