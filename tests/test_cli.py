@@ -77,7 +77,7 @@ def test_sweep_on_a_cpu_names_the_implementations_it_cannot_measure(tmp_path: Pa
     arguments = [argument for argument in TINY if argument not in ("--impl", "torch")]
     finished = lrbench(*arguments, "--baselines", "none", "--chunk-size", "32", "--output", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
-    assert "not measured here, they need another device: tfla, limit_chunk" in finished.stderr
+    assert "not measured here, they need another device: tfla, xl_chunk, limit_chunk" in finished.stderr
 
 
 def test_sweep_json_holds_every_column(tmp_path: Path) -> None:
