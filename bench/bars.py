@@ -195,7 +195,7 @@ def cpu_entries() -> list[Entry]:
 
 
 def gpu_entries(seq_len: int) -> list[Entry]:
-    """Build the calls of both sides on the same inputs on the GPU, gates in each side's recommended dtype.
+    """Build the calls of both sides on the same inputs on the GPU: our gates in float32, theirs in the dtype of q.
 
     Raises:
         ImportError: mlstm_kernels is not installed.
@@ -211,7 +211,7 @@ def gpu_entries(seq_len: int) -> list[Entry]:
     device = torch.device("cuda", torch.cuda.current_device())
     inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device=device, seed=0)
     leaves = [x.requires_grad_() for x in inputs.values()]
-    # Their layout is [B, H, T, D], and their own benchmark gives the gates in the dtype of q.
+    # Their layout is [B, H, T, D]; all their inputs come in one dtype, which holds the gates' values exactly.
     their_leaves = [x.detach().to(torch.bfloat16).transpose(1, 2).contiguous().requires_grad_() for x in leaves]
     grad = torch.randn_like(inputs["v"])
     their_grad = grad.transpose(1, 2).contiguous()

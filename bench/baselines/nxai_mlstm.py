@@ -185,7 +185,7 @@ def _chunk(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, object]:
 def _build(inputs: Mapping[str, Tensor], kernel: Callable[..., Tensor]) -> Runnable:
     from ._tensors import as_heads_first, to_time_first
 
-    # The authors time their kernels with gates in the dtype of q; in float32 their backward is slower and larger.
+    # All inputs in one dtype; the gates' values are ones that it holds, so the problem is the same.
     leaves = {name: as_heads_first(inputs[name].to(inputs["q"].dtype)) for name in _GATES}
 
     def forward() -> Tensor:
