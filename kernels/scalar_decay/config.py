@@ -74,9 +74,14 @@ class EngineConfig(Generic[Tile]):
     dk: Tile
     dv: Tile
 
+    @property
+    def walks(self) -> bool:
+        """Whether chunks are walked, not swept."""
+        return isinstance(self.output, WalkConfig)
+
     def gate_chunk(self, chunk: int) -> int:
         """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
-        return self.output.block_t if isinstance(self.output, WalkConfig) else chunk
+        return self.output.block_t if self.walks else chunk
 
 
 def next_power_of_two(n: int) -> int:

@@ -55,25 +55,24 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Gates:
-    """Gate vectors of one call, base 2: [B, H, T] each, g [B, H, NG], edge [B, H, NG + 1].
+    """Gate vectors of one call, base 2: [B, H, T] each, g [B, H, NG], edge [B, H, NG + 1]; m_last [B, H] in base e.
 
     ``chunk`` is the stretch they accumulate over, and NG how many of them cover T.
     """
 
     chunk: int
 
-    b_hi: Tensor
-    b_lo: Tensor
+    b: Tensor
     u: Tensor | None
     w: Tensor
     g: Tensor
     edge: Tensor | None
     m: Tensor | None
+    m_last: Tensor | None = None
     log_denom: Tensor | None = None
 
 
-GATE_TENSORS = ("b_hi", "b_lo", "u", "w", "g", "edge", "m", "log_denom")
-LOG2E = 1.4426950408889634
+GATE_TENSORS = ("b", "u", "w", "g", "edge", "m", "log_denom")
 
 
 def capability(device: torch.device) -> tuple[int, int]:
@@ -102,36 +101,39 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
 
 def run_gates(
     problem: Problem,
-    chunk: int,
+    config: EngineConfig[Any],
     v: Tensor,
     decay: Tensor | None,
     input_gate: Tensor | None,
     head: Tensor | None,
     m_initial: Tensor | None,
 ) -> Gates:
-    """Launch the gate kernels: log gates cumulative over ``chunk`` and, for mLSTMexp, the stabiliser."""
+    """Launch the gate kernels: log gates cumulative over a chunk or tile and, for mLSTMexp, the stabiliser."""
     B, T, H, _ = v.shape
-    L = chunk
+    L = config.gate_chunk(problem.chunk)
     N = triton.cdiv(T, L)
-    b_hi, b_lo, w = (_empty(B, H, T, like=v) for _ in range(3))
-    g = _empty(B, H, N, like=v)
-    u = _empty(B, H, T, like=v) if problem.has_u else None
-    m = g_max = edge = None
+    dtype = torch.float32 if config.walks else torch.float64
+
+    def vector(*shape: int) -> Tensor:
+        return _empty(B, H, *shape, like=v, dtype=dtype)
+
+    b, w, g = vector(T), vector(T), vector(N)
+    u = vector(T) if problem.has_u else None
+    m = g_max = edge = m_last = None
     if problem.stabilised:
-        m, g_max, edge = _empty(B, H, T, like=v), _empty(B, H, N, like=v), _empty(B, H, N + 1, like=v)
+        g_max, edge = vector(N), vector(N + 1)
+        m, m_last = _empty(B, H, T, like=v), _empty(B, H, like=v)
     block_t = min(L, GATES_BLOCK_T)
     gates_forward_kernel[(N * B * H,)](
-        decay, input_gate, head, b_hi, b_lo, u, w, g, m, g_max, problem.inv_tau, T, L, N,
+        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, L, N,
         H=H, GATE=problem.gate, BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
     )  # fmt: skip
     if problem.stabilised:
         stabiliser_scan_kernel[(B * H,)](
-            g, g_max, m_initial, edge, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
+            g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
         )
-        stabiliser_finish_kernel[(triton.cdiv(T, SCAN_BLOCK_N) * B * H,)](
-            b_hi, b_lo, edge, m, T, L, N, BLOCK_T=SCAN_BLOCK_N
-        )
-    return Gates(chunk=chunk, b_hi=b_hi, b_lo=b_lo, u=u, w=w, g=g, edge=edge, m=m)
+        stabiliser_finish_kernel[(triton.cdiv(T, SCAN_BLOCK_N) * B * H,)](b, edge, m, T, L, N, BLOCK_T=SCAN_BLOCK_N)
+    return Gates(chunk=L, b=b, u=u, w=w, g=g, edge=edge, m=m, m_last=m_last)
 
 
 def _precision(x: Tensor) -> str:
@@ -170,7 +172,7 @@ def run_states(
     anchors = _empty(tiles, B, H, N, like=values) if want_anchors else None
     local = config.parallel and N > 1 and not want_anchors
     states_kernel[(tiles * B * H * (N if local else 1),)](
-        keys, values, gates.b_hi if reverse else gates.w, gates.b_lo, gates.g, gates.edge, gates.m, gates.log_denom,
+        keys, values, gates.b if reverse else gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
         None if local else initial, None if local else n_initial, states, n_states,
         None if local else last, None if local else n_last, forward_states, anchors,
         problem.scale, T, problem.chunk, N, gates.chunk, B * H,
@@ -219,8 +221,8 @@ def run_mix(
     row_sums = None if pair is None else _empty(tiles_z, B, H, T, like=z)
     grid = (tiles_z * triton.cdiv(problem.chunk, config.block_t) * N * B * H,)
     mix_kernel[grid](
-        x, y, z, states, out, gates.b_hi, gates.b_lo, gates.u, gates.g, gates.edge, gates.m, gates.log_denom, n_states,
-        pair, row_sums, problem.scale, T, problem.chunk, N, B * H,
+        x, y, z, states, out, gates.b, gates.u, gates.g, gates.edge, gates.m, gates.log_denom, n_states, pair,
+        row_sums, problem.scale, T, problem.chunk, N, B * H,
         H=H, DX=x.shape[3], DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2], FUTURE=future,
         TRANSPOSED=transposed, HAS_STATE=states is not None, HAS_U=problem.has_u, STABILISED=problem.stabilised,
         NORMALISE=normalise, SUMS=pair is not None, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
@@ -291,7 +293,7 @@ def run_walk(
     for block in range(blocks):
         walk_kernel[(tiles_z * N * B * H,)](
             x, y, z, states, partial, result.out,
-            gates.b_hi, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
+            gates.b, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
             None if denoms is None else denoms[block - 1], None if denoms is None else denoms[block],
             n_states, pair, result.row_sums, result.last, result.n_last,
             None if result.anchor_states is None else result.anchor_states[block],
@@ -348,18 +350,17 @@ class _ScalarDecay(torch.autograd.Function):
         config = launches(problem, q, v)
         T, H = v.shape[1], v.shape[2]
         exp = problem.stabilised
-        walking = isinstance(config.output, WalkConfig)
-        gates = run_gates(problem, config.gate_chunk(problem.chunk), v, decay, input_gate, head, m_initial)
+        walking = config.walks
+        gates = run_gates(problem, config, v, decay, input_gate, head, m_initial)
         states, n_states = c_initial, n_initial
-        last = n_last = m_last = None
+        last = n_last = None
+        m_last = gates.m_last if want_last else None
         if problem.chunk < T or (want_last and not walking):
             states, n_states, last, n_last, _ = run_states(
                 problem, config.states, k, v, gates, c_initial, n_initial=n_initial, want_last=want_last, want_n=exp
             )
         if gates.m is not None:
-            gates.log_denom = torch.empty_like(gates.m)
-        if gates.edge is not None and want_last:
-            m_last = gates.edge[:, :, -1] / LOG2E
+            gates.log_denom = torch.empty_like(gates.m, dtype=gates.b.dtype)
         roles: dict[str, Any] = {"heads": H, "future": False, "transposed": False}
         roles |= {"n_states": n_states, "normalise": exp}
         if walking:
@@ -390,7 +391,7 @@ class _ScalarDecay(torch.autograd.Function):
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
         if d_last is not None:
             d_last = d_last.float().contiguous()
-        walking = isinstance(config.output, WalkConfig)
+        walking = config.walks
         backward = _walk_backward if walking else _sweep_backward
         dq, dk, dv, d_initial, q_dq, k_dk, anchors = backward(
             problem, config, q, k, v, dh, gates, c_initial, d_last, want_initial=ctx.needs_input_grad[6]
@@ -440,7 +441,7 @@ def _add_normaliser_gradients(
     if d_input is not None and d_decay is not None:
         d_input += contribution.transpose(1, 2)
         d_decay += d_log_decay.transpose(1, 2) * torch.sigmoid(-decay)
-    return dn * first[..., None] if n_initial is not None else None
+    return (dn * first[..., None]).float() if n_initial is not None else None
 
 
 MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None]

@@ -12,14 +12,17 @@ log decay ``a`` and the log input ``u`` differ, chosen by the constexpr ``GATE``
 
 Per chunk of length L (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g`` its last value and
 ``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the chunk's last state. All are
-in base 2. Sums run in float64 and b is kept as two float32, high and low: differences of b over a long chunk of small
-gates would otherwise lose the bits that neighbouring positions need.
+in base 2. Sums run in float64 and are stored in the dtype of their tensors: float64 where a chunk is swept, since
+differences of b over a long chunk, or of large u and m, would otherwise lose the bits that neighbouring positions need;
+float32 where they span one tile of a half-precision problem. The stabiliser m_t is a free choice, so float32 serves:
+all that matters is that everyone uses the same number.
 """
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
 """Stands for minus infinity: differences of two of them stay finite."""
 
@@ -65,8 +68,7 @@ def gates_forward_kernel(
     decay_ptr,
     input_ptr,
     head_ptr,
-    b_hi_ptr,
-    b_lo_ptr,
+    b_ptr,
     u_ptr,
     w_ptr,
     g_ptr,
@@ -83,7 +85,7 @@ def gates_forward_kernel(
     """Turn gate pre-activations into the chunk's cumulative log gates.
 
     Grid: (N chunks * B * H,).
-    Reads the gates [B, T, H] and the per-head constant [H]; writes b (high, low), u and w [B, H, T], g [B, H, N] and,
+    Reads the gates [B, T, H] and the per-head constant [H]; writes b, u and w [B, H, T], g [B, H, N] and,
     for exp, the chunk-local stabiliser m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T] and max_s w_s [B, H, N].
     """
     pid = tl.program_id(0)
@@ -105,7 +107,7 @@ def gates_forward_kernel(
         a = _log_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask_t, head_value, inv_tau, GATE)
         total += tl.sum(a, axis=0)
     g = total * LOG2E
-    tl.store(g_ptr + pid_bh.to(tl.int64) * N + chunk, g.to(tl.float32))
+    tl.store(g_ptr + pid_bh.to(tl.int64) * N + chunk, g.to(g_ptr.dtype.element_ty))
 
     carry = tl.zeros((), dtype=tl.float64)
     best = tl.zeros((), dtype=tl.float64) + NEG
@@ -116,9 +118,7 @@ def gates_forward_kernel(
         a = _log_decay(decay_ptr, offs_gate, mask_t, head_value, inv_tau, GATE) * LOG2E
         b = tl.cumsum(a, axis=0) + carry
         carry += tl.sum(a, axis=0)
-        b_hi = b.to(tl.float32)
-        tl.store(b_hi_ptr + rows + offs_t, b_hi, mask=mask_t)
-        tl.store(b_lo_ptr + rows + offs_t, (b - b_hi.to(tl.float64)).to(tl.float32), mask=mask_t)
+        tl.store(b_ptr + rows + offs_t, b.to(b_ptr.dtype.element_ty), mask=mask_t)
         w = g - b
         if GATE == "sig" or GATE == "exp" or GATE == "ssd":
             if GATE == "ssd":
@@ -128,31 +128,33 @@ def gates_forward_kernel(
                 if GATE == "sig":
                     u = _log_sigmoid(u)
             u = tl.where(mask_t, tl.maximum(u * LOG2E, NEG), NEG)
-            tl.store(u_ptr + rows + offs_t, u.to(tl.float32), mask=mask_t)
+            tl.store(u_ptr + rows + offs_t, u.to(u_ptr.dtype.element_ty), mask=mask_t)
             w += u
             if GATE == "exp":
                 relative = tl.maximum(tl.associative_scan(u - b, 0, _max), best)
                 best = tl.maximum(best, tl.max(u - b, axis=0))
-                tl.store(m_ptr + rows + offs_t, (b + relative).to(tl.float32), mask=mask_t)
-        tl.store(w_ptr + rows + offs_t, w.to(tl.float32), mask=mask_t)
+                tl.store(m_ptr + rows + offs_t, (b + relative).to(m_ptr.dtype.element_ty), mask=mask_t)
+        tl.store(w_ptr + rows + offs_t, w.to(w_ptr.dtype.element_ty), mask=mask_t)
     if GATE == "exp":
-        tl.store(g_max_ptr + pid_bh.to(tl.int64) * N + chunk, (g + best).to(tl.float32))
+        tl.store(g_max_ptr + pid_bh.to(tl.int64) * N + chunk, (g + best).to(g_max_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["N"])
 def stabiliser_scan_kernel(
-    g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
+    g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the chunks (paper, appendix B.2; base 2).
 
     Grid: (B * H,).
     Reads g and the chunk maxima [B, H, N] and the initial m [B, H] (base e); writes m at every chunk edge,
-    [B, H, N + 1].
+    [B, H, N + 1], and the last one in base e [B, H]. That one is what the last state refers to outside, so the last
+    edge is exactly its float32 value.
     """
     pid_bh = tl.program_id(0).to(tl.int64)
-    carry = tl.full((), NEG, dtype=tl.float32)
+    dtype = edge_ptr.dtype.element_ty
+    carry = tl.full((), NEG, dtype=dtype)
     if HAS_INITIAL:
-        carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float32) * LOG2E, NEG)
+        carry = tl.maximum(tl.load(m_initial_ptr + pid_bh).to(tl.float64) * LOG2E, NEG).to(dtype)
     edge = edge_ptr + pid_bh * (N + 1)
     tl.store(edge, carry)
     for n0 in range(0, N, BLOCK_N):
@@ -162,13 +164,16 @@ def stabiliser_scan_kernel(
         g_max = tl.load(g_max_ptr + pid_bh * N + offs_n, mask=mask_n, other=NEG)
         shift, best = tl.associative_scan((g, g_max), 0, _max_plus)
         m = tl.maximum(carry + shift, best)
-        tl.store(edge + 1 + offs_n, m, mask=mask_n)
+        tl.store(edge + 1 + offs_n, m, mask=offs_n < N - 1)
         last = tl.minimum(N - n0, BLOCK_N) - 1
         carry = tl.max(tl.where(tl.arange(0, BLOCK_N) == last, m, NEG), axis=0)
+    m_last = (carry.to(tl.float64) * LN2).to(tl.float32)
+    tl.store(m_last_ptr + pid_bh, m_last)
+    tl.store(edge + N, (m_last.to(tl.float64) * LOG2E).to(dtype))
 
 
 @triton.jit(do_not_specialize=["T", "L", "N"])
-def stabiliser_finish_kernel(b_hi_ptr, b_lo_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
+def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
     """Merge the chunk-local stabiliser with the one carried in: m_t = max(b_t + m_{k-1}, m_t), in place.
 
     Grid: (ceil(T / BLOCK_T), B * H) flattened.
@@ -181,9 +186,9 @@ def stabiliser_finish_kernel(b_hi_ptr, b_lo_ptr, edge_ptr, m_ptr, T, L, N, BLOCK
     mask_t = offs_t < T
     rows = pid_bh * T + offs_t
     m_in = tl.load(edge_ptr + pid_bh * (N + 1) + offs_t // L, mask=mask_t, other=NEG)
-    b = tl.load(b_hi_ptr + rows, mask=mask_t, other=0.0) + tl.load(b_lo_ptr + rows, mask=mask_t, other=0.0)
+    b = tl.load(b_ptr + rows, mask=mask_t, other=0.0)
     m = tl.load(m_ptr + rows, mask=mask_t, other=NEG)
-    tl.store(m_ptr + rows, tl.maximum(b + m_in, m), mask=mask_t)
+    tl.store(m_ptr + rows, tl.maximum((b + m_in).to(tl.float32), m), mask=mask_t)
 
 
 @triton.jit

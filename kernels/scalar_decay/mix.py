@@ -84,37 +84,30 @@ def _contract(
 
 
 @triton.jit
-def _query_parts(
-    b_hi_ptr,
-    b_lo_ptr,
-    m_ptr,
-    log_denom_ptr,
-    offs,
-    mask,
-    ref_m,
-    STABILISED: tl.constexpr,
-    DENOM: tl.constexpr,
-):
-    """Return b_t - (m_t - ref_m) - log2 denom_t as two parts: b's high float32, and the small rest."""
-    hi = tl.load(b_hi_ptr + offs, mask=mask, other=0.0)
-    rest = tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
+def _query_gate(b_ptr, m_ptr, log_denom_ptr, offs, mask, STABILISED: tl.constexpr, DENOM: tl.constexpr):
+    """Return b_t - m_t - log2 denom_t in float64, minus infinity in the padding."""
+    gate = tl.load(b_ptr + offs, mask=mask, other=0.0)
     if STABILISED:
-        rest -= tl.load(m_ptr + offs, mask=mask, other=0.0) - ref_m
+        gate -= tl.load(m_ptr + offs, mask=mask, other=0.0)
         if DENOM:
-            rest -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
-    return hi, tl.where(mask, rest, NEG)
+            gate -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
+    return tl.where(mask, gate, NEG)
 
 
 @triton.jit
-def _key_parts(b_hi_ptr, b_lo_ptr, u_ptr, offs, mask, ref_m, STABILISED: tl.constexpr, HAS_U: tl.constexpr):
-    """Return u_s - ref_m - b_s as two parts: minus b's high float32, and the small rest."""
-    hi = tl.load(b_hi_ptr + offs, mask=mask, other=0.0)
-    rest = -tl.load(b_lo_ptr + offs, mask=mask, other=0.0)
+def _key_gate(b_ptr, u_ptr, offs, mask, HAS_U: tl.constexpr):
+    """Return u_s - b_s in float64, minus infinity in the padding."""
+    gate = -tl.load(b_ptr + offs, mask=mask, other=0.0)
     if HAS_U:
-        rest += tl.load(u_ptr + offs, mask=mask, other=0.0)
-        if STABILISED:
-            rest -= ref_m
-    return -hi, tl.where(mask, rest, NEG)
+        gate += tl.load(u_ptr + offs, mask=mask, other=0.0)
+    return tl.where(mask, gate, NEG)
+
+
+@triton.jit
+def _split(gate):
+    """Return a float64 as two float32: the nearest, and what it misses."""
+    high = gate.to(tl.float32)
+    return high, (gate - high).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
@@ -124,8 +117,7 @@ def mix_kernel(
     z_ptr,
     state_ptr,
     out_ptr,
-    b_hi_ptr,
-    b_lo_ptr,
+    b_ptr,
     u_ptr,
     g_ptr,
     edge_ptr,
@@ -201,21 +193,15 @@ def mix_kernel(
     x_rows = x_base + row0 * x_stride
 
     ref = gate + (tl.minimum(row0 + BLOCK_T, end) - 1 if FUTURE else row0)
-    ref_hi = tl.load(b_hi_ptr + ref)
-    ref_lo = tl.load(b_lo_ptr + ref)
-    ref_m = 0.0
+    reference = tl.load(b_ptr + ref)
     if STABILISED:
-        ref_m = tl.load(m_ptr + ref)
+        reference -= tl.load(m_ptr + ref)
     if FUTURE:
-        row_hi, row_rest = _key_parts(
-            b_hi_ptr, b_lo_ptr, u_ptr, gate + row0 + offs_t, mask_t, ref_m, STABILISED, HAS_U
-        )  # fmt: skip
-        row_factor = tl.math.exp2((row_hi + ref_hi) + (row_rest + ref_lo))
+        row = _key_gate(b_ptr, u_ptr, gate + row0 + offs_t, mask_t, HAS_U)
+        row_factor = tl.math.exp2((row + reference).to(tl.float32))
     else:
-        row_hi, row_rest = _query_parts(
-            b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + row0 + offs_t, mask_t, ref_m, STABILISED, DENOM
-        )  # fmt: skip
-        row_factor = tl.math.exp2((row_hi - ref_hi) + (row_rest - ref_lo))
+        row = _query_gate(b_ptr, m_ptr, log_denom_ptr, gate + row0 + offs_t, mask_t, STABILISED, DENOM)
+        row_factor = tl.math.exp2((row - reference).to(tl.float32))
 
     unit = scale * 0.0 + 1.0
     acc = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
@@ -241,15 +227,15 @@ def mix_kernel(
                 n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
                 denom += tl.sum(x_block.to(tl.float32) * n_state[None, :], axis=1)
         if FUTURE:
-            inter = tl.load(g_ptr + pid_bh * N + pid_n) - ref_hi - ref_lo
+            inter = tl.load(g_ptr + pid_bh * N + pid_n) - reference
             if STABILISED:
-                inter += ref_m - tl.load(edge_ptr + pid_bh * (N + 1) + pid_n + 1)
-            inter_factor = tl.math.exp2(inter)
+                inter -= tl.load(edge_ptr + pid_bh * (N + 1) + pid_n + 1)
+            inter_factor = tl.math.exp2(inter.to(tl.float32))
         else:
-            inter = ref_hi + ref_lo
+            inter = reference
             if STABILISED:
-                inter += tl.load(edge_ptr + pid_bh * (N + 1) + pid_n) - ref_m
-            inter_factor = tl.math.exp2(inter) * scale
+                inter += tl.load(edge_ptr + pid_bh * (N + 1) + pid_n)
+            inter_factor = tl.math.exp2(inter.to(tl.float32)) * scale
         acc *= inter_factor
         denom *= inter_factor
 
@@ -278,16 +264,12 @@ def mix_kernel(
             PRECISION,
         )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
+        offs_col = gate + col0 + offs_s
         if FUTURE:
-            col_hi, col_rest = _query_parts(
-                b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, DENOM
-            )  # fmt: skip
-            col_factor = tl.math.exp2((col_hi - ref_hi) + (col_rest - ref_lo))
+            col = _query_gate(b_ptr, m_ptr, log_denom_ptr, offs_col, mask_s, STABILISED, DENOM) - reference
         else:
-            col_hi, col_rest = _key_parts(
-                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, HAS_U
-            )  # fmt: skip
-            col_factor = tl.math.exp2((col_hi + ref_hi) + (col_rest + ref_lo))
+            col = _key_gate(b_ptr, u_ptr, offs_col, mask_s, HAS_U) + reference
+        col_factor = tl.math.exp2(col.to(tl.float32))
         product *= (col_factor * scale)[None, :]
         if NORMALISE:
             denom += tl.sum(product, axis=1)
@@ -295,6 +277,7 @@ def mix_kernel(
     acc *= row_factor[:, None]
     denom *= row_factor
 
+    row_high, row_low = _split(row)
     for col0 in range(row0, tl.minimum(row0 + BLOCK_T, end), BLOCK_S):
         mask_s = col0 + offs_s < end
         product = _contract(
@@ -313,18 +296,16 @@ def mix_kernel(
             PRECISION,
         )
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
+        offs_col = gate + col0 + offs_s
         if FUTURE:
-            col_hi, col_rest = _query_parts(
-                b_hi_ptr, b_lo_ptr, m_ptr, log_denom_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, DENOM
-            )  # fmt: skip
+            col = _query_gate(b_ptr, m_ptr, log_denom_ptr, offs_col, mask_s, STABILISED, DENOM)
             causal = (col0 + offs_s)[None, :] >= (row0 + offs_t)[:, None]
         else:
-            col_hi, col_rest = _key_parts(
-                b_hi_ptr, b_lo_ptr, u_ptr, gate + col0 + offs_s, mask_s, ref_m, STABILISED, HAS_U
-            )  # fmt: skip
+            col = _key_gate(b_ptr, u_ptr, offs_col, mask_s, HAS_U)
             causal = (col0 + offs_s)[None, :] <= (row0 + offs_t)[:, None]
-        # The high parts first: their difference is small and exact where its weight counts.
-        exponent = (row_hi[:, None] + col_hi[None, :]) + (row_rest[:, None] + col_rest[None, :])
+        col_high, col_low = _split(col)
+        # The high parts first: their sum is small and exact where its weight counts.
+        exponent = (row_high[:, None] + col_high[None, :]) + (row_low[:, None] + col_low[None, :])
         weights = tl.where(causal, tl.math.exp2(exponent), 0.0)
         product *= weights * scale
         if NORMALISE:
@@ -336,7 +317,8 @@ def mix_kernel(
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
         acc /= floor[:, None]
         if pid_z == 0:
-            tl.store(log_denom_ptr + gate + row0 + offs_t, tl.math.log2(floor), mask=mask_t)
+            log_denom = tl.math.log2(floor.to(log_denom_ptr.dtype.element_ty))
+            tl.store(log_denom_ptr + gate + row0 + offs_t, log_denom, mask=mask_t)
     if SUMS:
         pair_base = pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ + row0 * z_stride
         pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)

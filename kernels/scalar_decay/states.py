@@ -20,7 +20,6 @@ def states_kernel(
     k_ptr,
     v_ptr,
     weight_ptr,
-    weight_lo_ptr,
     g_ptr,
     edge_ptr,
     m_ptr,
@@ -60,7 +59,7 @@ def states_kernel(
     Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then every chunk starts from zero and
     leaves its own contribution, which merge_kernel adds up.
     Forward: reads k [B, T, H / GROUP, K], v [B, T, H, V], w [B, H, T]; writes the state before each chunk
-    [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b (high, low), m, log2 of the denominator and the forward
+    [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b, m, log2 of the denominator and the forward
     states; writes the gradient of the state after each chunk, that of the initial state and, with ANCHORS, <C, dC> at
     each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions, states are kept every L.
     """
@@ -133,15 +132,14 @@ def states_kernel(
             m_out = tl.load(edge_ptr + pid_bh * (NG + 1) + index + 1)
             log_decay += m_in - m_out
         if REVERSE:
-            log_weight += tl.load(weight_lo_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
             if STABILISED:
                 log_weight += m_in - tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
                 log_weight -= tl.load(log_denom_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-            weight = tl.math.exp2(log_weight) * scale
+            weight = tl.math.exp2(log_weight.to(tl.float32)) * scale
         else:
             if STABILISED:
                 log_weight -= m_out
-            weight = tl.math.exp2(log_weight)
+            weight = tl.math.exp2(log_weight.to(tl.float32))
         weight = tl.where(mask_t, weight, 0.0)
 
         if at_edge and not LOCAL:
@@ -150,7 +148,7 @@ def states_kernel(
             if WITH_N and pid_v == 0:
                 tl.store(n_states_ptr + (pid_bh * N + chunk) * K + offs_k, n_state, mask=mask_k)
         if at_gate:
-            decay = tl.math.exp2(log_decay)
+            decay = tl.math.exp2(log_decay.to(tl.float32))
             state *= decay
             if WITH_N:
                 n_state *= decay
@@ -232,7 +230,7 @@ def merge_kernel(
         if STABILISED:
             log_decay += tl.load(edge_ptr + pid_bh * (NG + 1) + first)
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
-        decay = tl.math.exp2(log_decay)
+        decay = tl.math.exp2(log_decay.to(tl.float32))
         here = states_ptr + (pid_bh * N + chunk) * K * V + offs
         local = tl.load(here, mask=mask, other=0.0).to(tl.float32)
         tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
