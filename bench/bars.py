@@ -24,6 +24,7 @@ from rich.table import Table
 
 from ..analysis.statistics import Interval, bootstrap_ratio_interval, median, median_interval
 from ..kernels import get_operation, resolve
+from .clock import CudaClock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,20 +252,14 @@ def measure_on_gpu(entries: Sequence[Entry], *, rounds: int) -> None:
     """
     import torch
 
-    flush = torch.empty(2**28, dtype=torch.int8, device=torch.cuda.current_device())
+    clock = CudaClock()
     for entry in entries:
         for _ in range(3):
             entry.call()
     for index in range(rounds):
         for entry in entries if index % 2 else reversed(entries):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            result = entry.call()
-            end.record()
-            end.synchronize()
-            del result
-            entry.samples_ms.append(start.elapsed_time(end))
+            samples, _ = clock.sample(lambda _, entry=entry: entry.call(), lambda: None, 1)
+            entry.samples_ms.extend(samples)
     for entry in entries:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

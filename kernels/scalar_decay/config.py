@@ -57,6 +57,15 @@ class WalkConfig:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormaliserConfig:
+    """Launch of the normaliser's kernel, at the walk's time tile: contraction block, warps, pipeline stages."""
+
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
 Tile = TypeVar("Tile", MixConfig, WalkConfig)
 
 
@@ -73,6 +82,7 @@ class EngineConfig(Generic[Tile]):
     dq: Tile
     dk: Tile
     dv: Tile
+    normaliser: NormaliserConfig
 
     @property
     def walks(self) -> bool:
@@ -175,17 +185,13 @@ def select_config(
             num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
         )
 
-    walking = scheme == "walk" and item_bytes == 2
-    fit = fit_walk if walking else fit_sweep
-    output = fit(k_pad, v_pad)
-    if walking and capability >= (10, 0):
-        # mLSTMexp's denominator sums rows of q in registers; four warps would spill them.
-        output = replace(output, num_warps=8)
+    fit = fit_walk if scheme == "walk" and item_bytes == 2 else fit_sweep
     return EngineConfig(
         states=states,
         d_states=states,
-        output=output,
+        output=fit(k_pad, v_pad),
         dq=fit(v_pad, k_pad),
         dk=fit(v_pad, k_pad),
         dv=fit(k_pad, v_pad),
+        normaliser=NormaliserConfig(block_k=min(128 if capability >= (9, 0) else 64, k_pad), num_warps=4, num_stages=3),
     )

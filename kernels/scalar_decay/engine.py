@@ -17,9 +17,19 @@ import torch
 import triton
 from torch import Tensor
 
-from .config import EngineConfig, MixConfig, StatesConfig, WalkConfig, fit_chunk, next_power_of_two, select_config
+from .config import (
+    EngineConfig,
+    MixConfig,
+    NormaliserConfig,
+    StatesConfig,
+    WalkConfig,
+    fit_chunk,
+    next_power_of_two,
+    select_config,
+)
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .mix import mix_kernel
+from .normaliser import denominator_kernel, normaliser_kernel
 from .states import merge_kernel, states_kernel
 from .walk import walk_kernel
 
@@ -192,6 +202,38 @@ def run_states(
     return states, n_states, last, n_last, anchors
 
 
+def run_normaliser(
+    problem: Problem,
+    config: NormaliserConfig,
+    q: Tensor,
+    k: Tensor,
+    n_states: Tensor | None,
+    gates: Gates,
+    *,
+    heads: int,
+    want_last: bool,
+) -> Tensor | None:
+    """Launch the normaliser's kernels: fill ``gates.log_denom``; return the last n [B, H, K] of a single chunk."""
+    B, T, _, K = q.shape
+    N = triton.cdiv(T, problem.chunk)
+    blocks = triton.cdiv(K, config.block_k)
+    n_q = _empty(blocks, B, heads, T, like=q)
+    n_last = _empty(B, heads, K, like=q) if want_last else None
+    triton.set_allocator(_scratch)
+    normaliser_kernel[(blocks * N * B * heads,)](
+        q, k, gates.b, gates.u, gates.w, gates.g, gates.edge, gates.m, n_states, n_q, n_last,
+        problem.scale, T, problem.chunk, N, B * heads,
+        H=heads, K=K, GROUP=heads // q.shape[2], HAS_STATE=n_states is not None, HAS_LAST=want_last,
+        BLOCK_T=gates.chunk, BLOCK_K=config.block_k, STAGES=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    count = B * heads * T
+    denominator_kernel[(triton.cdiv(count, SCAN_BLOCK_N),)](
+        n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N
+    )
+    return n_last
+
+
 def run_mix(
     problem: Problem,
     config: MixConfig,
@@ -239,7 +281,6 @@ class Walk:
     out: Tensor
     row_sums: Tensor | None = None
     last: Tensor | None = None
-    n_last: Tensor | None = None
     anchor_states: Tensor | None = None
     anchors: Tensor | None = None
 
@@ -256,8 +297,6 @@ def run_walk(
     heads: int,
     future: bool,
     transposed: bool,
-    n_states: Tensor | None = None,
-    normalise: bool = False,
     pair: Tensor | None = None,
     want_last: bool = False,
     anchor_states: Tensor | None = None,
@@ -284,25 +323,22 @@ def run_walk(
             result.anchor_states = _empty(blocks, B, H, anchors, config.block_x, DZ, like=z, dtype=z.dtype)
     if want_last:
         result.last = _empty(B, H, *((DZ, DX) if transposed else (DX, DZ)), like=z)
-        result.n_last = _empty(B, H, DX, like=z) if normalise else None
     # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
     partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
-    denoms = _empty(blocks, B, H, T, like=z) if blocks > 1 and normalise else None
     triton.set_allocator(_scratch)
     for block in range(blocks):
         walk_kernel[(tiles_z * N * B * H,)](
             x, y, z, states, partial, result.out,
             gates.b, gates.u, gates.w, gates.g, gates.edge, gates.m, gates.log_denom,
-            None if denoms is None else denoms[block - 1], None if denoms is None else denoms[block],
-            n_states, pair, result.row_sums, result.last, result.n_last,
+            pair, result.row_sums, result.last,
             None if result.anchor_states is None else result.anchor_states[block],
             None if result.anchors is None else result.anchors[block],
             problem.scale, T, problem.chunk, N, B * H, every, block,
             H=H, DX=DX, DZ=DZ, GROUP_X=H // x.shape[2], GROUP_Z=H // z.shape[2],
             FIRST=block == 0, LAST=block == blocks - 1, FUTURE=future, TRANSPOSED=transposed,
             HAS_STATE=states is not None, HAS_LAST=want_last, HAS_U=problem.has_u, STABILISED=problem.stabilised,
-            NORMALISE=normalise, SUMS=pair is not None, ANCHORS=pair is not None, BLOCK_T=config.block_t,
+            SUMS=pair is not None, ANCHORS=pair is not None, BLOCK_T=config.block_t,
             BLOCK_X=config.block_x, BLOCK_Z=config.block_z, STAGES=config.num_stages,
             PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
@@ -362,16 +398,20 @@ class _ScalarDecay(torch.autograd.Function):
         if gates.m is not None:
             gates.log_denom = torch.empty_like(gates.m, dtype=gates.b.dtype)
         roles: dict[str, Any] = {"heads": H, "future": False, "transposed": False}
-        roles |= {"n_states": n_states, "normalise": exp}
         if walking:
-            walk = run_walk(
-                problem, config.output, q, k, v, states, gates, want_last=want_last and last is None, **roles
-            )
+            walk_last = want_last and last is None
+            if exp:
+                n_walked = run_normaliser(
+                    problem, config.normaliser, q, k, n_states, gates, heads=H, want_last=walk_last
+                )  # fmt: skip
+                n_last = n_walked if walk_last else n_last
+            walk = run_walk(problem, config.output, q, k, v, states, gates, want_last=walk_last, **roles)
             h = walk.out
-            if want_last and last is None:
-                last, n_last = walk.last, walk.n_last
+            last = walk.last if walk_last else last
         else:
-            h, _ = run_mix(problem, config.output, q, k, v, states, gates, **roles)
+            h, _ = run_mix(
+                problem, config.output, q, k, v, states, gates, n_states=n_states, normalise=exp, **roles
+            )  # fmt: skip
         ctx.save_for_backward(
             q, k, v, decay, input_gate, head, c_initial, n_initial, *(getattr(gates, name) for name in GATE_TENSORS)
         )

@@ -45,13 +45,9 @@ def walk_kernel(
     edge_ptr,
     m_ptr,
     log_denom_ptr,
-    denom_in_ptr,
-    denom_out_ptr,
-    n_states_ptr,
     pair_ptr,
     sums_ptr,
     last_ptr,
-    n_last_ptr,
     anchor_states_ptr,
     anchor_ptr,
     scale,
@@ -74,7 +70,6 @@ def walk_kernel(
     HAS_LAST: tl.constexpr,
     HAS_U: tl.constexpr,
     STABILISED: tl.constexpr,
-    NORMALISE: tl.constexpr,
     SUMS: tl.constexpr,
     ANCHORS: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -91,8 +86,7 @@ def walk_kernel(
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state entering the chunk [B, H, N, DX, DZ]
     (TRANSPOSED: [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. HAS_LAST writes the state
-    that leaves the sequence (N = 1). NORMALISE also reads n states [B, H, N, K] and writes log2 of the
-    denominator (between launches: the denominator so far).
+    that leaves the sequence (N = 1).
     SUMS writes sum_z out * pair [tiles, B, H, T]. With ANCHORS, past roles write S every ``every`` positions
     [B, H, ceil(T / every), DX, DZ]; future roles read them back and write <C, dC> there [tiles, B, H, ceil(T / every)].
     """
@@ -152,10 +146,6 @@ def walk_kernel(
         state += tl.load(state_ptr + (pid_bh * N + pid_n) * DX * DZ + state_offs, mask=state_mask, other=0.0).to(
             tl.float32
         )
-    if NORMALISE:
-        n_state = tl.zeros((BLOCK_X,), dtype=tl.float32)
-        if HAS_STATE:
-            n_state += tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_x, mask=mask_x, other=0.0)
 
     tiles = tl.cdiv(end - start, BLOCK_T)
     for tile in tl.range(0, tiles, num_stages=STAGES):
@@ -177,9 +167,7 @@ def walk_kernel(
             m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
             m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
             m = _load_gates(m_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
-            query -= m
-            if not NORMALISE:
-                query -= _load_gates(log_denom_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+            query -= m + _load_gates(log_denom_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
         # Rows of X, Y and Z in the padding are zero, and so are all products with them unless a weight overflows.
@@ -220,9 +208,6 @@ def walk_kernel(
         out = tl.dot(x, state.to(x.dtype), input_precision=PRECISION) * row_factor[:, None]
         product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         product *= tl.where(causal, tl.math.exp2(exponent) * scale, 0.0)
-        if NORMALISE:
-            denom = tl.sum(product, axis=1) + tl.sum(x.to(tl.float32) * n_state[None, :], axis=1) * row_factor
-            n_state = n_state * decay + tl.sum(y.to(tl.float32) * state_factor[:, None], axis=0)
         out = tl.dot(product.to(z.dtype), z, out, input_precision=PRECISION)
         state *= decay
         state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state, input_precision=PRECISION)
@@ -241,16 +226,6 @@ def walk_kernel(
             # Always true; inside a branch the load is not pipelined, which would cost shared memory for two tiles.
             elif t0 < T:
                 out += tl.load(partial_ptr + out_offset + t0 * out_stride + out_offs, mask=out_mask, other=0.0)
-        if NORMALISE:
-            if not FIRST:
-                denom += tl.load(denom_in_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-            if LAST:
-                denom = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
-                out /= denom[:, None]
-                if pid_z == 0:
-                    tl.store(log_denom_ptr + rows + t0 + offs_t, tl.math.log2(denom), mask=mask_t)
-            elif pid_z == 0:
-                tl.store(denom_out_ptr + rows + t0 + offs_t, denom, mask=mask_t)
         if LAST:
             if SUMS:
                 pair = out
@@ -266,5 +241,3 @@ def walk_kernel(
 
     if HAS_LAST:
         tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)
-        if NORMALISE and pid_z == 0:
-            tl.store(n_last_ptr + pid_bh * DX + offs_x, n_state, mask=mask_x)

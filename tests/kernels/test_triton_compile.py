@@ -15,7 +15,7 @@ import triton
 
 from lrbench.kernels import FAMILIES, get_operation, resolve
 from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
-from lrbench.kernels.scalar_decay import engine, front, gates, mix, states, step, walk
+from lrbench.kernels.scalar_decay import engine, front, gates, mix, normaliser, states, step, walk
 from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
 
 pytestmark = pytest.mark.compile
@@ -40,7 +40,7 @@ ALL_SWEEPS = [(op, *scheme) for op in ("mlstm_sig", "mlstm_exp") for scheme in (
 SWEEPS = [_slow_unless({("mlstm_exp", "xl_chunk", 256), ("mlstm_sig", "limit_chunk", 64)}, case) for case in ALL_SWEEPS]
 MAX_STACK_BYTES = 64
 SEQ_LEN = 1024
-MODULES = (gates, mix, states, step, walk)
+MODULES = (gates, mix, normaliser, states, step, walk)
 
 compiled: dict[tuple[Any, ...], Resources] = {}
 

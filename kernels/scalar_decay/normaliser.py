@@ -1,0 +1,107 @@
+"""The normaliser of the walking scheme: mLSTMexp's denominators, known before any output is walked.
+
+    n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t        denom_t = max(|scale n_t^T q_t|, exp(-m_t))
+
+Source: TFLA paper, equations 4 to 7. n is a state of one column. Walked on its own it needs neither values nor the
+registers of the output's walk, and is computed once instead of for every block of value columns; the output then takes
+1 / denom_t as one more gate, as its gradients do.
+"""
+
+import triton
+import triton.language as tl
+
+from .gates import NEG
+
+
+@triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
+def normaliser_kernel(
+    q_ptr,
+    k_ptr,
+    b_ptr,
+    u_ptr,
+    w_ptr,
+    g_ptr,
+    edge_ptr,
+    m_ptr,
+    n_states_ptr,
+    n_q_ptr,
+    n_last_ptr,
+    scale,
+    T,
+    L,
+    N,
+    BH,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    HAS_LAST: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Walk one chunk for BLOCK_K columns of q and k.
+
+    Grid: (ceil(K / BLOCK_K) * N * B * H,).
+    Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] and the gate vectors [B, H, T], cumulative over
+    BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T]. HAS_LAST writes the last n [B, H, K] (N = 1).
+    """
+    NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    ROW: tl.constexpr = (H // GROUP) * K
+    pid = tl.program_id(0)
+    pid_k = pid % NK
+    pid_n = (pid // NK) % N
+    pid_bh = (pid // (NK * N)).to(tl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    start = pid_n * L
+    end = tl.minimum(start + L, T)
+    col = pid_k * BLOCK_K
+    offs_t = tl.arange(0, BLOCK_T)
+    offs_k = col + tl.arange(0, BLOCK_K)
+    mask_k = offs_k < K
+    causal = offs_t[None, :] <= offs_t[:, None]
+    offset = batch * T * ROW + (head // GROUP) * K
+    q_desc = tl.make_tensor_descriptor(q_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
+    k_desc = tl.make_tensor_descriptor(k_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
+    rows = pid_bh * T
+    tiles_in_sequence = tl.cdiv(T, BLOCK_T)
+    n = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    if HAS_STATE:
+        n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
+    for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
+        mask_t = t0 + offs_t < end
+        index = t0 // BLOCK_T
+        q = q_desc.load([t0, col])
+        k = k_desc.load([t0, col])
+        b = tl.load(b_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        u = tl.load(u_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        w = tl.load(w_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        m = tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        g = tl.load(g_ptr + pid_bh * tiles_in_sequence + index)
+        m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
+        m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
+        product = tl.dot(q, tl.trans(k))
+        product *= tl.where(causal, tl.math.exp2((b - m)[:, None] + (u - b)[None, :]), 0.0)
+        n_q = tl.sum(product, axis=1)
+        n_q += tl.sum(q.to(tl.float32) * n[None, :], axis=1) * tl.math.exp2(b - m + m_in)
+        n = n * tl.math.exp2(g + m_in - m_out)
+        n += tl.sum(k.to(tl.float32) * tl.math.exp2(w - m_out)[:, None], axis=0)
+        tl.store(n_q_ptr + pid_k * BH.to(tl.int64) * T + rows + t0 + offs_t, n_q * scale, mask=mask_t)
+    if HAS_LAST:
+        tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
+
+
+@triton.jit(do_not_specialize=["count", "blocks"])
+def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
+    """Add up the parts of n^T q and write log2 of max(|n^T q|, exp(-m)).
+
+    Grid: (ceil(count / BLOCK),). Reads the parts [blocks, count] and m [count]; writes log_denom [count].
+    """
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    n_q = tl.zeros((BLOCK,), dtype=tl.float32)
+    for block in range(0, blocks):
+        n_q += tl.load(n_q_ptr + block * tl.full((), count, tl.int64) + offs, mask=mask, other=0.0)
+    m = tl.load(m_ptr + offs, mask=mask, other=0.0)
+    tl.store(log_denom_ptr + offs, tl.math.log2(tl.maximum(tl.abs(n_q), tl.math.exp2(-m))), mask=mask)
