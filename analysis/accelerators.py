@@ -1,20 +1,16 @@
 """Accelerator specifications: dense matrix rates, vector rate, bandwidth and caches, each with its part and source.
 
 Rates are what the maker states for the named part at boost clock, dense (a figure printed for 2:4 sparsity is halved),
-in FLOP/s and bytes/s, decimal prefixes. ``cpu`` is the exception: this machine, measured when it is first asked for.
+in FLOP/s and bytes/s, decimal prefixes. ``cpu`` is the exception: this machine, measured (:mod:`.cpu`). Users add
+accelerators of their own in a TOML file (:mod:`.accelerator_file`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
-import platform
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 _KIB, _MIB = 1024, 1024**2
@@ -28,11 +24,13 @@ class Roofs:
         matrix_flops: dtype -> FLOP/s of a large square matrix product.
         bandwidth_bytes_s: bytes read plus bytes written per second by a large device-to-device copy.
         source: what was measured, where and with which software.
+        vector_flops: FLOP/s of chains of fp32 fused multiply-adds, or None.
     """
 
     matrix_flops: Mapping[str, float]
     bandwidth_bytes_s: float
     source: str
+    vector_flops: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +50,7 @@ class Accelerator:
         sms: multiprocessors, compute units or cores.
         source: where the figures are stated.
         measured: rates measured on this part, or None.
+        device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
     """
 
     key: str
@@ -65,6 +64,7 @@ class Accelerator:
     sms: int
     source: str
     measured: Roofs | None = None
+    device_names: tuple[str, ...] = ()
 
     def peak_flops(self, dtype: str) -> float | None:
         """Return the highest FLOP/s at which operands stored as ``dtype`` can be multiplied, or None if they cannot.
@@ -87,6 +87,7 @@ class Accelerator:
         return dataclasses.replace(
             self,
             matrix_flops=MappingProxyType({**self.matrix_flops, **self.measured.matrix_flops}),
+            vector_flops=self.measured.vector_flops or self.vector_flops,
             bandwidth_bytes_s=self.measured.bandwidth_bytes_s,
             source=self.measured.source,
         )
@@ -105,7 +106,8 @@ _TABLE = (
         l2_bytes=6 * _MIB,
         smem_bytes=96 * _KIB,
         sms=80,
-        source="NVIDIA V100 datasheet (SXM2 column); the TFLA paper's table 18 has 120e12 FLOP/s for fp16",
+        source="NVIDIA V100 datasheet, SXM2 column (the TFLA paper's table 18 has 120e12 FLOP/s for fp16); caches and "
+        "multiprocessors: Volta architecture white paper",
     ),
     Accelerator(
         key="a100_40",
@@ -117,7 +119,8 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
-        source="NVIDIA A100 datasheet, 40 GB columns; CUDA programming guide (compute capability 8.0)",
+        source="NVIDIA A100 datasheet, 40 GB columns; L2 and multiprocessors: Ampere architecture white paper; shared "
+        "memory: CUDA programming guide, compute capability 8.0",
     ),
     Accelerator(
         key="a100_80_pcie",
@@ -129,7 +132,9 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
-        source="NVIDIA A100 datasheet, 80 GB PCIe column; the part of the TFLA paper's table 18",
+        source="NVIDIA A100 datasheet, 80 GB PCIe column, the part of the TFLA paper's table 18; L2 and "
+        "multiprocessors: Ampere architecture white paper; shared memory: CUDA programming guide, compute capability "
+        "8.0",
     ),
     Accelerator(
         key="a100_80_sxm",
@@ -141,7 +146,8 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
-        source="NVIDIA A100 datasheet, 80 GB SXM column",
+        source="NVIDIA A100 datasheet, 80 GB SXM column; L2 and multiprocessors: Ampere architecture white paper; "
+        "shared memory: CUDA programming guide, compute capability 8.0",
     ),
     Accelerator(
         key="h100_pcie",
@@ -153,7 +159,8 @@ _TABLE = (
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=114,
-        source="NVIDIA H100 datasheet and Hopper architecture white paper, PCIe column, sparse figures halved",
+        source="NVIDIA H100 datasheet and Hopper architecture white paper, PCIe column, sparse figures halved; shared "
+        "memory: CUDA programming guide, compute capability 9.0",
     ),
     Accelerator(
         key="h100_sxm",
@@ -165,8 +172,8 @@ _TABLE = (
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
-        source="NVIDIA H100 datasheet and Hopper architecture white paper, SXM column, sparse figures halved; the part "
-        "of the TFLA paper's table 18",
+        source="NVIDIA H100 datasheet and Hopper architecture white paper, SXM column, sparse figures halved, the part "
+        "of the TFLA paper's table 18; shared memory: CUDA programming guide, compute capability 9.0",
     ),
     Accelerator(
         key="h200_sxm",
@@ -175,10 +182,12 @@ _TABLE = (
         matrix_flops={"fp16": 989e12, "bf16": 989e12, "tf32": 494e12, "fp32": 66.9e12, "fp64": 66.9e12},
         vector_flops=66.9e12,
         bandwidth_bytes_s=4.8e12,
-        l2_bytes=50 * _MIB,
+        l2_bytes=60 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
-        source="NVIDIA H200 datasheet, SXM column, sparse figures halved; caches and multiprocessors as the H100 SXM",
+        source="NVIDIA H200 datasheet, SXM column, sparse figures halved; L2 (62,914,560 bytes), shared memory "
+        "(232,448 bytes a block) and multiprocessors as the driver reports them on one H200: the datasheet states none "
+        "and the H100's 50 MB do not hold for this part",
         measured=Roofs(
             matrix_flops={"bf16": 790e12},
             bandwidth_bytes_s=4.29e12,
@@ -197,7 +206,8 @@ _TABLE = (
         smem_bytes=227 * _KIB,
         sms=148,
         source="NVIDIA Blackwell datasheet, HGX B200 column, sparse figures halved; 7.7e12 bytes/s as in the TFLA "
-        "paper's table 18 (GB200 parts state 8e12); L2 and multiprocessors as the driver reports them",
+        "paper's table 18 (GB200 parts state 8e12); L2: CUDA Blackwell tuning guide; shared memory: CUDA programming "
+        "guide, compute capability 10.0; multiprocessors as the driver reports them",
     ),
     Accelerator(
         key="l40s",
@@ -209,7 +219,8 @@ _TABLE = (
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=142,
-        source="NVIDIA L40S datasheet; fp64 is 1/64 of fp32 (CUDA programming guide, compute capability 8.9)",
+        source="NVIDIA L40S datasheet; L2 and multiprocessors: Ada GPU architecture white paper; fp64 (1/64 of fp32) "
+        "and shared memory: CUDA programming guide, compute capability 8.9",
     ),
     Accelerator(
         key="rtx_4090",
@@ -221,7 +232,8 @@ _TABLE = (
         l2_bytes=72 * _MIB,
         smem_bytes=99 * _KIB,
         sms=128,
-        source="NVIDIA Ada GPU architecture white paper, appendix A, fp32 accumulation",
+        source="NVIDIA Ada GPU architecture white paper, appendix A, fp32 accumulation; shared memory: CUDA "
+        "programming guide, compute capability 8.9",
     ),
     Accelerator(
         key="rtx_5090",
@@ -233,7 +245,8 @@ _TABLE = (
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=170,
-        source="NVIDIA RTX Blackwell GPU architecture white paper, appendix A, fp32 accumulation",
+        source="NVIDIA RTX Blackwell GPU architecture white paper, appendix A, fp32 accumulation; shared memory: CUDA "
+        "programming guide, compute capability 12.0",
     ),
     Accelerator(
         key="mi300x",
@@ -245,7 +258,8 @@ _TABLE = (
         l2_bytes=256 * _MIB,
         smem_bytes=64 * _KIB,
         sms=304,
-        source="AMD Instinct MI300X datasheet; the cache is the 256 MiB Infinity Cache",
+        source="AMD Instinct MI300X datasheet; the cache is the 256 MiB Infinity Cache; local data share: AMD CDNA 3 "
+        "architecture white paper",
     ),
 )
 
@@ -255,7 +269,7 @@ def _frozen(accelerator: Accelerator) -> Accelerator:
 
 
 ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType({a.key: _frozen(a) for a in _TABLE})
-"""Specified accelerators by key. The local CPU is not among them: :func:`get_accelerator` measures it."""
+"""Specified accelerators by key; :func:`get_accelerator` also knows the local CPU and the user's own."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"a100": "a100_80_pcie", "h100": "h100_sxm", "h200": "h200_sxm"})
 """Short names on the command line -> key: the SXM part, and for the A100 the TFLA paper's 80 GB PCIe card."""
@@ -282,32 +296,44 @@ _DEVICE_NAMES = (
 
 
 def known_accelerators() -> tuple[str, ...]:
-    """Return every key and alias that :func:`get_accelerator` takes, keys first."""
-    return (*ACCELERATORS, "cpu", *ALIASES)
+    """Return every key and alias that :func:`get_accelerator` takes, keys first; ValueError for a bad user file."""
+    return (*ACCELERATORS, *_user_accelerators(), "cpu", *ALIASES)
 
 
-def get_accelerator(key: str) -> Accelerator:
-    """Return the accelerator called ``key`` (a key or an alias, any case).
+def canonical_key(name: str) -> str:
+    """Return a key or alias as given on the command line (any case, - for _) as the key it stands for."""
+    key = name.strip().lower().replace("-", "_")
+    return ALIASES.get(key, key)
 
-    ``cpu`` is this machine: its rates are measured with numpy on the first call (about a second).
+
+def get_accelerator(name: str) -> Accelerator:
+    """Return the accelerator called ``name``: a key or an alias, specified here or in the user's file.
+
+    ``cpu`` is this machine, see :func:`.cpu.local_cpu`.
 
     Raises:
-        ValueError: no such accelerator; the message lists the known ones.
+        ValueError: no such accelerator (the message lists the known ones), or the user's file is bad.
     """
-    name = key.strip().lower().replace("-", "_")
-    name = ALIASES.get(name, name)
-    if name == "cpu":
-        return measure_cpu()
-    if name not in ACCELERATORS:
-        raise ValueError(f"accelerator must be one of {', '.join(known_accelerators())}, got {key!r}")
-    return ACCELERATORS[name]
+    key = canonical_key(name)
+    if key == "cpu":
+        from .cpu import local_cpu
+
+        return local_cpu()
+    accelerator = ACCELERATORS.get(key) or _user_accelerators().get(key)
+    if accelerator is None:
+        raise ValueError(f"accelerator must be one of {', '.join(known_accelerators())}, got {name!r}")
+    return accelerator
 
 
 def match_device(name: str) -> str | None:
     """Return the key of the accelerator that a driver calls ``name`` ("NVIDIA H100 80GB HBM3"), or None.
 
-    Parts whose rates differ from the listed ones (H100 NVL, H200 NVL, laptop GPUs, MIG slices) match nothing.
+    A name in the user's file decides. Parts whose rates differ from the specified ones (H100 NVL, H200 NVL, laptop
+    GPUs, MIG slices) match nothing.
     """
+    for accelerator in _user_accelerators().values():
+        if name.strip() in accelerator.device_names:
+            return accelerator.key
     if "MIG" in name or "Laptop" in name:
         return None
     for pattern, key in _DEVICE_NAMES:
@@ -316,72 +342,7 @@ def match_device(name: str) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=1)
-def measure_cpu() -> Accelerator:
-    """Measure this machine's CPU: fp32 and fp64 matrix product, and a copy out of the caches' reach.
+def _user_accelerators() -> Mapping[str, Accelerator]:
+    from .accelerator_file import user_accelerators
 
-    The vector rate is set to the fp32 matrix rate: the same units do both. 16-bit rates are not measured (numpy has no
-    such product) and are missing. Uses the threads that numpy's BLAS is configured for.
-    """
-    import numpy as np
-
-    rates = {}
-    for dtype, size in (("fp32", 1024), ("fp64", 768)):
-        operand = np.ones((size, size), dtype={"fp32": np.float32, "fp64": np.float64}[dtype])
-        out = np.empty_like(operand)
-        seconds = _best_seconds(functools.partial(np.matmul, operand, operand, out=out))
-        rates[dtype] = 2 * size**3 / seconds
-    source = np.ones(16 * _MIB, dtype=np.float64)
-    target = np.empty_like(source)
-    seconds = _best_seconds(functools.partial(np.copyto, target, source))
-    return Accelerator(
-        key="cpu",
-        name=_cpu_model(),
-        part="this machine",
-        matrix_flops=MappingProxyType(rates),
-        vector_flops=rates["fp32"],
-        bandwidth_bytes_s=2 * source.nbytes / seconds,
-        l2_bytes=_cpu_cache_bytes(level=3) or 32 * _MIB,
-        smem_bytes=_cpu_cache_bytes(level=1) or 32 * _KIB,
-        sms=_cpu_count(),
-        source="measured with numpy: 1024^3 fp32 and 768^3 fp64 matrix product, 128 MiB copy, best of a few runs",
-    )
-
-
-def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
-    """Return the shortest time of a call within ``budget_s``, at least ``repeats`` of them: load only lengthens it."""
-    best, end = float("inf"), time.perf_counter() + budget_s
-    while repeats > 0 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-        repeats -= 1
-    return best
-
-
-def _cpu_count() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine()
-
-
-def _cpu_cache_bytes(level: int) -> int | None:
-    """Return the size of the first core's data or unified cache of ``level`` as Linux states it, or None."""
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            if int((index / "level").read_text()) != level or (index / "type").read_text().strip() == "Instruction":
-                continue
-            size = (index / "size").read_text().strip()
-        except (OSError, ValueError):
-            continue
-        match = re.fullmatch(r"(\d+)([KMG]?)", size)
-        if match:
-            return int(match.group(1)) * {"": 1, "K": _KIB, "M": _MIB, "G": 1024 * _MIB}[match.group(2)]
-    return None
+    return user_accelerators()

@@ -38,6 +38,15 @@ def _why_no_device() -> str | None:
     return f"no CUDA device: torch {torch.__version__} sees none"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests from what the user has: accelerators of their own, and what was measured of this CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LRBENCH_ACCELERATORS", "")
+        patch.setenv("LRBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``allocate`` with every floating-point element set to NaN, so that an element never written shows."""
 

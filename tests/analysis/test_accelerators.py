@@ -100,5 +100,31 @@ def test_the_local_cpu_is_measured() -> None:
     assert cpu.key == "cpu"
     assert 1e9 < cpu.peak_flops("fp32") < 1e14
     assert 1e9 < cpu.bandwidth_bytes_s < 2e12
-    assert cpu.peak_flops("bf16") is None
     assert get_accelerator("CPU") is cpu
+
+
+def test_the_list_is_complete() -> None:
+    assert list(ACCELERATORS) == [
+        "v100", "a100_40", "a100_80_pcie", "a100_80_sxm", "h100_pcie", "h100_sxm", "h200_sxm", "b200", "l40s",
+        "rtx_4090", "rtx_5090", "mi300x",
+    ]  # fmt: skip
+
+
+def test_caches_of_the_h200_are_those_its_driver_reports() -> None:
+    h200 = ACCELERATORS["h200_sxm"]
+    assert (h200.l2_bytes, h200.smem_bytes, h200.sms) == (62_914_560, 232_448, 132)
+    assert "as the driver reports them" in h200.source
+
+
+@pytest.mark.gpu
+def test_the_driver_agrees_with_the_specification() -> None:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    key = match_device(properties.name)
+    if key is None:
+        pytest.skip(f"{properties.name} is not specified")
+    accelerator = get_accelerator(key)
+    assert accelerator.sms == properties.multi_processor_count
+    assert accelerator.smem_bytes == properties.shared_memory_per_block_optin
+    assert accelerator.l2_bytes == pytest.approx(properties.L2_cache_size, rel=0.01)
