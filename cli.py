@@ -59,6 +59,9 @@ def sweep(
     devices: Annotated[int, typer.Option(min=1, help="GPUs to spread the implementations over.")] = 1,
     output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a crash, an error or a wrong result.")] = False,
+    calibrate: Annotated[
+        bool | None, typer.Option(help="Measure the device's roofs first, beside the rows [on a GPU].")
+    ] = None,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
@@ -93,6 +96,7 @@ def sweep(
         executor=executor,
         devices=devices,
         strict=strict,
+        calibrate=calibrate,
         output_format=format,
     )
     raise typer.Exit(code)
@@ -123,9 +127,22 @@ def kernels(format: Format = "table") -> None:
 @app.command()
 def gpus(format: Format = "table") -> None:
     """List the accelerators the analysis knows, with their rates and sources."""
-    from .bench import display, inventory
+    from .bench import commands
 
-    display.show(inventory.gpu_rows(), format)
+    commands.gpus_command(output_format=format)
+
+
+@app.command()
+def calibrate(
+    output: Annotated[
+        Path, typer.Option(help="Folder of roofs.parquet, or a parquet file; rows are added to it.")
+    ] = Path("results/local"),
+    format: Format = "table",
+) -> None:
+    """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
+    from .bench import commands
+
+    commands.calibrate_command(output=output, output_format=format)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..bench.store import holds_results
 from .accelerators import Accelerator
 from .counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from .counts.model import DTYPE_BYTES
@@ -228,7 +229,7 @@ def chunk_size_report(
 def default_results(key: str) -> tuple[Path, ...]:
     """Return the folder of committed results of an accelerator, where there is one."""
     folder = Path(__file__).resolve().parent.parent / "results" / key
-    return (folder,) if folder.is_dir() and any(folder.rglob("*.parquet")) else ()
+    return (folder,) if folder.is_dir() and any(map(holds_results, folder.rglob("*.parquet"))) else ()
 
 
 def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

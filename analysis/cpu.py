@@ -163,3 +163,12 @@ def cache_bytes(level: int) -> int | None:
         if match:
             return int(match.group(1)) * {"": 1, "K": _KIB, "M": _MIB, "G": 1024 * _MIB}[match.group(2)]
     return None
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that can be taken without swapping, as Linux states it, else half of all."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
+        if match:
+            return int(match.group(1)) * _KIB
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -64,11 +64,18 @@ def read_table(
 
 
 def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Return the parquet files that ``paths`` name or hold, sorted within a folder; ValueError where there are none."""
+    """Return the result files that ``paths`` name or hold, sorted within a folder; ValueError where there are none.
+
+    Calibrations and profiles in a folder are passed over.
+    """
+    from ..bench.store import holds_results
+
     files: list[Path] = []
     for path in [paths] if isinstance(paths, str | Path) else paths:
         path = Path(path)
-        found = sorted(p for p in path.rglob("*.parquet") if not p.name.startswith(".")) if path.is_dir() else [path]
+        found = [path]
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
         if not found:
             raise ValueError(
                 f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis import accelerators
+from ..analysis.roofs import check_output, write_roofs
+from . import calibrate as calibration
 from . import display, inventory, plan
 from .environment import Environment, probe_environment
 from .plan import PlannedCase, Request
@@ -29,9 +31,13 @@ def sweep_command(
     executor: str,
     devices: int,
     strict: bool,
+    calibrate: bool | None,
     output_format: str,
 ) -> int:
     """Run a sweep, print its tables and the path of its file.
+
+    Args:
+        calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
 
     Returns:
         0 when every planned case has a row; 1 when cases are left, or with ``strict`` when one crashed, failed or was
@@ -45,13 +51,17 @@ def sweep_command(
         accelerator = accelerators.get_accelerator(accelerator).key
     # Names are checked before the machine is looked at, which takes seconds: a typing mistake answers at once.
     plan.plan(request, device_kind="cuda")
-    environment = probe_environment()
+    wanted = executor == "local" if calibrate is None else calibrate
+    measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
+    environment = probe_environment() if measured is None else measured.environment
     planned = plan.plan(request, device_kind=environment.device_kind)
     if not planned:
         raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes here")
     preset = plan.preset_for(request, environment.device_kind)
     for line in introduction(request, preset.name, environment, accelerator, planned):
         display.note(line)
+    if measured is not None and measured.failure:
+        display.note(f"not calibrated: {measured.failure}")
     settings = Settings(
         output=output,
         accelerator=accelerator,
@@ -62,6 +72,7 @@ def sweep_command(
         devices=devices,
         jobs=default_jobs(environment.device_kind) if jobs is None else jobs,
         time_limit_s=time_limit_s,
+        roofs=() if measured is None else tuple(measured.rows),
     )
     outcome = sweep(planned, environment, settings, display.SweepProgress())
     if output_format == "table":
@@ -126,6 +137,41 @@ def verify_command(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float
     rows = list(verify(planned, environment, timeout_s=timeout_s))
     display.show(rows, output_format)
     return int(any(row["status"] in (*WRONG, "oom", "timeout") for row in rows))
+
+
+def gpus_command(*, output_format: str) -> None:
+    """Print the accelerators that ``--gpu`` takes, and where their figures are from."""
+    display.check_format(output_format)
+    rows = inventory.gpu_rows()
+    if output_format != "table":
+        display.show(rows, output_format)
+        return
+    texts = ("source", "measured", "defined_in")
+    display.show([{name: v for name, v in row.items() if name not in texts} for row in rows], "table")
+    print()
+    display.show([{name: row[name] for name in ("key", *texts)} for row in rows], "table", title="where from")
+
+
+def calibrate_command(*, output: Path, output_format: str) -> None:
+    """Measure this device's roofs, print them beside the specification and add them to a file.
+
+    Raises:
+        ValueError: a bad format, or ``output`` holds something else.
+        RuntimeError: the device could not be measured.
+    """
+    display.check_format(output_format)
+    path = calibration.output_file(output)
+    check_output(path)
+    done = calibration.calibrate(short=False)
+    if done.failure:
+        raise RuntimeError(f"cannot calibrate {done.environment.device_name}: {done.failure}")
+    accelerator = done.environment.device_accelerator or "not specified: lrbench gpus"
+    display.note(f"calibrated {done.environment.device_name} ({accelerator})")
+    write_roofs(done.rows, path)
+    if done.environment.device_kind == "cpu":
+        calibration.remember_cpu(done.rows)
+    display.show(calibration.summary_rows(done.rows), output_format)
+    display.note(f"calibration: {path}")
 
 
 def doctor_command(*, output_format: str) -> None:

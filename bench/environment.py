@@ -142,7 +142,9 @@ def probe_environment() -> Environment:
 
     Raises:
         RuntimeError: torch cannot be imported or the driver fails; the message carries the end of its output.
+        ValueError: the user's accelerator file is bad.
     """
+    accelerators.known_accelerators()
     command = (sys.executable, "-m", f"{__package__}.environment")
     result = subprocess.run(command, capture_output=True, text=True, env=worker_environ())
     if result.returncode:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import kernels
-from ..analysis import accelerators
+from ..analysis import accelerator_file, accelerators, cpu, roofs
+from ..analysis.accelerators import Accelerator, Roofs
 from . import baselines
 from .baselines.operations import OPERATIONS
 from .case import Case
@@ -69,26 +70,49 @@ def kernel_rows() -> list[Row]:
 
 
 def gpu_rows() -> list[Row]:
-    """Return a row per accelerator that ``--gpu`` takes."""
-    aliases: dict[str, list[str]] = {}
-    for alias, key in accelerators.ALIASES.items():
-        aliases.setdefault(key, []).append(alias)
-    return [
-        {
-            "key": a.key,
-            "also": ", ".join(aliases.get(a.key, ())) or None,
-            "part": a.part,
-            "bf16_tflops": a.matrix_flops.get("bf16", 0) / 1e12 or None,
-            "fp16_tflops": a.matrix_flops.get("fp16", 0) / 1e12 or None,
-            "vector_tflops": a.vector_flops / 1e12,
-            "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
-            "l2_mib": a.l2_bytes / 2**20,
-            "smem_kib": a.smem_bytes / 2**10,
-            "sms": a.sms,
-            "source": a.source,
-        }
-        for a in accelerators.ACCELERATORS.values()
+    """Return a row per accelerator that ``--gpu`` takes: specified, the user's own, and this CPU as far as measured.
+
+    Raises:
+        ValueError: the user's file is bad.
+    """
+    own = accelerator_file.user_accelerators()
+    stored = roofs.stored_roofs()
+    rows = [
+        _gpu_row(a, stored.get(a.key, a.measured), str(accelerator_file.user_file()) if a.key in own else "lrbench")
+        for a in (*accelerators.ACCELERATORS.values(), *own.values())
     ]
+    if cpu.recall() is not None:
+        here = cpu.local_cpu()
+        return [*rows, _gpu_row(here, None, str(cpu.cache_file()))]
+    return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": CPU_UNMEASURED}]
+
+
+CPU_UNMEASURED = "measured when it is first asked for; lrbench calibrate measures it with torch"
+
+
+def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) -> Row:
+    a = accelerator
+    reached = measured.matrix_flops.get("bf16") if measured else None
+    return {
+        "key": a.key,
+        "also": ", ".join(alias for alias, key in accelerators.ALIASES.items() if key == a.key) or None,
+        "part": a.part,
+        **{f"{dtype}_tflops": _tera(a.matrix_flops.get(dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")},
+        "vector_tflops": a.vector_flops / 1e12,
+        "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
+        "l2_mib": a.l2_bytes / 2**20,
+        "smem_kib": a.smem_bytes / 2**10,
+        "sms": a.sms,
+        "measured_bf16_tflops": _tera(reached),
+        "measured_bandwidth_tb_s": _tera(measured.bandwidth_bytes_s) if measured else None,
+        "measured": measured.source if measured else None,
+        "source": a.source,
+        "defined_in": defined_in,
+    }
+
+
+def _tera(rate: float | None) -> float | None:
+    return None if rate is None else rate / 1e12
 
 
 def environment_rows(environment: Environment) -> list[Row]:

@@ -3,6 +3,9 @@
 While a run is on, every finished row is appended to ``<name>.jsonl`` and synced to disk; at the end the rows become
 ``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
+
+Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
+results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``, ``<run>.profile.parquet``.
 """
 
 from __future__ import annotations
@@ -17,16 +20,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .case import RECORD_COLUMNS, SCHEMA_VERSION, Record
+from .case import RECORD_COLUMNS, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 JOURNAL_SUFFIX = ".jsonl"
+OTHER_ROW_SETS = ("roofs", "profile")
 
 
-def arrow_schema() -> pa.Schema:
-    """Return the parquet schema: the columns of :class:`Record` in field order, all nullable."""
+def holds_results(path: Path) -> bool:
+    """Return whether a parquet file, by its name, holds rows of a sweep rather than another row set."""
+    return path.name.removesuffix(".parquet").rpartition(".")[2] not in OTHER_ROW_SETS
+
+
+def arrow_schema(row: type = Record) -> pa.Schema:
+    """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
 
     types = {
@@ -35,10 +44,11 @@ def arrow_schema() -> pa.Schema:
         float: pa.float64(),
         bool: pa.bool_(),
         list[float]: pa.list_(pa.float64()),
+        list[str]: pa.list_(pa.string()),
     }
-    hints = typing.get_type_hints(Record)
+    hints = typing.get_type_hints(row)
     fields = []
-    for field in dataclasses.fields(Record):
+    for field in dataclasses.fields(row):
         hint = hints[field.name]
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         fields.append(pa.field(field.name, types[options[0] if type(None) in typing.get_args(hint) else hint]))
@@ -99,12 +109,12 @@ class RunWriter:
         return self.path if self.records else None
 
 
-def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write rows as parquet under ``path`` by atomic rename: readers see the whole file or none."""
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, row: type = Record) -> None:
+    """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema())
+    table = pa.Table.from_pylist([dict(each) for each in rows], schema=arrow_schema(row))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -161,27 +171,34 @@ def read_results(paths: Sequence[Path] | Path) -> pa.Table:
 
     tables: list[pa.Table] = []
     for path in [paths] if isinstance(paths, Path) else paths:
-        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        tables.extend(_read_file(file) for file in files)
+        files = sorted(p for p in path.glob("*.parquet") if holds_results(p)) if path.is_dir() else [path]
+        tables.extend(read_file(file) for file in files)
     return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
 
 
-def _read_file(path: Path) -> pa.Table:
+def read_file(path: Path, row: type = Record, *, what: str = "result") -> pa.Table:
+    """Read one file of a row set, with every column of its dataclass, as :func:`read_results` does.
+
+    Args:
+        row: dataclass of the rows; its last field is the version of its columns.
+        what: the rows' name in messages.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    version = dataclasses.fields(row)[-1]
     try:
         table = pq.read_table(path, partitioning=None)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a parquet file: {error}") from error
-    if "schema_version" not in table.column_names:
-        raise ValueError(f"{path} has no column schema_version, so it is no lrbench result")
-    versions = set(table["schema_version"].to_pylist())
-    if not versions <= {SCHEMA_VERSION}:
-        given = ", ".join(sorted(str(version) for version in versions - {SCHEMA_VERSION}))
-        raise ValueError(f"{path}: schema_version must be {SCHEMA_VERSION}, got {given}")
+    if version.name not in table.column_names:
+        raise ValueError(f"{path} has no column {version.name}, so it is no lrbench {what}")
+    versions = set(table[version.name].to_pylist())
+    if not versions <= {version.default}:
+        given = ", ".join(sorted(str(each) for each in versions - {version.default}))
+        raise ValueError(f"{path}: {version.name} must be {version.default}, got {given}")
     columns = []
-    for field in arrow_schema():
+    for field in arrow_schema(row):
         if field.name not in table.column_names:
             columns.append(pa.nulls(len(table), field.type))
             continue
@@ -189,7 +206,7 @@ def _read_file(path: Path) -> pa.Table:
             columns.append(table[field.name].cast(field.type, safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"{path}: column {field.name} must cast to {field.type}: {error}") from error
-    return pa.table(columns, schema=arrow_schema())
+    return pa.table(columns, schema=arrow_schema(row))
 
 
 def finished_cases(folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from ..analysis.roofs import RoofRow, write_roofs
 from ..kernels.spec import Implementation, resolve
 from . import baselines, store
 from .baselines.spec import Baseline
@@ -44,6 +46,7 @@ class Settings:
         devices: GPUs to spread the implementations over.
         jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
+        roofs: rates measured on the device before the sweep, to be stored beside its rows.
     """
 
     output: Path
@@ -55,6 +58,7 @@ class Settings:
     devices: int = 1
     jobs: int = 0
     time_limit_s: float | None = None
+    roofs: tuple[RoofRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,9 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
         todo = [item for item in todo if item.case.case_id not in done]
     interrupted = False
     with store.RunWriter(settings.output, file_name(planned, run_id)) as writer, _terminate_as_interrupt():
+        if settings.roofs and todo:
+            of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
+            write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
         try:
             with contextlib.closing(_outcomes(todo, environment, settings, executor, progress)) as outcomes:
                 for item, reply in outcomes:

@@ -24,6 +24,7 @@ ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200
 TINY = (
     "sweep", "--kernel", "tfla", "--op", "mlstm_sig", "--impl", "torch", "--seq-len", "64", "--head-dim", "32",
     "--chunk-size", "16,32,128", "--num-heads", "1", "--batch", "1", "--mode", "fw", "--budget", "0",
+    "--no-calibrate",
 )  # fmt: skip
 
 
@@ -193,6 +194,56 @@ def test_bad_usage_exits_2_with_one_message_and_no_output(
     assert "Traceback" not in finished.stderr
     assert finished.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("gpus",), ("predict", "tfla", "--gpu", "h100"), ("doctor",), TINY])
+def test_a_bad_accelerator_file_exits_2_with_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    bad = tmp_path / "mine.toml"
+    bad.write_text("[mine]\nsms = -1\n")
+    environ = {**ENVIRON, "LRBENCH_ACCELERATORS": str(bad)}
+    finished = subprocess.run((*CALL, *command), capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=240)
+    if command[0] == "predict":
+        # What needs no accelerator of the user's does not read the file.
+        assert finished.returncode == 0, finished.stderr
+        return
+    assert finished.returncode == 2, finished.stderr
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"lrbench: {bad}: mine")
+    assert finished.stdout == ""
+
+
+def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path) -> None:
+    from lrbench.tests.analysis.test_accelerator_file import H100_NVL
+
+    mine = tmp_path / "mine.toml"
+    mine.write_text(H100_NVL)
+    environ = {**ENVIRON, "LRBENCH_ACCELERATORS": str(mine)}
+
+    def run(*arguments: str) -> str:
+        finished = subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=environ, timeout=240)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    (row,) = (row for row in json.loads(run("gpus", "--format", "json")) if row["key"] == "h100_nvl")
+    assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
+    report = json.loads(run("chunk-size", "tfla", "--gpu", "h100_nvl", "--format", "json"))
+    assert report["accelerator"] == "h100_nvl"
+    assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
+    assert json.loads(run("predict", "tfla", "--gpu", "H100-NVL", "--format", "json"))["accelerator"] == "h100_nvl"
+
+
+def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu() -> None:
+    rows = json.loads(lrbench("gpus", "--format", "json").stdout)
+    keys = [row["key"] for row in rows]
+    assert {"v100", "a100_40", "h100_sxm", "h200_sxm", "b200", "rtx_5090", "mi300x"} <= set(keys)
+    assert keys[-1] == "cpu"
+    assert all(row["source"] and row["part"] for row in rows)
+    (h100,) = (row for row in rows if row["key"] == "h100_sxm")
+    assert h100["also"] == "h100"
+    assert "SXM" in h100["part"]
+    table = lrbench("gpus").stdout
+    assert "where from" in table
+    assert h100["source"][:40] in table
 
 
 def test_an_output_that_is_a_file_exits_2(tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ def rewrite(path: Path, change) -> Path:
     return path
 
 
+def test_calibrations_and_profiles_beside_results_are_passed_over(results: Path) -> None:
+    for name in ("roofs.parquet", "a.roofs.parquet", "more/b.profile.parquet"):
+        (results / name).write_bytes((results / "a.parquet").read_bytes())
+    assert [path.name for path in result_files(results)] == ["a.parquet", "b.parquet"]
+    (results / "only").mkdir()
+    (results / "only" / "roofs.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match="no parquet file in it"):
+        result_files(results / "only")
+
+
 def test_a_folder_is_read_with_its_subfolders_in_column_order(results: Path) -> None:
     frame = load_results(results)
     assert len(frame) == 3

@@ -212,6 +212,15 @@ def test_reads_a_folder_in_file_order(tmp_path: Path) -> None:
     assert store.read_results(empty).num_rows == 0
 
 
+def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> None:
+    path = write(tmp_path, RECORD)
+    for name in ("roofs", "run.roofs", "run.profile"):
+        (tmp_path / f"{name}.parquet").write_bytes(path.read_bytes())
+    write(tmp_path, FAILED, name="myroofs")
+    assert [row["status"] for row in rows(tmp_path)] == ["oom", "ok"]
+    assert store.holds_results(tmp_path / "profile-of-roofs.parquet")
+
+
 def test_what_counts_as_finished(tmp_path: Path) -> None:
     key = {"device_name": RECORD.device_name, "git_commit": RECORD.git_commit, "git_dirty": RECORD.git_dirty}
     write(tmp_path, RECORD, FAILED)

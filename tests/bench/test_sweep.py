@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from lrbench.analysis.roofs import RoofRow
 from lrbench.bench import store, sweep
 from lrbench.bench.case import Record
 from lrbench.bench.environment import Environment
@@ -132,6 +133,23 @@ def test_no_number_is_nan(faulty_run: tuple[Outcome, Silent]) -> None:
     for record in faulty_run[0].records:
         numbers = [value for value in dataclasses.asdict(record).values() if isinstance(value, float)]
         assert all(math.isfinite(number) for number in numbers)
+
+
+def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
+    environment = ENVIRONMENT.columns()
+    timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
+    copy = RoofRow(
+        run_id="calibration", measured_at="2026-01-01T00:00:00+00:00", quantity="copy", size=2**30, unit="bytes/s",
+        rate=2e12, best_rate=2.1e12, short=True, time_samples_ms=[1.0], **timing, **environment,
+    )  # fmt: skip
+    outcome = run(tmp_path, [faults.planned("right")], roofs=(copy,))
+    assert outcome.path is not None
+    (stored,) = store.read_file(outcome.path.with_suffix(".roofs.parquet"), RoofRow).to_pylist()
+    assert stored == dataclasses.asdict(dataclasses.replace(copy, run_id=outcome.records[0].run_id))
+    assert len(store.read_results(tmp_path)) == 1
+    files = set(tmp_path.iterdir())
+    run(tmp_path, [faults.planned("right")], roofs=(copy,), resume=True)
+    assert set(tmp_path.iterdir()) == files
 
 
 def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:

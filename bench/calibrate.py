@@ -1,0 +1,312 @@
+"""Calibration: the rates this device reaches, to stand beside its specification (:mod:`..analysis.roofs`).
+
+Measured as cases are, with the suite's clock: a copy much larger than the last cache, a square matrix product of each
+dtype on random data, and on a GPU chains of fp32 fused multiply-adds. Matrices are 8192 a side where a product of that
+size takes a fraction of a second, else smaller.
+
+``python -m lrbench.bench.calibrate [--short] [--gpu-only]`` prints the environment and the rates as one line of JSON: a
+process of its own, so that the command line neither imports torch nor holds a CUDA context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..analysis import accelerators, cpu
+from ..analysis.accelerators import Accelerator
+from ..analysis.roofs import FILE_NAME, RoofRow, as_roofs
+from . import clock
+from .environment import Environment, current_environment, worker_environ
+
+SIDES = (8192, 4096, 2048, 1024, 512)
+PILOT_SIDES = {"cuda": 2048, "cpu": 512}
+"""What is timed first, to tell how large a product may be; on a GPU large enough that it outlasts its launch."""
+
+MIN_COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}
+CACHES = {"cuda": 20, "cpu": 4}
+"""The copied buffer is at least so many times the last cache."""
+
+MEMORY_SHARE = 8
+"""... and at most one of so many parts of the device's free memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How much a calibration measures.
+
+    Attributes:
+        dtypes: of the matrix products; tf32 is fp32 operands rounded to tf32.
+        fma: whether the vector units are measured too.
+        budget_s: seconds of samples for each rate.
+        ci_target: relative half-width of the median's confidence interval at which sampling may stop sooner.
+        max_sample_s: matrices get smaller until one product takes no longer.
+    """
+
+    dtypes: tuple[str, ...]
+    fma: bool
+    budget_s: float
+    ci_target: float
+    max_sample_s: float
+
+
+_GPU = ("bf16", "fp16", "tf32", "fp32")
+FORMS = {
+    ("cuda", False): Form(dtypes=(*_GPU, "fp64"), fma=True, budget_s=1.0, ci_target=0, max_sample_s=0.1),
+    ("cuda", True): Form(dtypes=_GPU, fma=False, budget_s=0.1, ci_target=0.005, max_sample_s=0.03),
+    ("cpu", False): Form(
+        dtypes=("fp32", "fp64", "bf16", "fp16"), fma=False, budget_s=1.5, ci_target=0, max_sample_s=0.25
+    ),
+    ("cpu", True): Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.1, ci_target=0.02, max_sample_s=0.02),
+}
+"""(device kind, short) -> form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a calibration found.
+
+    Attributes:
+        rows: the rates; empty where none were to be measured here.
+        failure: why there are none although there should be, or None.
+    """
+
+    environment: Environment
+    rows: list[RoofRow]
+    failure: str | None
+
+
+def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
+    """Measure the rates of this machine's device in a process of its own.
+
+    Args:
+        short: the form that a sweep takes, about a second on a GPU.
+        gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
+
+    Raises:
+        RuntimeError: the process died; the message carries the end of its output.
+        ValueError: the user's accelerator file is bad.
+    """
+    accelerators.known_accelerators()
+    flags = [flag for flag, given in (("--short", short), ("--gpu-only", gpu_only)) if given]
+    command = (sys.executable, "-m", f"{__package__}.calibrate", *flags)
+    result = subprocess.run(command, capture_output=True, text=True, env=worker_environ())
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
+        raise RuntimeError(f"cannot find out what this machine is: {last}")
+    data = json.loads(result.stdout.splitlines()[-1])
+    return Calibration(
+        environment=Environment(**data["environment"]),
+        rows=[RoofRow(**row) for row in data["rows"]],
+        failure=data["failure"],
+    )
+
+
+def output_file(output: Path) -> Path:
+    """Return the file that ``lrbench calibrate --output`` means: itself, or roofs.parquet in a folder."""
+    return output if output.suffix == ".parquet" else output / FILE_NAME
+
+
+def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:
+    """Return what people see of a calibration: rates in TFLOP/s and TB/s, and their share of the specification."""
+    return [
+        {
+            "what": _describe(row),
+            "unit": "TB/s" if row.quantity == "copy" else "TFLOP/s",
+            "measured": row.rate / 1e12,
+            "best": row.best_rate / 1e12,
+            "spec": None if row.spec_rate is None else row.spec_rate / 1e12,
+            "share_of_spec": None if row.spec_rate is None else row.rate / row.spec_rate,
+            "time_ms": row.time_ms,
+            "samples": len(row.time_samples_ms),
+            "sm_clock_mhz": row.sm_clock_mhz,
+            "power_w": row.power_w,
+            "temperature_c": row.temperature_c,
+            "throttled": row.throttled,
+        }
+        for row in rows
+    ]
+
+
+def _describe(row: RoofRow) -> str:
+    if row.quantity == "copy":
+        return f"copy of {row.size / 2**30:.3g} GiB, read + written"
+    return f"{row.size}^3 {row.dtype} matrix product" if row.quantity == "matmul" else f"{row.dtype} multiply-adds"
+
+
+def remember_cpu(rows: list[RoofRow]) -> None:
+    """Make the rates measured on a CPU those of the accelerator ``cpu`` on this machine.
+
+    The best ones: a CPU is shared, and load only lengthens a time.
+    """
+    best = [dataclasses.replace(row, rate=row.best_rate) for row in rows]
+    cpu.remember(as_roofs(best, where="by lrbench calibrate, best of all samples"))
+    cpu.local_cpu.cache_clear()
+
+
+def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[RoofRow]:
+    """Return the rates of this process's device; imports torch."""
+    device = environment.device_kind
+    spec = None
+    if device == "cuda" and environment.device_accelerator is not None:
+        spec = accelerators.get_accelerator(environment.device_accelerator)
+    run_id, rows = uuid.uuid4().hex, []
+    where: dict[str, Any] = environment.columns()
+    the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
+    for item in _workloads(device, form):
+        timing = clock.measure(the_clock, item.call, budget_s=form.budget_s, ci_target=form.ci_target)
+        times = timing.columns()
+        rows.append(
+            RoofRow(
+                run_id=run_id,
+                measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                quantity=item.quantity,
+                dtype=item.dtype,
+                size=item.size,
+                unit="bytes/s" if item.quantity == "copy" else "FLOP/s",
+                rate=1e3 * item.work / times["time_ms"],
+                best_rate=1e3 * item.work / min(timing.samples_ms),
+                spec_rate=_spec_rate(spec, item),
+                short=short,
+                **times,
+                **where,
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Workload:
+    """What is timed: ``work`` FLOPs or bytes per call."""
+
+    quantity: str
+    dtype: str | None
+    size: int
+    work: float
+    call: Callable[[Any], Any]
+
+
+def _workloads(device: str, form: Form) -> Iterator[_Workload]:
+    """Make one workload after the other; the tensors of one are gone when the next is made."""
+    yield _copy(device)
+    for dtype in _multipliable(device, form.dtypes):
+        yield from _matmul(device, dtype, form.max_sample_s)
+    if form.fma:
+        yield _fma()
+
+
+def _copy(device: str) -> _Workload:
+    import torch
+
+    if device == "cuda":
+        last_cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        last_cache, free = cpu.cache_bytes(level=3) or 0, cpu.free_memory_bytes()
+    size = min(max(MIN_COPY_BYTES[device], CACHES[device] * last_cache), free // MEMORY_SHARE) // 8 * 8
+    source = torch.empty(size // 8, dtype=torch.int64, device=device).random_()
+    target = torch.empty_like(source)
+    return _Workload(
+        quantity="copy", dtype=None, size=size, work=2 * size, call=lambda _: target.copy_(source, non_blocking=True)
+    )
+
+
+def _multipliable(device: str, dtypes: tuple[str, ...]) -> list[str]:
+    """Leave out what the matrix units of a GPU before compute capability 8.0 do not multiply."""
+    import torch
+
+    old = device == "cuda" and torch.cuda.get_device_capability()[0] < 8
+    return [dtype for dtype in dtypes if not (old and dtype in ("bf16", "tf32"))]
+
+
+def _matmul(device: str, dtype: str, max_sample_s: float) -> Iterator[_Workload]:
+    import torch
+
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+    kind = kinds.get(dtype, torch.float32)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+
+    def product(side: int) -> Callable[[Any], Any]:
+        a, b = (torch.randn(side, side, dtype=kind, device=device) for _ in range(2))
+        out = torch.empty_like(a)
+        return lambda _: torch.matmul(a, b, out=out)
+
+    try:
+        pilot = PILOT_SIDES[device]
+        pilot_s = _seconds(product(pilot), device)
+        fitting = [side for side in SIDES if pilot_s * (side / pilot) ** 3 <= max_sample_s]
+        side = fitting[0] if fitting else SIDES[-1]
+        yield _Workload(quantity="matmul", dtype=dtype, size=side, work=2 * side**3, call=product(side))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _seconds(call: Callable[[Any], Any], device: str) -> float:
+    """Return the wall time of a call after a first one, several in a row so that launching them hardly counts."""
+    import torch
+
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    call(None)
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(3):
+        call(None)
+    synchronize()
+    return (time.perf_counter() - start) / 3
+
+
+def _fma() -> _Workload:
+    import torch
+
+    from . import vector_rate
+
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    out = torch.empty(sms * vector_rate.PROGRAMS_PER_SM, vector_rate.BLOCK, dtype=torch.float32, device="cuda")
+    flops = vector_rate.run_chains(out)
+    return _Workload(
+        quantity="fma", dtype="fp32", size=flops // 2, work=flops, call=lambda _: vector_rate.run_chains(out)
+    )
+
+
+def _spec_rate(spec: Accelerator | None, item: _Workload) -> float | None:
+    if spec is None:
+        return None
+    if item.quantity == "copy":
+        return spec.bandwidth_bytes_s
+    return spec.vector_flops if item.quantity == "fma" else spec.matrix_flops.get(item.dtype or "")
+
+
+def main() -> None:
+    """Print the environment, the rates and what went wrong as one line of JSON."""
+    warnings.simplefilter("ignore")
+    short, gpu_only = "--short" in sys.argv, "--gpu-only" in sys.argv
+    environment = current_environment()
+    rows: list[RoofRow] = []
+    failure = None
+    if environment.device_kind == "cuda" or not gpu_only:
+        try:
+            rows = measure_roofs(environment, FORMS[environment.device_kind, short], short=short)
+        except RuntimeError as error:
+            # A device that others fill must not keep a sweep from starting: who asked decides what it means.
+            failure = " ".join(str(error).split())[:300]
+    reply = {
+        "environment": dataclasses.asdict(environment),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "failure": failure,
+    }
+    print(json.dumps(reply, allow_nan=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Calibration: rates of this machine that hang together, stored with where they were measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrbench.analysis import cpu
+from lrbench.analysis.roofs import RoofRow
+from lrbench.bench import calibrate, commands, store
+from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
+from lrbench.bench.environment import current_environment
+
+TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
+
+
+@pytest.fixture(scope="module")
+def short() -> Calibration:
+    """The short form on this machine's device."""
+    return calibrate.calibrate(short=True)
+
+
+def test_rates_hang_together(short: Calibration) -> None:
+    assert short.failure is None
+    assert {"copy", "matmul"} <= {row.quantity for row in short.rows}
+    for row in short.rows:
+        work = 2 * row.size if row.quantity == "copy" else 2 * row.size**3
+        assert row.rate == pytest.approx(1e3 * work / row.time_ms)
+        assert row.best_rate == pytest.approx(1e3 * work / min(row.time_samples_ms))
+        assert len(row.time_samples_ms) >= 10
+        assert row.best_rate >= row.rate > 1e8
+        assert row.device_name == short.environment.device_name
+        assert row.short
+    assert len({row.run_id for row in short.rows}) == 1
+
+
+def test_matrices_get_smaller_until_they_fit_the_time() -> None:
+    environment = dataclasses.replace(current_environment(), device_kind="cpu", device_accelerator="cpu")
+    sizes = {row.dtype: row.size for row in measure_roofs(environment, TINY, short=True) if row.quantity == "matmul"}
+    assert sizes == {"fp32": 512, "fp64": 512}
+
+
+def test_products_in_tf32_are_named_so_and_leave_no_trace() -> None:
+    """tf32 is a precision of fp32 products that is set around them; the process goes on as it was."""
+    before = torch.get_float32_matmul_precision()
+    seen = {}
+    for dtype in ("tf32", "fp32"):
+        for workload in calibrate._matmul("cpu", dtype, 1e-4):
+            seen[workload.dtype] = torch.get_float32_matmul_precision()
+            assert workload.call(None).dtype == torch.float32
+    assert seen == {"tf32": "high", "fp32": "highest"}
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_copy_is_out_of_the_caches_reach_and_copies() -> None:
+    copy = calibrate._copy("cpu")
+    assert copy.work == 2 * copy.size
+    assert copy.size >= min(4 * (cpu.cache_bytes(level=3) or 0), cpu.free_memory_bytes() // 10)
+    target = copy.call(None)
+    assert target.unique().numel() > 1000, "a copy of constant data may be compressed"
+
+
+def test_without_a_gpu_a_sweep_measures_nothing() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    found = calibrate.calibrate(short=True, gpu_only=True)
+    assert (found.rows, found.failure) == ([], None)
+    assert found.environment.device_kind == "cpu"
+
+
+@pytest.fixture
+def on_a_cpu(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> Calibration:
+    """Make the command find a CPU with the rates of the short form."""
+    environment = dataclasses.replace(short.environment, device_kind="cpu", device_accelerator="cpu")
+    done = dataclasses.replace(short, environment=environment)
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: done)
+    cpu.local_cpu.cache_clear()
+    return done
+
+
+def test_the_command_prints_stores_and_remembers(
+    on_a_cpu: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path / "cache"))
+    commands.calibrate_command(output=tmp_path / "out", output_format="json")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == summary_rows(on_a_cpu.rows)
+    assert printed[0]["unit"] == "TB/s"
+    stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()
+    assert stored == [dataclasses.asdict(row) for row in on_a_cpu.rows]
+    best = {row.dtype: row.best_rate for row in on_a_cpu.rows if row.quantity == "matmul"}
+    assert dict(cpu.local_cpu().matrix_flops) == best
+    cpu.local_cpu.cache_clear()
+
+
+def test_bad_usage_is_found_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
+    with pytest.raises(ValueError, match="format must be one of table, json, csv, got 'xml'"):
+        commands.calibrate_command(output=tmp_path, output_format="xml")
+    (tmp_path / "roofs.parquet").write_text("no parquet")
+    with pytest.raises(ValueError, match="is not a parquet file"):
+        commands.calibrate_command(output=tmp_path, output_format="table")
+
+
+def test_a_device_that_cannot_be_measured(tmp_path: Path, short: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
+    with pytest.raises(RuntimeError, match=r"cannot calibrate .*: CUDA out of memory"):
+        commands.calibrate_command(output=tmp_path, output_format="table")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+def test_a_gpu_reaches_most_of_its_specification_and_no_more() -> None:
+    environment = current_environment()
+    rows = measure_roofs(environment, FORMS["cuda", True], short=True)
+    shares = {(row.quantity, row.dtype): row.rate / row.spec_rate for row in rows if row.spec_rate}
+    if not shares:
+        pytest.skip(f"{environment.device_name} is not specified")
+    assert all(0.3 < share < 1.02 for share in shares.values()), shares
+    assert all(row.sm_clock_mhz for row in rows)
+
+
+@pytest.mark.gpu
+def test_multiply_adds_come_close_to_the_vector_rate() -> None:
+    environment = current_environment()
+    form = dataclasses.replace(FORMS["cuda", True], dtypes=(), fma=True)
+    (row,) = (row for row in measure_roofs(environment, form, short=True) if row.quantity == "fma")
+    assert row.spec_rate is None or 0.7 < row.rate / row.spec_rate < 1.02
