@@ -61,32 +61,51 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
 
     @app.command("count")
     def count_command(
-        kernel: Kernel,
+        kernel: Annotated[
+            str, typer.Argument(help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp), or an operation.")
+        ],
         op: Op = None,
-        formulation: Annotated[str | None, typer.Option(help="chunkwise, parallel, recurrent, ...")] = None,
+        formulation: Annotated[
+            str | None, typer.Option(help="chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
+        ] = None,
         mode: Mode = "fw",
         seq_len: SeqLen = "8k",
         batch: Batch = 1,
         num_heads: Annotated[int, typer.Option(help="Heads.")] = 1,
         head_dim: HeadDim = 256,
         head_dim_qk: HeadDimQk = None,
-        channels: Annotated[int | None, typer.Option(help="Channels, of operations without heads.")] = None,
+        channels: Annotated[
+            int | None, typer.Option(help="Channels, of operations without heads [the head dim].")
+        ] = None,
+        d_model: Annotated[int, typer.Option(help="Input columns of a gated MLP.")] = 4096,
+        d_ff: Annotated[int, typer.Option(help="Output columns of a gated MLP.")] = 14336,
         chunk_size: Annotated[str | None, typer.Option(help="Chunk length, of chunkwise formulations [128].")] = None,
+        causal: Annotated[bool, typer.Option(help="Attention to earlier keys alone, or to all.")] = True,
         causal_factor: CausalFactor = None,
         dtype: Dtype = "bf16",
         gate_dtype: Annotated[str | None, typer.Option(help="Dtype of the gates [the inputs'].")] = None,
         state_dtype: StateDtype = "fp32",
         counting: Annotated[str, typer.Option(help="detailed, or published: what a paper prints.")] = "detailed",
         factor: Annotated[list[str] | None, typer.Option(help="Cost of a function: exp=4; repeatable.")] = None,
+        tile: Annotated[
+            list[str] | None,
+            typer.Option(help="Tile size of the executed counts of walk and sweep: block_t=32; repeatable [sm_90's]."),
+        ] = None,
         format: Format = "table",
     ) -> None:
-        """Count the FLOPs and bytes of a problem, part by part."""
-        from .counts import CHUNKED, FORMULATIONS, Factors, count
+        """Count the FLOPs and bytes of a problem, part by part.
 
-        operation = resolve_operation(kernel, op)
-        chosen = formulation or ("recurrent" if mode == "step" else FORMULATIONS[operation][0])
+        Families and operations: tfla (mlstm_sig, mlstm_exp, simple_gla, retention, gated_retention, mamba2_ssd),
+        lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
+        """
+        from .counts import TILES, Factors, count, default_formulation, is_chunked
+
+        operation = _counted_operation(kernel, op, resolve_operation)
+        chosen = formulation or default_formulation(operation, mode)
         length = parse_size(seq_len)
         chunk = parse_size(chunk_size) if chunk_size else min(128, length)
+        if tile and chosen not in TILES:
+            raise ValueError(f"tile must be left out for the formulation {chosen}, got {tile[0]!r}")
         result = count(
             operation,
             formulation=chosen,
@@ -96,14 +115,18 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             num_heads=num_heads,
             head_dim_qk=head_dim_qk or default_head_dim_qk(operation, head_dim),
             head_dim_v=head_dim,
-            channels=channels or (head_dim if operation == "selective_scan" else None),
-            chunk_size=chunk if chosen in CHUNKED else None,
+            channels=channels or head_dim,
+            d_model=d_model,
+            d_ff=d_ff,
+            chunk_size=chunk if is_chunked(operation, chosen) else None,
             dtype=dtype,
             gate_dtype=gate_dtype,
             state_dtype=state_dtype,
+            causal=causal,
             causal_factor=causal_factor,
             counting=counting,
             factors=Factors.parse(factor) if factor else None,
+            tiles=TILES[chosen].replaced(tile) if tile else None,
         )
         if format == "json":
             show_object(result.as_dict())
@@ -113,6 +136,14 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         rows.append({"part": "total", "flops": result.flops, "bytes": result.bytes})
         rows.append({"part": "on tensor cores", "flops": result.tensor_flops})
         rows.append({"part": "compulsory", "bytes": result.compulsory_bytes})
+        if result.executed_tensor_flops is not None:
+            rows.append(
+                {
+                    "part": "executed on tensor cores",
+                    "flops": result.executed_tensor_flops,
+                    "bytes": result.executed_bytes,
+                }
+            )
         show(rows, format)
         if format == "table":
             print(f"intensity {result.intensity:.4g} FLOP per byte, causal factor {result.causal_factor}")
@@ -316,6 +347,18 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             impls=parse_list(impl),
         )
         print(save_figure(roofline(load_results(results), gpu, selection, beside=parse_list(beside) or ()), output))
+
+
+def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOperation) -> str:
+    """Return the operation to count: analysis counts families that may have no kernels here."""
+    from .counts import FAMILIES, FORMULATIONS
+
+    known = FAMILIES.get(kernel, (kernel,) if kernel in FORMULATIONS else None)
+    if known is None:
+        return resolve_operation(kernel, op)
+    if op is not None and op not in known:
+        raise ValueError(f"op must be one of {', '.join(known)} for {kernel}, got {op!r}")
+    return op or known[0]
 
 
 def default_head_dim_qk(op: str, head_dim: int) -> int:

@@ -148,15 +148,14 @@ def gla_compulsory(head: Head, *, backward: bool) -> Scalar:
 def selective_scan_forward(head: Head) -> Tally:
     """Mamba's selective scan over ``length`` tokens of all channels (Gu and Dao 2023, algorithm 2), fused.
 
-    Per token and channel softplus(dt) F_exp + F_log + 1 and dt u 1; per state cell exp(dt A) 1 + F_exp, its share of
-    the input 1, the recurrence 2, the output 2. No matrix products. Bytes: u, dt read, y written per channel; B, C read
-    once for all channels; A, fp32, once.
+    Step sizes come positive: their softplus belongs to the layer. Per token and channel dt u 1; per state cell
+    exp(dt A) 1 + F_exp, the share of the input 1, the recurrence 2, the output 2. No matrix products.
+    Bytes: u, dt read, y written per channel; B, C read once for all channels; A, fp32, once a sequence.
     """
     length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
     cells = length * channels * state
     work = {
-        "step sizes": Work(vector=length * channels * (2 + f.exp + f.log)),
-        "discretisation": Work(vector=cells * (2 + f.exp)),
+        "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
         "recurrence": Work(vector=2 * cells),
         "outputs": Work(vector=2 * cells),
     }
@@ -170,23 +169,24 @@ def selective_scan_forward(head: Head) -> Tally:
 def selective_scan_backward(head: Head) -> Tally:
     """Backward of the selective scan, hidden states recomputed and not counted.
 
-    Per state cell: dC 2, dh 4 (recurrence and output), d(dt A) 3, dA 2, dB 2, du 2; per token and channel 4 for dt, u
-    and the softplus. Reads u, dt, B, C, dy; writes du, ddt, dB, dC and, once, dA.
+    Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC 2, dB 2, d(dt u) 2; d(dt A) = dx
+    x_{t-1} exp(dt A): 2, and from it dA 2 and d dt 2. Per token and channel: du 1, the share of d dt in d(dt u) 2.
+    Reads u, dt, B, C, dy, A; writes du, d dt, dB, dC, dA (A and dA once a sequence).
     """
     length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
     cells = length * channels * state
     work = {
-        "recurrence gradient": Work(vector=4 * cells),
-        "parameter gradients": Work(vector=11 * cells),
-        "step-size gradients": Work(vector=length * channels * (4 + f.exp)),
+        "recurrence gradient": Work(vector=3 * cells),
+        "input and output map gradients": Work(vector=6 * cells),
+        "decay gradients": Work(vector=6 * cells),
+        "token gradients": Work(vector=3 * length * channels),
     }
     traffic = {
         "load": length * (3 * channels + 2 * state) * widths.qkv + channels * state * 4,
         "store": length * (2 * channels + 2 * state) * widths.qkv + channels * state * 4,
     }
     recomputed = {
-        "step sizes": Work(vector=length * channels * (2 + f.exp + f.log)),
-        "discretisation": Work(vector=cells * (2 + f.exp)),
+        "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
         "recurrence": Work(vector=2 * cells),
     }
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)

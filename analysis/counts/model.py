@@ -96,6 +96,35 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A problem without heads: RG-LRU, a linear scan, WKV or a gated MLP.
+
+    Attributes:
+        batch, length: sequences and tokens in each.
+        channels: C, all recurrent dims (R in the RG-LRU's source); of a gated MLP the columns of its output, d_ff.
+        d_model: columns of a gated MLP's input.
+        f: costs of elementary functions.
+        widths: bytes of elements; inputs, outputs, weights and parameters are ``widths.qkv`` wide.
+    """
+
+    batch: Scalar
+    length: Scalar
+    channels: Scalar
+    d_model: Scalar = 0
+    f: Factors = field(default_factory=Factors)
+    widths: Widths = field(default_factory=Widths)
+
+    @property
+    def cells(self) -> Scalar:
+        """Elements of one [B, T, C] tensor."""
+        return self.batch * self.length * self.channels
+
+    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
+        return {name: number * self.widths.qkv for name, number in elements.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
     """FLOPs and bytes of a piece of work, part by part.
 
@@ -179,6 +208,9 @@ class Count:
         causal_factor: share of the causal square that is computed, or None where there is no square.
         parts: name -> FLOPs; adds up to ``flops``.
         byte_parts: name -> bytes; adds up to ``bytes``.
+        executed_tensor_flops, executed_bytes, reread_bytes, executed_parts, executed_byte_parts: what the Triton
+            kernels of the formulations walk and sweep run and move in 16-bit dtypes, recomputation and padding
+            included (see :mod:`.executed`); None and empty elsewhere.
     """
 
     op: str
@@ -195,6 +227,11 @@ class Count:
     causal_factor: float | None
     parts: Mapping[str, float]
     byte_parts: Mapping[str, float]
+    executed_tensor_flops: float | None = None
+    executed_bytes: float | None = None
+    reread_bytes: float | None = None
+    executed_parts: Mapping[str, float] = field(default_factory=dict)
+    executed_byte_parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def vector_flops(self) -> float:
@@ -209,5 +246,5 @@ class Count:
     def as_dict(self) -> dict[str, Any]:
         """Return every field, ``vector_flops`` and ``intensity`` as plain Python values for JSON."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values["parts"], values["byte_parts"] = dict(self.parts), dict(self.byte_parts)
-        return {**values, "vector_flops": self.vector_flops, "intensity": self.intensity}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        return {**plain, "vector_flops": self.vector_flops, "intensity": self.intensity}

@@ -170,29 +170,38 @@ def test_published_whole_problem() -> None:
     assert count("mlstm_sig", **SIZES).flops - result.flops == 64 * (128 - 4)
 
 
+WITH_WEIGHTS = ("rglru", "wkv4", "gated_mlp")
+
+
 @pytest.mark.parametrize("op", sorted(FORMULATIONS))
 @pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
 def test_counts_scale_with_heads_and_batch_and_parts_add_up(op: str, mode: str) -> None:
-    sizes = {"seq_len": 1000, "head_dim_qk": 64, "head_dim_v": 96, "channels": 96, "chunk_size": 128}
+    sizes = {"seq_len": 1000, "head_dim_qk": 64, "head_dim_v": 96, "channels": 96, "chunk_size": 128, "d_model": 80}
+    sizes["d_ff"] = 160
     for formulation in FORMULATIONS[op]:
-        if formulation == "recurrent" and (mode != "fw" or op == "attention"):
+        if formulation == "recurrent" and op != "wkv4" and (mode != "fw" or op == "attention"):
             continue
         one = count(op, formulation=formulation, mode=mode, num_groups=1, **sizes)
-        heads = 1 if op == "selective_scan" else 3
+        heads = 1 if op in WITH_WEIGHTS or op in ("linear_scan", "selective_scan") else 3
         many = count(op, formulation=formulation, mode=mode, batch=2, num_heads=heads, num_groups=heads, **sizes)
-        assert many.flops == pytest.approx(2 * heads * one.flops)
+        # Per-channel functions of the RG-LRU's parameter are no work of a token.
+        assert many.flops == pytest.approx(2 * heads * one.flops, rel=1e-3 if op == "rglru" else 1e-9)
         assert many.tensor_flops == pytest.approx(2 * heads * one.tensor_flops)
         assert sum(many.parts.values()) == pytest.approx(many.flops)
         assert sum(many.byte_parts.values()) == pytest.approx(many.bytes)
         assert 0 <= many.tensor_flops <= many.flops
         assert many.bytes >= many.compulsory_bytes > 0
-        constants = many.byte_parts.get("per-head constants", 0)
+        if op in WITH_WEIGHTS:
+            assert one.bytes < many.bytes < 2 * one.bytes, "weights and parameters are read once"
+            continue
+        constants = sum(n for name, n in many.byte_parts.items() if name.endswith("per-head constants"))
         assert many.bytes - constants == pytest.approx(2 * heads * (one.bytes - constants / heads))
 
 
 @pytest.mark.parametrize("op", sorted(FORMULATIONS))
 def test_forward_plus_backward_is_fwbw(op: str) -> None:
     sizes = {"seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 64, "channels": 64, "chunk_size": 64}
+    sizes |= {"d_model": 64, "d_ff": 96}
     fw, bw, both = (count(op, mode=mode, **sizes) for mode in ("fw", "bw", "fwbw"))
     for field in ("flops", "tensor_flops", "bytes", "compulsory_bytes", "recomputed_flops", "recomputed_bytes"):
         assert getattr(both, field) == pytest.approx(getattr(fw, field) + getattr(bw, field))
@@ -266,7 +275,10 @@ def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None
     walked = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
     assert walked == count("mlstm_sig", formulation="walk", **sizes, gate_dtype="fp32", causal_factor=1)
     swept = count_case("mlstm_sig", "tfla", "fw", "fp32", "fp32", sizes)
-    assert (swept.formulation, swept.causal_factor) == ("chunkwise", 5 / 8)
+    assert (swept.formulation, swept.causal_factor) == ("sweep", (8 + 1) / 16), "tiles of 32"
+    swept = count_case("mlstm_sig", "xl_chunk", "fw", "bf16", "fp32", sizes)
+    assert (swept.formulation, swept.causal_factor) == ("sweep", (2 + 1) / 4), "tiles of 128"
+    assert swept.flops == count("mlstm_sig", **sizes, causal_factor=0.75).flops
     assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
     assert count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
     half = count_case("mlstm_sig", "tfla", "fw", "bf16", "bf16", sizes)
@@ -295,12 +307,19 @@ def test_rows_without_a_count() -> None:
     ("op", "impl", "mode", "expected"),
     [
         ("mlstm_sig", "tfla", "fw", "walk"),
-        ("mlstm_sig", "limit_chunk", "fw", "chunkwise"),
+        ("mlstm_sig", "limit_chunk", "fw", "sweep"),
+        ("mlstm_sig", "torch", "fw", "chunkwise"),
         ("mlstm_sig", "tfla", "step", "recurrent"),
         ("mlstm_exp", "parallel", "fw", "parallel"),
         ("mlstm_exp", "mlstm_kernels.limit_chunk", "fwbw", "chunkwise"),
         ("gla", "fla.fused_chunk", "fw", "fused"),
-        ("lightning", "lightning_attn.lightning2", "fw", "fused"),
+        ("lightning", "lightning_attn.v2", "fw", "lightning2"),
+        ("lightning", "lightning1", "fw", "lightning1"),
+        ("rglru", "fused", "fwbw", "fused"),
+        ("rglru", "unfused", "fwbw", "unfused"),
+        ("wkv4", "associative_scan", "bw", "scan"),
+        ("gated_mlp", "torch.eager", "fw", "eager"),
+        ("gated_mlp", "tfla", "fw", "fused"),
         ("attention", "torch.sdpa_flash", "fw", "flash"),
         ("selective_scan", "mamba_ssm.selective_scan", "fw", "scan"),
     ],

@@ -1,0 +1,461 @@
+"""What the engine's Triton kernels run and move, recomputation and padding included: what hardware counters see.
+
+The other modules count an operation. This one counts the launches of two schemes of the scalar-decay engine in 16-bit
+dtypes (float32 products do not use tensor cores): ``walk``, a chunk tile by tile with the state in registers, and
+``sweep``, every row tile against all tiles of its chunk on one side of the diagonal. The output and the three main
+gradients are one form with four roles, X [T, DX], Y [T, DX], Z [T, DZ] and a state S [DX, DZ]:
+
+    out = rows(w) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
+
+    h: q k v        dq: dh v k        dk: v dh q        dv: k q dh
+
+Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T Z. So
+
+- every column block makes X Y^T again, and so does every role for which another has made it;
+- walking, contractions above BLOCK_X take one launch a block, each of which multiplies its partial scores with Z and
+  hands a partial result on; and every role carries its own state;
+- several chunks take a pass for their states first, and mLSTMexp, walking, one for its denominators.
+
+All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
+The rest adds up to the counted matrix work. Tile sizes are numbers here; the defaults are what the engine selects on
+compute capability 9.0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from .model import Widths
+from .scalar_decay import GATE_MODELS
+
+MIN_TILE = 16
+"""Smallest tile of a product, and smallest chunk."""
+
+FP32_BYTES = 4
+"""Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
+
+FILLED_PROGRAMS = 264
+"""Walking, a states pass of fewer programs takes every chunk by itself and merges them afterwards."""
+
+ANCHOR_EVERY: Mapping[str, int] = MappingProxyType({"mamba2_ssd": 64})
+DEFAULT_ANCHOR_EVERY = 256
+"""Positions between the states that a walk keeps for the gradient of the decay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Largest tile sizes of the launches; chunks and padded head dims may be smaller.
+
+    Attributes:
+        block_t: rows of an output tile. Walking, the length of the tile that carries the state.
+        block_s: columns of a score tile, when sweeping.
+        block_x, block_z: contraction block and output columns.
+        states_t, states_k, states_v: tiles of the states pass.
+    """
+
+    block_t: int
+    block_s: int = 64
+    block_x: int = 128
+    block_z: int
+    states_t: int = 64
+    states_k: int = 128
+    states_v: int = 64
+
+    def replaced(self, settings: Iterable[str]) -> Tiles:
+        """Return these tiles with settings such as "block_t=32"; ValueError for anything but a power of two >= 16."""
+        names = [f.name for f in dataclasses.fields(self)]
+        values: dict[str, int] = {}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            if name not in names:
+                raise ValueError(f"tile must be one of {', '.join(names)} as name=size, got {setting!r}")
+            size = int(text) if text.isascii() and text.isdigit() else 0
+            if size < MIN_TILE or size & (size - 1):
+                raise ValueError(f"tile {name} must be a power of two >= {MIN_TILE}, got {text!r}")
+            values[name] = size
+        return dataclasses.replace(self, **values)
+
+
+TILES: Mapping[str, Tiles] = MappingProxyType(
+    {"walk": Tiles(block_t=64, block_z=64), "sweep": Tiles(block_t=128, block_z=128)}
+)
+"""Formulation -> tiles of 16-bit inputs on compute capability 9.0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A problem as the engine runs it: sizes, chunk length, element widths and tiles.
+
+    Attributes:
+        rows: batch x heads.
+        qk_share: groups / heads where heads share q and k, else 1.
+        bf16: whether inputs are bf16 and not fp16; partial results of two launches are then bf16 too.
+    """
+
+    op: str
+    formulation: str
+    rows: int
+    length: int
+    d_qk: int
+    d_v: int
+    chunk_size: int
+    qk_share: float
+    bf16: bool
+    widths: Widths
+    tiles: Tiles
+
+    @property
+    def walks(self) -> bool:
+        """Whether chunks are walked, not swept."""
+        return self.formulation == "walk"
+
+    @property
+    def chunk(self) -> int:
+        """Chunk length in force: never longer than the sequence's next power of two."""
+        return min(self.chunk_size, _padded(self.length))
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one chunk, so that states leave the chip."""
+        return self.chunk < self.length
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of an element of b, u and w: float64 where differences over a whole chunk are taken."""
+        return 4 if self.walks else 8
+
+    @property
+    def block_t(self) -> int:
+        """Rows of a tile, never more than the chunk's."""
+        return min(self.tiles.block_t, self.chunk)
+
+    @property
+    def block_s(self) -> int:
+        """Columns of a score tile of a sweep, never more than its rows."""
+        return min(self.tiles.block_s, self.block_t)
+
+    @property
+    def stabilised(self) -> bool:
+        """Whether a stabiliser and a denominator go with the gates."""
+        return self.op == "mlstm_exp"
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield (length, how many) of whole chunks and a ragged last one."""
+        whole, rest = divmod(self.length, self.chunk)
+        if whole:
+            yield self.chunk, whole
+        if rest:
+            yield rest, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One use of the common form: which of its tensors are q or k, and what its products are called.
+
+    Attributes:
+        x_is_qk: whether X and Y are as wide as q and k (Z is then as wide as v), or the other way round.
+        future: whether rows sum over later positions.
+        scores, state: names of X Y^T and of the state the role carries.
+        gate_sums: whether row sums for the gates' gradients are taken, against one more tensor like Z.
+    """
+
+    name: str
+    x_is_qk: bool
+    future: bool
+    scores: str
+    state: str
+    gate_sums: bool = False
+
+
+FORWARD_ROLES = (Role(name="h", x_is_qk=True, future=False, scores="scores", state="state"),)
+BACKWARD_ROLES = (
+    Role(name="dq", x_is_qk=False, future=False, scores="score_gradient", state="recomputed_state", gate_sums=True),
+    Role(
+        name="dk",
+        x_is_qk=False,
+        future=True,
+        scores="recomputed_score_gradient",
+        state="state_gradient",
+        gate_sums=True,
+    ),
+    Role(name="dv", x_is_qk=True, future=True, scores="recomputed_scores", state="recomputed_state_gradient"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """FLOPs on tensor cores by product, bytes of device memory by use, and bytes read again by other programs.
+
+    ``rereads`` are loads of what another program of the same launch loads as well; a cache is expected to serve them.
+    """
+
+    flops: Counter[str]
+    bytes: Counter[str]
+    rereads: Counter[str]
+
+
+def executed(run: Run, direction: str) -> Executed:
+    """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward."""
+    total = Executed(Counter(), Counter(), Counter())
+    backward = direction == "backward"
+    if not backward:
+        _gates(run, total)
+    if run.several:
+        _states(run, total, "state", recomputed=run.walks or backward, normaliser=run.stabilised and not backward)
+        if backward:
+            _states(run, total, "state_gradient", recomputed=run.walks)
+    if run.walks and run.stabilised and not backward:
+        _normaliser(run, total)
+    for role in BACKWARD_ROLES if backward else FORWARD_ROLES:
+        (_walk if run.walks else _sweep)(run, role, total)
+        _role_traffic(run, role, total)
+    if backward:
+        _gates_backward(run, total)
+    parts = (total.flops, total.bytes, total.rereads)
+    return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
+
+
+def _padded(dim: int) -> int:
+    """Return the next power of two, at least the smallest tile."""
+    return max(MIN_TILE, 1 << (dim - 1).bit_length())
+
+
+def _blocks(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
+    """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
+    dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
+    block_x, block_z = min(run.tiles.block_x, _padded(dx)), min(run.tiles.block_z, _padded(dz))
+    return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
+
+
+def _again(name: str) -> str:
+    return name if name.startswith("recomputed_") else f"recomputed_{name}"
+
+
+def _walk(run: Run, role: Role, total: Executed) -> None:
+    """Add a walk's products. Per tile, launch and column block, at padded sizes:
+
+    2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), of which 4 t DX DZ + 2 t^2 (DX + DZ) are needed for t rows.
+    """
+    dx, dz, block_x, block_z, launches, columns = _blocks(run, role)
+    block_t = run.block_t
+    tiles, squares = _walk_tiles(run)
+    rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
+    needed: Counter[str] = Counter()
+    needed["inter"] = rank
+    needed[role.scores] += scores
+    needed[_again(role.scores)] += (columns - 1) * scores
+    needed["intra"] = outputs
+    needed["recomputed_intra"] = (launches - 1) * outputs
+    needed[role.state] += rank
+    per_tile = 2 * (2 * block_t * block_x * block_z + block_t**2 * (block_x + block_z))
+    needed["padding"] = tiles * launches * columns * per_tile - needed.total()
+    _add(total.flops, role.name, needed)
+
+
+def _walk_tiles(run: Run) -> tuple[int, int]:
+    """Return how many tiles a walk takes and the sum of the squares of their lengths."""
+    tiles = squares = 0
+    for length, times in run.pieces():
+        whole, rest = divmod(length, run.block_t)
+        tiles += times * (whole + bool(rest))
+        squares += times * (whole * run.block_t**2 + rest**2)
+    return tiles, squares
+
+
+def _normaliser(run: Run, total: Executed) -> None:
+    """Add the walk over q and k that makes mLSTMexp's denominators: X Y^T once more, in blocks of the contraction.
+
+    q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
+    """
+    block_k = min(run.tiles.block_x, _padded(run.d_qk))
+    blocks = -(-run.d_qk // block_k)
+    tiles, squares = _walk_tiles(run)
+    scores = 2 * squares * run.d_qk
+    padding = 2 * tiles * blocks * run.block_t**2 * block_k - scores
+    _add(total.flops, "normaliser pass", {"recomputed_scores": scores, "padding": padding})
+    vectors, parts = run.length * 4 * FP32_BYTES, blocks * run.length * FP32_BYTES
+    moved = {
+        "load": 2 * run.qk_share * run.length * run.d_qk * run.widths.qkv + vectors,
+        "states": run.chunks * run.d_qk * FP32_BYTES * run.several,
+        "parts": 2 * parts,
+        "denominators": 2 * run.length * FP32_BYTES,
+    }
+    _add(total.bytes, "normaliser pass", moved)
+    shared = 2 * (1 - run.qk_share) * run.length * run.d_qk * run.widths.qkv
+    _add(total.rereads, "normaliser pass", {"load": shared + (blocks - 1) * vectors})
+
+
+def _sweep(run: Run, role: Role, total: Executed) -> None:
+    """Add a sweep's products. Per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
+
+    Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
+    in steps of BLOCK_S.
+    """
+    dx, dz, block_x, block_z, contractions, columns = _blocks(run, role)
+    row_tiles = column_tiles = entries = 0
+    for rows, beside, times in _row_tiles(run, role):
+        row_tiles += times
+        column_tiles += times * _column_tiles(run, rows, beside)
+        entries += times * rows * (beside + rows)
+    scores, rank = 2 * entries * dx, 2 * run.length * dx * dz if run.several else 0
+    needed: Counter[str] = Counter()
+    needed["inter"] = rank
+    needed[role.scores] += scores
+    needed[_again(role.scores)] += (columns - 1) * scores
+    needed["intra"] = 2 * entries * dz
+    per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
+    per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
+    padded = columns * (row_tiles * per_row_tile + column_tiles * per_column_tile)
+    needed["padding"] = padded - needed.total()
+    _add(total.flops, role.name, needed)
+
+
+def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int]]:
+    """Yield the row tiles of a sweep: (rows, columns of the chunk beside its own, how many)."""
+    for length, times in run.pieces():
+        for row in range(0, length, run.block_t):
+            rows = min(run.block_t, length - row)
+            yield rows, length - row - rows if role.future else row, times
+
+
+def _column_tiles(run: Run, rows: int, beside: int) -> int:
+    """Return how many column tiles meet a row tile, those of its own columns included."""
+    return -(-beside // run.block_s) + -(-rows // run.block_s)
+
+
+def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
+    """Add the pass that makes the states between chunks, or their gradients: Y^T Z tile by tile.
+
+    k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves are merged in
+    place. Sweeping, the gradients' pass also loads the states, for the gradient of the decay.
+    """
+    tiles, gradient = run.tiles, name == "state_gradient"
+    block_t = min(tiles.states_t, run.chunk)
+    block_k, block_v = min(tiles.states_k, _padded(run.d_qk)), min(tiles.states_v, _padded(run.d_v))
+    columns_k, columns_v = -(-run.d_qk // block_k), -(-run.d_v // block_v)
+    needed = Counter({_again(name) if recomputed else name: 2 * run.length * run.d_qk * run.d_v})
+    padded = -(-run.length // block_t) * columns_k * columns_v * 2 * block_t * block_k * block_v
+    needed["padding"] = padded - needed.total()
+    _add(total.flops, f"{name} pass", needed)
+
+    kept = run.chunks * run.d_qk * run.d_v * run.widths.state
+    weights = run.length * (_query_bytes(run) if gradient else run.vector_bytes)
+    keys, values = run.length * run.d_qk * run.widths.qkv, run.length * run.d_v * run.widths.qkv
+    stored = kept + (run.chunks * run.d_qk * FP32_BYTES if normaliser else 0)
+    merged = run.walks and run.rows * columns_k * columns_v < FILLED_PROGRAMS
+    moved = {
+        "load": run.qk_share * keys + values + weights,
+        "store": stored,
+        "merge": 2 * stored if merged else 0,
+        "decay gradient": kept if gradient and not run.walks else 0,
+    }
+    _add(total.bytes, f"{name} pass", moved)
+    issued = columns_v * keys + columns_k * values + columns_k * columns_v * weights
+    _add(total.rereads, f"{name} pass", {"load": issued - moved["load"]})
+
+
+def _role_traffic(run: Run, role: Role, total: Executed) -> None:
+    """Add what a role's launches load and store.
+
+    X, Y and the output once in all; Z and the gate vectors once a launch; between launches a partial result, stored and
+    loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
+    walking, states at anchors in between (stored by dq, loaded by dk). Whatever else programs load is read again.
+    """
+    dx, dz, block_x, _, blocks, columns = _blocks(run, role)
+    launches = blocks if run.walks else 1
+    share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
+    x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
+    normalises = run.stabilised and not run.walks and role.name == "h"
+    partial = run.widths.qkv if run.bf16 and launches == 2 else FP32_BYTES
+    every = min(run.chunk, ANCHOR_EVERY.get(run.op, DEFAULT_ANCHOR_EVERY))
+    pair = z if role.gate_sums else 0
+    moved = {
+        "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.length * _gate_bytes(run, role),
+        "store": z + (run.length * run.vector_bytes if normalises else 0),
+        "partial results": 2 * (launches - 1) * run.length * dz * partial,
+        "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several,
+        "row sums": columns * run.length * FP32_BYTES * role.gate_sums,
+        "anchors": -(-run.length // every) * blocks * block_x * dz * run.widths.qkv * (run.walks and role.gate_sums),
+        "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
+    }
+    _add(total.bytes, role.name, moved)
+    _add(total.rereads, role.name, {"load": _issued(run, role) + pair - moved["load"]})
+
+
+def _issued(run: Run, role: Role) -> float:
+    """Return the bytes of X, Y, Z and gate vectors that the programs of a role load, whoever serves them.
+
+    Walking, every column block loads X, Y and the gates of every launch. Sweeping, every row tile loads the columns of
+    Y and Z that it meets, and a contraction of several blocks loads X anew for every product.
+    """
+    dx, dz, block_x, _, blocks, columns = _blocks(run, role)
+    width, x = run.widths.qkv, run.length * dx
+    if run.walks:
+        tensors = 2 * columns * x + blocks * run.length * dz
+        return tensors * width + columns * blocks * run.length * _gate_bytes(run, role)
+    met, pairs = _sweep_columns(run, role)
+    products = run.length * block_x + x * run.several + pairs * dx
+    tensors = columns * (x if blocks == 1 else products) + met * (columns * dx + dz)
+    row, column = _query_bytes(run, role), _key_bytes(run)
+    if role.future:
+        row, column = column, row
+    return tensors * width + columns * (run.length * row + met * column)
+
+
+def _sweep_columns(run: Run, role: Role) -> tuple[int, int]:
+    """Return, over all row tiles, the positions met as columns and the sum of rows times column tiles."""
+    met = pairs = 0
+    for rows, beside, times in _row_tiles(run, role):
+        met += times * (beside + rows)
+        pairs += times * rows * _column_tiles(run, rows, beside)
+    return met, pairs
+
+
+def _query_bytes(run: Run, role: Role | None = None) -> int:
+    """Bytes a position of b and, stabilised, m and the log of the denominator, which a sweep's output makes itself."""
+    if not run.stabilised:
+        return run.vector_bytes
+    makes = role is not None and role.name == "h" and not run.walks
+    return run.vector_bytes + FP32_BYTES + (0 if makes else run.vector_bytes)
+
+
+def _key_bytes(run: Run) -> int:
+    """Bytes a position of b and u."""
+    return run.vector_bytes * (1 + GATE_MODELS[run.op].has_input)
+
+
+def _gate_bytes(run: Run, role: Role) -> int:
+    """Bytes a position of every gate vector that a role loads; only a walk needs w."""
+    return _query_bytes(run, role) + _key_bytes(run) - run.vector_bytes * (0 if run.walks else 1)
+
+
+def _gates(run: Run, total: Executed) -> None:
+    """Add the gate kernels: gates loaded, b, w, u stored; stabilised, m stored and merged with what comes in."""
+    gates = GATE_MODELS[run.op].gates * run.length * run.widths.gate
+    vectors = run.length * (run.vector_bytes + _key_bytes(run))
+    stabiliser = run.length * (run.vector_bytes + 3 * FP32_BYTES) if run.stabilised else 0
+    _add(total.bytes, "gates", {"load": gates, "store": vectors, "stabiliser": stabiliser})
+
+
+def _gates_backward(run: Run, total: Executed) -> None:
+    """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
+    gates = GATE_MODELS[run.op].gates
+    columns = sum(_blocks(run, role)[-1] for role in BACKWARD_ROLES if role.gate_sums)
+    loaded = columns * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
+    moved = {"load": run.length * loaded, "store": run.length * gates * run.widths.gate}
+    _add(total.bytes, "gate gradients", moved)
+
+
+def _add(target: Counter[str], prefix: str, parts: Mapping[str, float]) -> None:
+    for name, value in parts.items():
+        if value:
+            target[f"{prefix}: {name}"] += value  # type: ignore[assignment]

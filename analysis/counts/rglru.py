@@ -1,0 +1,189 @@
+"""Counts of the RG-LRU and of the linear scan inside it, for a whole problem of ``batch`` x ``length`` x R channels.
+
+    a_t = exp(-8 sigma(r_t) softplus(c)),  h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
+
+with r = x W_a and i = x W_x in the layer. Source: the IO-aware RG-LRU kernel of Hawk (its two listings and its byte
+counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L R is the number of elements of x.
+Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other operation.
+
+- fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype.
+- layer: two GEMMs and the fused kernel: 16N + 4RR + 2R bytes.
+- unfused: the layer with one kernel a line of the listing, its sigmoids apart from the GEMMs.
+
+The page prints bytes alone, and its ``published`` counts stand beside the layer's FLOPs, since both cover the weights:
+unfused it reads 26N + 4RR + 2R and writes 22N (its own listing gives 20N); fused it reads 4N + 4RR + 2R and writes 2N,
+which takes the weights of the GEMMs in, leaves their activations out, and reads two of the kernel's three inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from .model import Factors, Layer, Scalar, Tally, Work
+
+PUBLISHED = ("unfused", "fused")
+"""Formulations of the RG-LRU whose bytes the page prints."""
+
+LINES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "gate GEMMs": (2, 2),
+        "sigmoids": (2, 2),
+        "log decay": (1, 1),
+        "decay": (1, 1),
+        "squared decay": (1, 1),
+        "gated input": (2, 1),
+        "normalised input": (2, 1),
+        "recurrence": (2, 1),
+    }
+)
+"""Line of the unfused listing -> tensors of N elements that its kernels load and store."""
+
+BACKWARD_LINES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "recurrence": (3, 2),
+        "normalised input": (3, 2),
+        "gated input": (3, 2),
+        "squared decay": (2, 1),
+        "decay": (3, 1),
+        "log decay": (2, 1),
+        "sigmoids": (4, 2),
+        "input gradient GEMMs": (4, 2),
+        "weight gradient GEMMs": (4, 0),
+    }
+)
+"""The same of the backward pass, activations kept: the recurrence loads dh, a, h and stores its two gradients, ...
+
+The decay and the two GEMMs that make x's gradient add to what is there, so they load it too.
+"""
+
+
+def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally:
+    """Forward FLOPs and bytes.
+
+    - gates: 2 sigmoids, 2N F_sig
+    - decay: -8 sigma(r) softplus(c) and its exponential: N (2 + F_exp); softplus: R (1 + F_exp + F_log)
+    - input: exp(2 log a), sigma(i) x, sqrt(1 - a^2) and their product: N (5 + F_exp)
+    - recurrence: 2N
+    - GEMMs (layer, unfused): 2 x 2 N R
+
+    Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused :data:`LINES`.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    work = {
+        "gates": Work(vector=2 * cells * f.sig),
+        "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
+        "input": Work(vector=cells * (5 + f.exp)),
+        "recurrence": Work(vector=2 * cells),
+    }
+    if formulation != "fused" or published:
+        work["gate GEMMs"] = Work(matrix=4 * cells * channels)
+    if published:
+        loads, stores = (13, 11) if formulation == "unfused" else (2, 1)
+        elements = {"load": loads * cells + 2 * channels * channels + channels, "store": stores * cells}
+    elif formulation == "unfused":
+        elements = _line_traffic(LINES, cells)
+        elements["gate GEMMs load"] += 2 * channels * channels
+        elements["log decay load"] += channels
+    else:
+        elements = {"load": 3 * cells + channels, "store": cells}
+        if formulation == "layer":
+            elements |= {"gate GEMMs load": 2 * cells + 2 * channels * channels, "gate GEMMs store": 2 * cells}
+    return Tally(work=work, traffic=layer.moved(elements))
+
+
+def backward(layer: Layer, formulation: str) -> Tally:
+    """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
+
+    - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
+    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s: 6N; unfused, the kernels of s and a^2
+      each differentiate by themselves and halve and double what passes between them: 8N
+    - gate gradients: -8 d log a, times softplus(c), times sigma'(r): 5N; d sigma(i) = (g s) x, times sigma'(i): 4N;
+      sigma' = sigma (1 - sigma)
+    - input gradient: g s, times sigma(i): 2N
+    - parameter gradient: sum of -8 d log a sigma(r): 2N; times sigma(c): R (1 + F_sig)
+    - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients: 8 N R
+
+    Recomputed and not counted: gates, decay and input (unfused: s alone, all else is kept); h is read back.
+    Bytes: fused x, r, i, h, dh, c; dx, dr, di, dc; layer besides the four GEMMs, those of dx adding to what is there;
+    unfused :data:`BACKWARD_LINES`.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    weights = 2 * channels * channels
+    work = {
+        "recurrence gradient": Work(vector=2 * cells),
+        "decay gradient": Work(vector=(8 if formulation == "unfused" else 6) * cells),
+        "gate gradients": Work(vector=9 * cells),
+        "input gradient": Work(vector=2 * cells),
+        "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
+    }
+    recomputed = {
+        "gates": Work(vector=2 * cells * f.sig),
+        "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
+        "input": Work(vector=cells * (4 + f.exp)),
+    }
+    elements = {"load": 5 * cells + channels, "store": 3 * cells + channels}
+    if formulation != "fused":
+        work |= {
+            "input gradient GEMMs": Work(matrix=4 * cells * channels),
+            "weight gradient GEMMs": Work(matrix=4 * cells * channels),
+        }
+        gemms = {name: lines for name, lines in BACKWARD_LINES.items() if "GEMMs" in name}
+        lines = BACKWARD_LINES if formulation == "unfused" else gemms
+        elements = (elements if formulation == "layer" else {}) | _line_traffic(lines, cells)
+        elements["input gradient GEMMs load"] += weights
+        elements["weight gradient GEMMs store"] += weights
+    if formulation == "unfused":
+        elements["log decay load"] += channels
+        elements["log decay store"] += channels
+        recomputed = {"input": Work(vector=2 * cells)}
+    return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
+
+
+def step(layer: Layer) -> Tally:
+    """FLOPs and bytes of one decoding step: the operation on one token a sequence, h loaded and stored."""
+    one = forward(layer, "fused")
+    state = layer.cells * layer.widths.state
+    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
+
+
+def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
+    """Bytes of inputs and outputs, each once.
+
+    fused: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both weights (backward:
+    x, c, dh, weights; dx, dc and the weights' gradients).
+    """
+    tensors = (7 if backward else 4) if formulation == "fused" else (3 if backward else 2)
+    weights = 0 if formulation == "fused" else 2 * layer.channels * layer.channels
+    parameters = (weights + layer.channels) * (2 if backward else 1)
+    return (tensors * layer.cells + parameters) * layer.widths.qkv
+
+
+def scan_forward(layer: Layer) -> Tally:
+    """The linear scan h_t = a_t h_{t-1} + b_t in one pass: 2N FLOPs; a and b loaded, h stored."""
+    elements = {"load": 2 * layer.cells, "store": layer.cells}
+    return Tally(work={"recurrence": Work(vector=2 * layer.cells)}, traffic=layer.moved(elements))
+
+
+def scan_backward(layer: Layer) -> Tally:
+    """Backward of the linear scan: db_t = dh_t + a_{t+1} db_{t+1}: 2N; da_t = h_{t-1} db_t: N. a, h, dh; da, db."""
+    work = {"recurrence gradient": Work(vector=2 * layer.cells), "decay gradient": Work(vector=layer.cells)}
+    return Tally(work=work, traffic=layer.moved({"load": 3 * layer.cells, "store": 2 * layer.cells}))
+
+
+def scan_step(layer: Layer) -> Tally:
+    """One step of the linear scan: 2 FLOPs a channel; a, b and the state loaded, h and the state stored."""
+    one = scan_forward(layer)
+    state = layer.cells * layer.widths.state
+    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
+
+
+def _softplus(f: Factors) -> Scalar:
+    return 1 + f.exp + f.log
+
+
+def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[str, Scalar]:
+    traffic: dict[str, Scalar] = {}
+    for name, (loads, stores) in lines.items():
+        traffic |= {f"{name} load": loads * cells, f"{name} store": stores * cells}
+    return traffic

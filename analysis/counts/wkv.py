@@ -1,0 +1,132 @@
+"""Derived counts of RWKV-4's WKV, for a whole problem of ``batch`` x ``length`` x C channels. All of it is vector work.
+
+    y_t = (sum_{s<t} e^{k_s - (t-1-s) w} v_s + e^{u + k_t} v_t) / (the same with v = 1)
+
+Source: "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" and Peng et al., RWKV (2023), equation 16. Nobody
+prints a total. N = B T C is the number of elements of k. Sums are kept divided by their largest exponential, as
+(num, den, max) step by step and as (value, log weight) in the scan, so that nothing overflows.
+
+- recurrent: one pass over time, the state on the chip.
+- scan: the source's associative scan over (value, log weight), work-efficient, in one pass: tiles of time are scanned
+  on the chip and carry on. The source adds t w to k_t and loses float32's digits at long T; counted is the form with
+  relative exponents, where combining shifts the earlier element by the later one's length times w.
+"""
+
+from __future__ import annotations
+
+from .model import Factors, Layer, Scalar, Tally, Work
+
+STATE_TENSORS = 3
+"""num, den and max."""
+
+
+def combinations(length: int) -> int:
+    """Return how often a work-efficient inclusive scan of ``length`` elements combines two of them.
+
+    Neighbours are combined, the pairs are scanned, and the elements between follow from those before them:
+    W(n) = floor(n/2) + W(floor(n/2)) + ceil(n/2) - 1, which is 2n - 2 - log2 n for powers of two.
+    """
+    total = 0
+    while length > 1:
+        total += length // 2 + (length + 1) // 2 - 1
+        length //= 2
+    return total
+
+
+def recurrent_forward(layer: Layer) -> Tally:
+    """Forward FLOPs and bytes, step by step.
+
+    Output: the larger of max and u + k, two exponentials relative to it, num and den with the new token, their
+    quotient: 9 + 2 F_exp + F_max. State: the same with max - w and k, without the quotient: 8 + 2 F_exp + F_max.
+    k, v, w, u loaded, y stored.
+    """
+    cells, f = layer.cells, layer.f
+    work = {
+        "outputs": Work(vector=cells * (9 + 2 * f.exp + f.max)),
+        "state": Work(vector=cells * (8 + 2 * f.exp + f.max)),
+    }
+    return Tally(work=work, traffic=layer.moved({"load": 2 * cells + 2 * layer.channels, "store": cells}))
+
+
+def recurrent_backward(layer: Layer) -> Tally:
+    """Backward FLOPs and bytes in two sweeps; P = dy / den and R = -P y are the gradients of an output's num and den.
+
+    Forward in time: the derivatives of num and den by w: 4; P: 1; dw: 5; du: 4.
+    Backward in time, the gradients (S, D) of num and den relative to a running largest exponential: two exponentials
+    3 + 2 F_exp + F_max, their recurrences 6, R 1; dv: two weights 3 + 2 F_exp and 3; dk: 7.
+    Recomputed and not counted: the forward pass.
+
+    Bytes: k, v, dy and the parameters loaded, P and the log of den's weight stored; k, v, y and those two loaded, dk
+    and dv stored, dw and du once a problem.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    work = {
+        "parameter gradients": Work(vector=14 * cells),
+        "state gradient": Work(vector=cells * (10 + 2 * f.exp + f.max)),
+        "input gradients": Work(vector=cells * (13 + 2 * f.exp)),
+    }
+    traffic = layer.moved({"load": 6 * cells + 2 * channels, "store": 2 * cells + 2 * channels})
+    statistics = 2 * cells * layer.widths.state
+    return Tally(
+        work=work,
+        traffic=traffic | {"statistics load": statistics, "statistics store": statistics},
+        recomputed_work=recurrent_forward(layer).work,
+    )
+
+
+def scan_forward(layer: Layer) -> Tally:
+    """Forward FLOPs and bytes of the scan.
+
+    Combining: shift by the length times w 2, log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two
+    weights 2 + 2 F_exp, the weighted sum 3. Outputs: the T - 1 tokens after the first combine what came before, which
+    needs no shift, with (v, u + k). k, v, w, u loaded, y stored.
+    """
+    rows, f = layer.batch * layer.channels, layer.f
+    work = {
+        "scan": Work(vector=rows * combinations(layer.length) * (2 + _log_add(f))),
+        "outputs": Work(vector=rows * (layer.length - 1) * (1 + _log_add(f))),
+    }
+    traffic = {"load": 2 * layer.cells + 2 * layer.channels, "store": layer.cells}
+    return Tally(work=work, traffic=layer.moved(traffic))
+
+
+def scan_backward(layer: Layer) -> Tally:
+    """Backward FLOPs and bytes of the scan: the same scan backward in time, over (dy, -dy y, -log den).
+
+    Combining two such elements, whose values have signs: shift 2, the larger log weight F_max, two weights
+    2 + 2 F_exp, two weighted sums 6. A token: -dy y 1; dv 6 + 2 F_exp; dk 7; du 1; dw 6 + F_exp.
+    Recomputed and not counted: the forward scan, whose (value, log weight) and log den are stored, and its log den.
+    Bytes: k, v, y, dy, those three and the parameters loaded; dk, dv, dw, du stored.
+    """
+    cells, rows, f = layer.cells, layer.batch * layer.channels, layer.f
+    work = {
+        "scan": Work(vector=rows * combinations(layer.length) * (10 + f.max + 2 * f.exp)),
+        "input gradients": Work(vector=cells * (14 + 2 * f.exp)),
+        "parameter gradients": Work(vector=cells * (7 + f.exp)),
+    }
+    stored = 3 * cells * layer.widths.state
+    traffic = layer.moved({"load": 4 * cells + 2 * layer.channels, "store": 2 * cells + 2 * layer.channels})
+    return Tally(
+        work=work,
+        traffic=traffic | {"states load": stored},
+        recomputed_work=scan_forward(layer).work,
+        recomputed_traffic=layer.moved({"load": 2 * cells + 2 * layer.channels}) | {"states store": stored},
+    )
+
+
+def step(layer: Layer) -> Tally:
+    """FLOPs and bytes of one decoding step: one token a sequence, num, den and max loaded and stored."""
+    one = recurrent_forward(layer)
+    state = STATE_TENSORS * layer.cells * layer.widths.state
+    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
+
+
+def compulsory(layer: Layer, *, backward: bool) -> Scalar:
+    """Bytes of k, v, y and the parameters w and u once; backward: k, v, dy, dk, dv, w, u, dw, du once."""
+    tensors, parameters = (5, 4) if backward else (3, 2)
+    return (tensors * layer.cells + parameters * layer.channels) * layer.widths.qkv
+
+
+def _log_add(f: Factors) -> Scalar:
+    """Cost of adding two elements (value, log weight) of equal reference: see :func:`scan_forward`."""
+    return 8 + f.max + f.abs + 3 * f.exp + f.log
