@@ -362,7 +362,7 @@ def _plan_baseline(
             continue
         for sizes in _problems(request, preset, qk_ratio, mode):
             chunk_sizes = request.chunk_sizes or preset.chunk_sizes
-            swept = baseline.op if request.ops and baseline.op in request.ops else None
+            swept = baseline.op if _same_sizes(baseline, request) else None
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
                 columns: dict[str, Any] = dict(adapted)
                 case = Case(
@@ -375,6 +375,18 @@ def _plan_baseline(
                     **columns,
                 )
                 yield PlannedCase(case=case, target=baseline)
+
+
+def _same_sizes(baseline: Baseline, request: Request) -> bool:
+    """Whether a baseline runs at the sizes that are swept, not at its authors': its operation is what is asked for.
+
+    Operations that are not ours have head dims of their own, unless the request names some.
+    """
+    if baseline.op not in (request.ops or ()):
+        return False
+    if baseline.op in _family(request.kernel):
+        return True
+    return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
 def _qk_ratio(op: str, kernel: str) -> float:

@@ -146,6 +146,15 @@ def test_an_operation_of_baselines_only() -> None:
     assert {c.case.op for c in planned} == {"attention"}
 
 
+def test_operations_of_baselines_keep_their_own_sizes_unless_head_dims_are_named() -> None:
+    scan = cases("cuda", ops=("selective_scan",))
+    assert {(c.case.channels, c.case.num_heads, c.case.head_dim_qk) for c in scan} == {(4096, None, 16)}
+    assert cases("cuda", ops=("selective_scan",), head_dims=(64,)) == scan
+    attention = {c.case.head_dim_v for c in cases("cuda", ops=("attention",), preset="default")}
+    assert attention == {128}
+    assert {c.case.head_dim_v for c in cases("cuda", ops=("attention",), head_dims=(64, 256))} == {64, 256}
+
+
 def test_steps_have_one_token_and_no_chunk() -> None:
     planned = cases("cuda", impls=("tfla",), modes=("step",), head_dims=(256,))
     assert {(c.case.seq_len, c.case.chunk_size) for c in planned} == {(1, None)}
