@@ -15,8 +15,8 @@ SHARED_MEMORY_BYTES = {
 }
 """Shared memory a block may use, by compute capability."""
 
-MIN_PROGRAMS = 264
-"""Programs below which the recurrent kernel leaves an H200 (132 SMs, two programs each) idle."""
+MIN_PROGRAMS = 256
+"""Programs below which a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
