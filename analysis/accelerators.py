@@ -80,6 +80,11 @@ class Accelerator:
         peak = self.peak_flops(dtype)
         return None if peak is None else peak / self.bandwidth_bytes_s
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rates are the measured ones, put in place by :meth:`with_measured_roofs`."""
+        return self.measured is not None and self.source == self.measured.source
+
     def with_measured_roofs(self) -> Accelerator:
         """Return the accelerator with measured rates in place of specified ones; ValueError if none were measured."""
         if self.measured is None:

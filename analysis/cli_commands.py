@@ -6,11 +6,15 @@ is handed in, because analysis imports neither kernels nor the command line; hea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from .accelerators import Accelerator
 
 Show = Callable[[Sequence[Mapping[str, Any]], str], None]
 """Prints rows in a format: table, json or csv."""
@@ -32,6 +36,10 @@ CausalFactor = Annotated[
     float | None, typer.Option(help="Share of the causal square computed, 0.5 to 1 [whole tiles].")
 ]
 Gpu = Annotated[str, typer.Option(help="Accelerator; see `lrbench gpus`.")]
+RoofChoice = Annotated[
+    str,
+    typer.Option("--roofs", help="spec; measured: the newest stored calibration; or a calibration's file or folder."),
+]
 Mode = Annotated[str, typer.Option(help="fw, bw, fwbw or step.")]
 Results = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Figure file: .png, .svg or .pdf.")]
@@ -166,14 +174,14 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         results: Annotated[
             list[Path] | None, typer.Option(help="Result files or folders [the committed ones of --gpu].")
         ] = None,
+        roofs: RoofChoice = "spec",
         format: Format = "table",
     ) -> None:
         """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
-        from .accelerators import get_accelerator
         from .chunk_size import chunk_size_report, default_results
 
         operation = resolve_operation(kernel, op)
-        accelerator = get_accelerator(gpu)
+        accelerator = chosen_accelerator(gpu, roofs)
         report = chunk_size_report(
             operation,
             accelerator,
@@ -190,7 +198,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             results=tuple(results) if results else default_results(accelerator.key),
         )
         if format == "json":
-            show_object(report)
+            show_object({**report, "accelerator_part": accelerator.part, "roofs": roofs_in_words(accelerator)})
             return
         show(report["candidates"], format)
         if format == "table":
@@ -214,67 +222,89 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         num_heads: NumHeads = None,
         head_dim: HeadDim = 256,
         head_dim_qk: HeadDimQk = None,
-        channels: Annotated[int | None, typer.Option(help="Channels, of operations without heads.")] = None,
-        chunk_size: Annotated[str | None, typer.Option(help="Chunk length [128].")] = None,
+        channels: Annotated[int, typer.Option(help="Channels, of operations without heads.")] = 4096,
+        d_model: Annotated[int, typer.Option(help="Input columns of a gated MLP.")] = 4096,
+        d_ff: Annotated[int, typer.Option(help="Output columns of a gated MLP.")] = 14336,
+        chunk_size: Annotated[str | None, typer.Option(help="Chunk length [128; outside packages: theirs].")] = None,
         dtype: Dtype = "bf16",
         state_dtype: StateDtype = "fp32",
         results: Annotated[
-            list[Path] | None, typer.Option(help="Results to fit efficiencies to; without them the model's bounds.")
+            list[Path] | None, typer.Option(help="Results to fit efficiencies to [the committed ones].")
         ] = None,
+        fit: Annotated[bool, typer.Option(help="Fit to results, or take the model's bounds.")] = True,
+        roofs: RoofChoice = "spec",
         format: Format = "table",
     ) -> None:
         """Predict a time on an accelerator: an interval, never a bare number."""
-        from .accelerators import get_accelerator
-        from .counts import count_case
-        from .efficiency import fit_efficiency, predict
+        from .counts import SIZES, count_case, formulation_of, is_chunked
+        from .efficiency import FIT_COLUMNS, committed_results, fit_efficiency, predict, sequential_steps
 
-        operation = resolve_operation(kernel, op)
-        accelerator = get_accelerator(gpu)
-        sizes = {
-            "batch": batch,
-            "seq_len": parse_size(seq_len),
+        operation = _counted_operation(kernel, op, resolve_operation)
+        accelerator = chosen_accelerator(gpu, roofs)
+        known = {
             "num_heads": num_heads or max(1, 4096 // head_dim),
             "head_dim_qk": head_dim_qk or default_head_dim_qk(operation, head_dim),
             "head_dim_v": head_dim,
-            "chunk_size": parse_size(chunk_size or "128"),
+            "channels": channels,
+            "d_model": d_model,
+            "d_ff": d_ff,
         }
-        if operation == "selective_scan":
-            sizes |= {"channels": channels or 4096}
+        names = (*(("num_heads",) if "head_dim_v" in SIZES[operation] else ()), *SIZES[operation])
+        sizes = {"batch": batch, "seq_len": parse_size(seq_len), **{name: known[name] for name in names}}
+        if is_chunked(operation, formulation_of(operation, impl, mode, dtype)):
+            # An outside package's own chunk length is known to the counts.
+            sizes |= {"chunk_size": parse_size(chunk_size or "128")} if chunk_size or "." not in impl else {}
+        elif chunk_size:
+            raise ValueError(f"chunk_size must be left out for {operation} {impl} {mode}, got {chunk_size!r}")
         counted = count_case(operation, impl, mode, dtype, state_dtype, sizes)
         if counted is None:
             raise ValueError(f"mode must be one that is counted for {operation} {impl}, got {mode!r}")
-        fit = None
-        if results:
+        fitted = None
+        folders = (results or committed_results()) if fit else []
+        if folders:
             from .frames import load_results
 
-            fit = fit_efficiency(load_results(results), operation, impl, mode, dtype)
-            if fit is None:
-                raise ValueError(
-                    f"results must hold enough measured rows of {operation} {impl} {mode} {dtype}, got fewer"
-                )
-        prediction = predict(counted, accelerator, dtype, fit)
+            frame = load_results(folders, FIT_COLUMNS)
+            fitted = fit_efficiency(frame, operation, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+        if results and fit and fitted is None:
+            raise ValueError(f"results must hold enough measured rows of {operation} {impl} {mode} {dtype}, got fewer")
+        steps = sequential_steps(operation, impl, mode, dtype, sizes)
+        prediction = predict(counted, accelerator, dtype, steps=steps, fit=fitted)
         row = {
             "op": operation,
             "impl": impl,
             "mode": mode,
             "accelerator": accelerator.key,
+            "accelerator_part": accelerator.part,
+            "roofs": roofs_in_words(accelerator),
             **sizes,
             "low_ms": prediction.low_ms,
             "high_ms": prediction.high_ms,
+            "interval": prediction.interval,
             "time_ms": prediction.time_ms,
+            "flops_ms": prediction.model.flops_ms,
+            "bytes_ms": prediction.model.bytes_ms,
             "model_lower_ms": prediction.model.lower_ms,
             "model_upper_ms": prediction.model.upper_ms,
             "bound": prediction.model.bound,
-            "interval": "90 % of rows left out of the fit" if fit else "full overlap to no overlap at full rate",
-            "fitted_on": fit.accelerator if fit else None,
-            "fitted_rows": fit.rows if fit else None,
-            "median_error": fit.median_error if fit else None,
-            "worst_error": fit.worst_error if fit else None,
+            "fitted_on": fitted.accelerator if fitted else None,
+            "fitted_rows": fitted.rows if fitted else None,
+            "launch_ms": fitted.launch_ms if fitted else None,
+            "step_ms": fitted.step_ms if fitted else None,
+            "flops_efficiency": 1 / fitted.flops_factor if fitted and fitted.flops_factor else None,
+            "bytes_efficiency": 1 / fitted.bytes_factor if fitted and fitted.bytes_factor else None,
+            "median_error": fitted.median_error if fitted else None,
+            "worst_error": fitted.worst_error if fitted else None,
         }
         if format == "json":
             show_object(row)
+        elif format == "csv":
+            show([row], format)
         else:
-            show([row] if format == "csv" else [{"": name, "value": value} for name, value in row.items()], format)
+            texts = ("interval", "roofs")
+            show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
+            print(f"low to high: {row['interval']}")
+            print(f"roofs: {row['roofs']}")
 
     @app.command("plot")
     def plot_command(
@@ -326,16 +356,16 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         mode: Annotated[str | None, typer.Option(help="Modes, comma-separated [all].")] = None,
         op: Annotated[str | None, typer.Option(help="Operations, comma-separated [all].")] = None,
         impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [all].")] = None,
+        roofs: RoofChoice = "spec",
     ) -> None:
         """Draw an accelerator's roofline with the points measured on it."""
-        from .accelerators import get_accelerator
         from .figure_style import check_format, save_figure
         from .frames import load_results
         from .plots import Selection
         from .roofline import roofline
 
         check_format(output)
-        get_accelerator(gpu)
+        accelerator = chosen_accelerator(gpu, roofs)
         selection = Selection(
             dtype=dtype,
             state_dtype=state_dtype,
@@ -346,7 +376,8 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             ops=parse_list(op),
             impls=parse_list(impl),
         )
-        print(save_figure(roofline(load_results(results), gpu, selection, beside=parse_list(beside) or ()), output))
+        figure = roofline(load_results(results), accelerator, selection, beside=parse_list(beside) or ())
+        print(save_figure(figure, output))
 
 
 def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOperation) -> str:
@@ -359,6 +390,24 @@ def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOp
     if op is not None and op not in known:
         raise ValueError(f"op must be one of {', '.join(known)} for {kernel}, got {op!r}")
     return op or known[0]
+
+
+def chosen_accelerator(gpu: str, roofs: str) -> Accelerator:
+    """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
+    from .accelerators import canonical_key, get_accelerator
+    from .roofs import with_roofs
+
+    accelerator = with_roofs(get_accelerator(gpu), roofs)
+    if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
+        print(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}", file=sys.stderr)
+    if roofs != "spec":
+        print(f"--roofs {roofs}: {accelerator.source}", file=sys.stderr)
+    return accelerator
+
+
+def roofs_in_words(accelerator: Accelerator) -> str:
+    """Return which rates an accelerator stands for: the specification, or which measurement."""
+    return accelerator.source if accelerator.is_measured else "specification"
 
 
 def default_head_dim_qk(op: str, head_dim: int) -> int:

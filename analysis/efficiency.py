@@ -1,23 +1,29 @@
 """Predicted times: the runtime model's bounds, and where there are measurements a model fitted to them.
 
 A kernel is slower than the roofline for reasons that stay much the same over sizes: it reaches a share of the matrix
-rate and a share of the bandwidth, and starting it takes a while. For one implementation and mode
+rate and a share of the bandwidth, a state waits for the one before it, and starting takes a while. For one
+implementation and mode
 
-    t = t_0 + x_FLOPs tau_FLOPs + x_bytes tau_bytes,    t_0, x_FLOPs, x_bytes >= 0
+    t = t_0 + n t_step + x_FLOPs tau_FLOPs + x_bytes tau_bytes,     t_0, t_step, x_FLOPs, x_bytes >= 0
 
-is fitted to the measured rows in relative error (1 / x are the efficiencies). How well it predicts is told by rows it
-has not seen: each row is predicted by a fit to all rows of other problem sizes.
+with n steps one after the other (chunks of a sequence, tokens of a recurrence) is fitted to the measured rows in
+relative error; 1 / x are the efficiencies. How well it predicts is told by rows it has not seen: each row is predicted
+by a fit to all rows of other problem sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..bench.case import SIZE_COLUMNS
+from ..bench.store import holds_results
 from .accelerators import Accelerator, get_accelerator
-from .counts import Count, count_case
+from .counts import Count, chunk_of, count_case, formulation_of
+from .roofs import with_roofs
 from .runtime_model import RuntimeModel, runtime_model
 from .statistics import percentile
 
@@ -28,7 +34,8 @@ if TYPE_CHECKING:
 MIN_ROWS = 8
 """Fewer measured rows than this are not fitted."""
 
-SIZES = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v", "chunk_size", "channels")
+_STATELESS = ("attention", "gated_mlp")
+"""Operations without a state that is handed on along the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +45,9 @@ class Fit:
     Attributes:
         op, impl, mode, dtype: what was fitted.
         accelerator: key of the device that was measured.
-        launch_ms: t_0.
-        flops_factor, bytes_factor: x_FLOPs and x_bytes; 0 where the other term explains everything.
+        roofs: which roofs tau_FLOPs and tau_bytes were taken with: spec, measured or a path.
+        launch_ms, step_ms: t_0 and t_step.
+        flops_factor, bytes_factor: x_FLOPs and x_bytes; 0 where other terms explain everything.
         rows: number of rows fitted.
         median_error, worst_error: absolute relative errors (0.1 is 10 %) on rows left out of the fit.
         low_ratio, high_ratio: 5th and 95th percentile of measured over predicted time on rows left out of the fit.
@@ -50,7 +58,9 @@ class Fit:
     mode: str
     dtype: str
     accelerator: str
+    roofs: str
     launch_ms: float
+    step_ms: float
     flops_factor: float
     bytes_factor: float
     rows: int
@@ -59,9 +69,13 @@ class Fit:
     low_ratio: float
     high_ratio: float
 
-    def time_ms(self, model: RuntimeModel) -> float:
+    def latency_ms(self, steps: int) -> float:
+        """Return the part of the time that no rate of the device shortens: starting, and waiting for states."""
+        return self.launch_ms + steps * self.step_ms
+
+    def time_ms(self, model: RuntimeModel, steps: int) -> float:
         """Return the fitted time for a problem's modelled times, on the measured device or carried to another."""
-        return self.launch_ms + self.flops_factor * model.flops_ms + self.bytes_factor * model.bytes_ms
+        return self.latency_ms(steps) + self.flops_factor * model.flops_ms + self.bytes_factor * model.bytes_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +84,13 @@ class Prediction:
 
     Attributes:
         low_ms, high_ms: without a fit the model's bounds (roofline, and no overlap), between which an ideal kernel
-            lies; with one, where 90 % of left-out rows lay relative to their prediction.
+            lies; with one, where 90 % of left-out rows lay relative to their prediction. A fit from another accelerator
+            widens that: everything but latency may speed up as little as the rate that gains least (matrix, vector,
+            bandwidth) or as much as the one that gains most.
         time_ms: the fitted time, None without a fit.
         model: the runtime model's times.
         fit: the fit, or None.
+        interval: what the interval means, in words.
     """
 
     low_ms: float
@@ -81,27 +98,89 @@ class Prediction:
     time_ms: float | None
     model: RuntimeModel
     fit: Fit | None
+    interval: str
 
 
-def predict(count: Count, accelerator: Accelerator, dtype: str, fit: Fit | None = None) -> Prediction:
+def predict(
+    count: Count, accelerator: Accelerator, dtype: str, *, steps: int = 1, fit: Fit | None = None
+) -> Prediction:
     """Return the predicted time of ``count`` on ``accelerator``.
 
-    A fit from another accelerator is carried over: the same efficiencies on other rates.
+    Args:
+        steps: :func:`sequential_steps` of the problem; only a fit asks for them.
+        fit: efficiencies, of this accelerator or of another that they are carried over from.
     """
     model = runtime_model(count, accelerator, dtype)
     if fit is None:
-        return Prediction(low_ms=model.lower_ms, high_ms=model.upper_ms, time_ms=None, model=model, fit=None)
-    time_ms = fit.time_ms(model)
+        return Prediction(
+            low_ms=model.lower_ms,
+            high_ms=model.upper_ms,
+            time_ms=None,
+            model=model,
+            fit=None,
+            interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
+        )
+    time_ms = low_ms = high_ms = fit.time_ms(model, steps)
+    interval = f"90 % of rows left out of the fit on {fit.accelerator}"
+    if fit.accelerator != accelerator.key:
+        measured = with_roofs(get_accelerator(fit.accelerator), fit.roofs)
+        there = runtime_model(count, measured, dtype)
+        latency_ms = fit.latency_ms(steps)
+        gains = (
+            there.flops_ms / model.flops_ms,
+            accelerator.vector_flops / measured.vector_flops,
+            accelerator.bandwidth_bytes_s / measured.bandwidth_bytes_s,
+        )
+        at_rates_ms = fit.time_ms(there, steps) - latency_ms
+        low_ms, high_ms = (latency_ms + at_rates_ms / gain for gain in (max(gains), min(gains)))
+        interval += (
+            f", carried to {accelerator.key}: its rates are {min(gains):.2f} to {max(gains):.2f} times as high, and "
+            "which of them counts is not known there"
+        )
     return Prediction(
-        low_ms=time_ms * fit.low_ratio, high_ms=time_ms * fit.high_ratio, time_ms=time_ms, model=model, fit=fit
+        low_ms=low_ms * fit.low_ratio,
+        high_ms=high_ms * fit.high_ratio,
+        time_ms=time_ms,
+        model=model,
+        fit=fit,
+        interval=interval,
     )
 
 
-def fit_efficiency(frame: pd.DataFrame, op: str, impl: str, mode: str, dtype: str) -> Fit | None:
+def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> int:
+    """Return how many steps of a problem wait for one another: its chunks, or tokens where there is no chunk length.
+
+    Attention, an MLP and the quadratic form have one.
+    """
+    formulation = formulation_of(op, impl, mode, dtype)
+    if op in _STATELESS or mode == "step" or formulation == "parallel":
+        return 1
+    return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
+
+
+FIT_COLUMNS = (
+    "status", "suspect", "op", "impl", "mode", "dtype", "state_dtype", "device_accelerator", "time_ms", *SIZE_COLUMNS,
+)  # fmt: skip
+"""Columns of the results that a fit reads."""
+
+
+def committed_results() -> list[Path]:
+    """Return the folders of committed results, one per accelerator."""
+    root = Path(__file__).resolve().parent.parent / "results"
+    return [f for f in sorted(root.glob("*")) if f.name != "local" and any(map(holds_results, f.rglob("*.parquet")))]
+
+
+def fit_efficiency(
+    frame: pd.DataFrame, op: str, impl: str, mode: str, dtype: str, *, device: str | None = None, roofs: str = "spec"
+) -> Fit | None:
     """Fit one implementation's measured rows; None where there are fewer than :data:`MIN_ROWS` on one device.
 
+    Suspect rows are left out.
+
     Args:
-        frame: results; rows of several devices are told apart, and the device with most rows is taken.
+        frame: results; rows of several devices are told apart.
+        device: key of the device whose rows are preferred; without rows of it the device with most is taken.
+        roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
     """
     import numpy as np
 
@@ -113,21 +192,26 @@ def fit_efficiency(frame: pd.DataFrame, op: str, impl: str, mode: str, dtype: st
         & (frame["dtype"] == dtype)
         & frame["time_ms"].notna()
         & frame["device_accelerator"].notna()
+        & frame["suspect"].isna()
     ]
-    if rows.empty:
+    numbers = rows["device_accelerator"].value_counts()
+    if numbers.empty:
         return None
-    key = str(rows["device_accelerator"].value_counts().index[0])
+    key = device if device is not None and numbers.get(device, 0) >= MIN_ROWS else str(numbers.index[0])
     rows = rows[rows["device_accelerator"] == key]
-    accelerator = get_accelerator(key)
+    accelerator = with_roofs(get_accelerator(key), roofs)
     features, times, problems = [], [], []
     for row in rows.to_dict("records"):
-        count = _count(row)
+        sizes = {name: int(row[name]) for name in SIZE_COLUMNS if row.get(name) is not None and row[name] == row[name]}
+        state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
+        count = count_case(op, impl, mode, dtype, state_dtype, sizes)
         if count is None:
             continue
         model = runtime_model(count, accelerator, dtype)
-        features.append((1.0, model.flops_ms, model.bytes_ms))
+        steps = sequential_steps(op, impl, mode, dtype, sizes)
+        features.append((1.0, steps, model.flops_ms, model.bytes_ms))
         times.append(float(row["time_ms"]))
-        problems.append(tuple(str(row[name]) for name in SIZES if name != "chunk_size"))
+        problems.append(tuple(str(row[name]) for name in SIZE_COLUMNS if name != "chunk_size"))
     if len(times) < MIN_ROWS:
         return None
     matrix, measured = np.array(features), np.array(times)
@@ -140,9 +224,11 @@ def fit_efficiency(frame: pd.DataFrame, op: str, impl: str, mode: str, dtype: st
         mode=mode,
         dtype=dtype,
         accelerator=key,
+        roofs=roofs,
         launch_ms=float(factors[0]),
-        flops_factor=float(factors[1]),
-        bytes_factor=float(factors[2]),
+        step_ms=float(factors[1]),
+        flops_factor=float(factors[2]),
+        bytes_factor=float(factors[3]),
         rows=len(times),
         median_error=percentile(errors, 50),
         worst_error=max(errors),
@@ -151,16 +237,10 @@ def fit_efficiency(frame: pd.DataFrame, op: str, impl: str, mode: str, dtype: st
     )
 
 
-def _count(row: dict[str, Any]) -> Count | None:
-    sizes = {name: int(row[name]) for name in SIZES if row.get(name) is not None and row[name] == row[name]}
-    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
-    return count_case(row["op"], row["impl"], row["mode"], row["dtype"], state_dtype, sizes)
-
-
 def _non_negative_fit(matrix: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Return x >= 0 of least sum of ((matrix x - t) / t)^2: the best of all choices of columns that may be nonzero.
 
-    With three columns there are seven choices, each an ordinary least-squares problem; the optimum is the feasible one
+    With four columns there are fifteen choices, each an ordinary least-squares problem; the optimum is the feasible one
     of least error.
     """
     import numpy as np
@@ -168,7 +248,7 @@ def _non_negative_fit(matrix: np.ndarray, times: np.ndarray) -> np.ndarray:
     scaled, ones = matrix / times[:, None], np.ones(len(times))
     best, least = np.zeros(matrix.shape[1]), np.inf
     columns = range(matrix.shape[1])
-    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, n) for n in range(1, 4)):
+    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, n) for n in range(1, 5)):
         solution = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)[0]
         error = float(np.sum((scaled[:, chosen] @ solution - ones) ** 2))
         if (solution >= 0).all() and error < least:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .accelerators import Accelerator, get_accelerator
+from .accelerators import Accelerator, Roofs, get_accelerator
 from .figure_style import GRID, INK, MUTED, WARNING, log_axis, new_figure, rate, series_style, styled
 from .frames import best_rows, ok_rows
 from .plots import (
@@ -28,6 +28,7 @@ from .plots import (
     label_ends,
     unmeasured,
 )
+from .roofs import with_stored_roofs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 def roofline(
     frame: pd.DataFrame,
-    gpu: str,
+    gpu: str | Accelerator,
     selection: Selection = Selection(),  # noqa: B008, frozen
     *,
     beside: Sequence[str] = (),
@@ -45,17 +46,21 @@ def roofline(
     """Draw the roofline of ``gpu`` with the points that were measured on it, one panel per mode.
 
     Implementations with a chunk axis are drawn as trajectories over chunk size (the longest and fastest one
-    labelled at its ends), others as points. The measured roof, where there is one, is dashed. Suspect rows are ringed.
+    labelled at its ends), others as points. The newest measured roof, where there is one and it is not the roof that is
+    drawn, is dashed. Suspect rows are ringed.
 
     Args:
-        gpu: key or alias of the accelerator.
+        gpu: the accelerator, or its key or alias; its rates, specified or measured (:func:`.roofs.with_roofs`), are the
+            roof.
         selection: rows.
         beside: further accelerators whose roofs are drawn without points.
 
     Raises:
         ValueError: unknown accelerators, or no row measured on ``gpu``.
     """
-    accelerator = get_accelerator(gpu)
+    accelerator = get_accelerator(gpu) if isinstance(gpu, str) else gpu
+    if not accelerator.is_measured:
+        accelerator = with_stored_roofs(accelerator)
     others = [get_accelerator(name) for name in beside]
     mine = frame[frame["device_accelerator"] == accelerator.key]
     if ok_rows(mine).empty:
@@ -123,13 +128,12 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
             color=MUTED,
         )
         return
-    if accelerator.measured is not None:
-        reached = accelerator.measured.matrix_flops.get(dtype)
-        copied = accelerator.measured.bandwidth_bytes_s
-        if reached is not None:
-            xs = [low, reached / copied, high]
-            ys = [min(copied * x, reached) / 1e12 for x in xs]
-            axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
+    measured = _measured_beside(accelerator, dtype)
+    if measured is not None:
+        reached, copied = measured.matrix_flops[dtype], measured.bandwidth_bytes_s
+        xs = [low, reached / copied, high]
+        ys = [min(copied * x, reached) / 1e12 for x in xs]
+        axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
     axes.annotate(
         rate(peak, "FLOP/s"),
         (high, peak / 1e12),
@@ -157,6 +161,12 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
     )
     if accelerator.vector_flops < peak:
         _vector_roof(axes, accelerator, high)
+
+
+def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
+    """Return the measured roofs to draw beside the roof: none where it is measured itself."""
+    measured = accelerator.measured
+    return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
 def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
@@ -207,11 +217,14 @@ def _longest_trajectory(points: pd.DataFrame) -> object:
 
 def _roofline_note(frame: pd.DataFrame, points: pd.DataFrame, accelerator: Accelerator, dtype: str) -> str:
     parts = []
-    if accelerator.measured is not None and dtype in accelerator.measured.matrix_flops:
+    measured = _measured_beside(accelerator, dtype)
+    if measured is not None:
         parts.append(
-            f"Dashed: measured, {rate(accelerator.measured.matrix_flops[dtype], 'FLOP/s')} and "
-            f"{rate(accelerator.measured.bandwidth_bytes_s, 'B/s')}."
+            f"Dashed: measured, {rate(measured.matrix_flops[dtype], 'FLOP/s')} and "
+            f"{rate(measured.bandwidth_bytes_s, 'B/s')} ({measured.source})."
         )
+    elif accelerator.is_measured:
+        parts.append(f"The roof is measured: {accelerator.source}.")
     elsewhere = ok_rows(frame[frame["device_accelerator"] != accelerator.key])
     if not elsewhere.empty:
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))

@@ -35,7 +35,13 @@ def run(*arguments: object) -> str:
     register(app, show=show, resolve_operation=resolve)
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
+
+
+def stderr(*arguments: object) -> str:
+    app = typer.Typer()
+    register(app, show=show, resolve_operation=resolve)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False).stderr
 
 
 COUNT = (
@@ -96,9 +102,11 @@ def test_chunk_size_with_results(tmp_path: Path) -> None:
 
 
 def test_predict_gives_an_interval(tmp_path: Path) -> None:
-    row = json.loads(run("predict", "tfla", "--gpu", "b200", "--format", "json"))
+    row = json.loads(run("predict", "tfla", "--gpu", "b200", "--no-fit", "--format", "json"))
     assert 0 < row["low_ms"] < row["high_ms"]
     assert row["time_ms"] is None
+    assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
+    assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
     cases = [
         made.case("mlstm_sig", "tfla", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128, 256, 512)
@@ -109,8 +117,50 @@ def test_predict_gives_an_interval(tmp_path: Path) -> None:
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
     assert fitted["median_error"] < 0.02
+    assert fitted["low_ms"] < fitted["high_ms"]
     assert '"time_ms"' in run("predict", "tfla", "--format", "csv")
-    assert "full overlap to no overlap" in run("predict", "tfla")
+    assert "full overlap to no overlap" in run("predict", "tfla", "--no-fit")
+
+
+def test_predict_uses_the_committed_results() -> None:
+    row = json.loads(run("predict", "tfla", "--gpu", "b200", "--format", "json"))
+    assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
+    assert row["fitted_rows"] > 100
+    assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
+    assert 0 < row["median_error"] < row["worst_error"]
+    assert "carried to b200" in row["interval"]
+    assert "low to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200")
+    # Nothing was measured of it, so only the model's bounds are left.
+    assert json.loads(run("predict", "selective_scan", "--gpu", "b200", "--format", "json"))["time_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes"),
+    [
+        ("rglru", {"channels": 4096}),
+        ("wkv4", {"channels": 4096}),
+        ("gated_mlp", {"d_model": 4096, "d_ff": 14336}),
+        ("attention", {"num_heads": 16, "head_dim_qk": 256, "head_dim_v": 256}),
+        ("lightning", {"num_heads": 16, "head_dim_qk": 256, "head_dim_v": 256, "chunk_size": 128}),
+    ],
+)
+def test_predict_knows_every_counted_operation(operation: str, sizes: dict[str, int]) -> None:
+    row = json.loads(run("predict", operation, "--gpu", "l40s", "--no-fit", "--format", "json"))
+    size_names = ("num_heads", "head_dim_qk", "head_dim_v", "chunk_size", "channels", "d_model", "d_ff")
+    assert {name: row[name] for name in size_names if name in row} == sizes
+    assert 0 < row["low_ms"] < row["high_ms"]
+
+
+def test_short_names_and_measured_roofs_are_explained() -> None:
+    assert "--gpu h100 means h100_sxm: H100 80 GB HBM3 SXM5" in stderr("chunk-size", "tfla", "--gpu", "h100")
+    assert stderr("chunk-size", "tfla", "--gpu", "h100_sxm") == ""
+    spec = json.loads(run("chunk-size", "tfla", "--gpu", "h200", "--format", "json"))
+    measured = json.loads(run("chunk-size", "tfla", "--gpu", "h200", "--roofs", "measured", "--format", "json"))
+    assert spec["roofs"] == "specification"
+    assert spec["accelerator_part"] == "H200 141 GB HBM3e SXM5"
+    assert "H200" in measured["roofs"]
+    assert measured["accelerator_intensity"] != spec["accelerator_intensity"]
+    assert f"--roofs measured: {measured['roofs']}" in stderr("predict", "tfla", "--gpu", "h200", "--roofs", "measured")
 
 
 def test_figures_are_written(tmp_path: Path) -> None:
@@ -124,6 +174,7 @@ def test_figures_are_written(tmp_path: Path) -> None:
         ("plot", "runtime", results, "-o", tmp_path / "a.png"),
         ("plot", "chunk-size", results, "-o", tmp_path / "b.svg", "--seq-len", "1k", "--mode", "fw"),
         ("roofline", results, "--gpu", "h200", "-o", tmp_path / "c.pdf", "--beside", "b200,a100"),
+        ("roofline", results, "--gpu", "h200", "-o", tmp_path / "d.png", "--roofs", "measured"),
     ):
         printed = run(*arguments).strip()
         assert Path(printed).stat().st_size > 5000
@@ -141,6 +192,9 @@ def test_figures_are_written(tmp_path: Path) -> None:
         (["chunk-size", "tfla", "--gpu", "h900"], "accelerator must be one of .*, got 'h900'"),
         (["chunk-size", "tfla", "--results", "nowhere"], "got nowhere"),
         (["predict", "tfla", "--gpu", "v100"], "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
+        (["predict", "tfla", "--gpu", "b200", "--roofs", "measured"], "roofs must be spec for b200"),
+        (["chunk-size", "tfla", "--roofs", "best"], "roofs must be spec, measured, or a file or folder .*, got 'best'"),
+        (["predict", "attention", "--chunk-size", "64"], "chunk_size must be left out for attention tfla fw, got '64'"),
         (["plot", "pie", "nowhere"], "kind must be one of runtime, .*, got 'pie'"),
         (["plot", "runtime", "nowhere", "-o", "a.gif"], "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
         (["plot", "runtime", "nowhere"], r"got nowhere \(does not exist\)"),
