@@ -16,8 +16,9 @@ good, and c is split in two parts, so that differences of large cumulative sums 
 accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
 
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
-in groups: products chunk by chunk on views of the inputs, everything elementwise once a group. The backward pass
-recomputes the weights, and the states from one kept for each group.
+in groups: a group's q, k and v are copied into contiguous matrices, everything but the recurrence of the state is one
+batched product or one elementwise pass over the group, and what h needs of n is one more column of the scores. The
+backward pass recomputes the weights, and the states from one kept for each group.
 
 Where the gates of a group allow it (:data:`FACTORED_RANGE`), every row of the group takes the same r_i = e, that of its
 end: the weights become factors exp(c_j - e) of the keys, and neither q nor the state is touched between the group's
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from .reference import State, compute_dtype, zero_state
 
-ROWS_PER_GROUP = {"cpu": 1024, "cuda": 65536}
+ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""
 
 FACTORED_RANGE = (-60.0, 40.0)
@@ -74,36 +75,48 @@ class _Pairwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """Consecutive chunks of equal length L, and their gates: G chunks, S = B * H sequences.
+    """The gates of consecutive chunks of equal length L: G chunks, S = B * H sequences.
 
-    start, stop: time steps covered.
     update: [G, S, L], exp(c_j - e): weight of position j in the state after the group (pairwise: after the chunk), with
         e = m_end - b_end (plain: m = 0).
-    decay: [S, 1], exp(p - e): what becomes of the state before the group (pairwise: [G, S, 1], before the chunk).
+    decay: [G, S, 1], exp(p - e): what becomes of the state before the chunk. Factored: the first is that of the state
+        before the group, the others do not count.
     floor: [G, S, L], exp(-(b_i + r_i)): the least denominator, or the plain form's only one.
     pairwise: None where factored.
     """
 
-    start: int
-    stop: int
     update: Tensor
     decay: Tensor
     floor: Tensor
     pairwise: _Pairwise | None
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(G, S, L)"""
-        return self.update.shape  # type: ignore[return-value]
 
-    def decays(self) -> Sequence[Tensor | None]:
-        """Return what the state [S, K, V] is multiplied by after every chunk, None for nothing."""
-        return [None] * len(self.update) if self.pairwise is None else self.decay[..., None].unbind()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """A stretch of the sequence cut into chunks of equal length, and those into groups of ``size`` (the last: fewer).
+
+    start, stop: time steps covered.
+    """
+
+    start: int
+    stop: int
+    length: int
+    size: int
+    groups: list[_Group]
+
+    def view(self, x: Tensor) -> Tensor:
+        """Return the segment's part of x [B, T, H, ...] as a view [N, B, H, L, ...]."""
+        chunks = x[:, self.start : self.stop].unflatten(1, (-1, self.length))
+        return chunks.permute(1, 0, 3, 2, *range(4, chunks.dim()))
+
+    def cut(self, *tensors: Tensor) -> list[tuple[Any, ...]]:
+        """Return every group with its part of each tensor [B, T, H, D], a view [G, B, H, L, D]."""
+        return list(zip(self.groups, *(self.view(x).split(self.size) for x in tensors), strict=True))
 
 
 def _plan(
     a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options, operands: _Operands
-) -> tuple[list[_Group], Tensor | None]:
+) -> tuple[list[_Segment], Tensor | None]:
     """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last m [S], float64."""
     batch, seq_len, heads = a.shape
     a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
@@ -111,25 +124,21 @@ def _plan(
     m = None if m0 is None else m0.double().reshape(batch * heads)
     chunk = min(options.chunk_size, seq_len)
     whole = seq_len - seq_len % chunk
-    groups: list[_Group] = []
+    segments: list[_Segment] = []
     for start, stop, length in ((0, whole, chunk), (whole, seq_len, seq_len - whole)):
         if start < stop:
-            m = _plan_segment(groups, a[:, start:stop], u[:, start:stop], m, start, length, operands)
-    return groups, m
+            size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * batch * heads))
+            groups, m = _plan_groups(a[:, start:stop], u[:, start:stop], m, length, size, operands)
+            segments.append(_Segment(start=start, stop=stop, length=length, size=size, groups=groups))
+    return segments, m
 
 
-def _plan_segment(
-    groups: list[_Group],
-    a: Tensor,
-    u: Tensor,
-    m: Tensor | None,
-    start: int,
-    length: int,
-    operands: _Operands,
-) -> Tensor | None:
-    """Append the groups of chunks of equal length with float64 gates a, u [S, N * L]; return m [S] after them."""
+def _plan_groups(
+    a: Tensor, u: Tensor, m: Tensor | None, length: int, size: int, operands: _Operands
+) -> tuple[list[_Group], Tensor | None]:
+    """Return groups of ``size`` chunks of equal length with float64 gates a, u [S, N * L], and m [S] after them."""
     dtype = operands.compute
-    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1).contiguous() for x in (a, u))  # [N, S, L]
+    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in (a, u))  # [N, S, L]
     b = b.cumsum(-1)
     column = u - b
     total = b[..., -1].cumsum(0) - b[..., -1]
@@ -145,57 +154,49 @@ def _plan_segment(
         m = after[-1].contiguous()
     end = after - b[..., -1]  # e of every chunk, [N, S]
 
-    num_chunks, sequences, _ = b.shape
-    size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * sequences))
-    first = torch.arange(num_chunks, device=a.device) // size * size
-    last = (first + (size - 1)).clamp_(max=num_chunks - 1)
-    offset = total - total[first]  # decay from the start of the group to that of the chunk
-    group_end = end[last] - offset[last] + offset  # e of the group, as the chunk counts
-    key_exponent = column - group_end[..., None]
-    factored = [False] * num_chunks
+    num_chunks = len(b)
+    starts = range(0, num_chunks, size)
+    factored = [False] * len(starts)
     if operands.exact:
+        # e of the group, as the chunk counts: without the decay from the start of the chunk.
+        group_end = total + torch.cat([x[-1:].expand_as(x) for x in (end - total).split(size)])
         low, high = FACTORED_RANGE
-        query_exponent = group_end - row.amin(-1)
-        factored = ((key_exponent.amin(-1) >= low) & (query_exponent <= high)).all(-1).tolist()
-    factored = [all(factored[i : i + size]) for i in range(0, num_chunks, size)]
-    if any(factored):
-        update = key_exponent.exp_().to(dtype)
-        decay = torch.exp(before[first] + offset - group_end).to(dtype)[..., None]
-        floor = torch.exp(-b - group_end[..., None]).to(dtype)
-    if not all(factored):
-        pairwise_row = row.to(dtype)
-        pairwise_update = torch.exp(column - end[..., None]).to(dtype)
-        pairwise_decay = torch.exp(before - end).to(dtype)[..., None]
-        pairwise_floor = torch.exp(-b - pairwise_row).to(dtype)
-        inter = torch.exp(before[..., None] - pairwise_row).to(dtype)
+        fits = (column.amin(-1) - group_end >= low) & (group_end - row.amin(-1) <= high)
+        fits_chunk = fits.all(-1).tolist()
+        factored = [all(fits_chunk[i : i + size]) for i in starts]
+    pairwise: list[_Pairwise | None] = [None] * len(starts)
+    if all(factored):
+        end, row = group_end, group_end[..., None]
+    else:
+        row = row.to(dtype)
+        inter = torch.exp(before[..., None] - row).to(dtype)
         rounded = column.to(dtype)
         rest = None if dtype == torch.float64 else (column - rounded).to(dtype)
-    for i, is_factored in zip(range(0, num_chunks, size), factored, strict=True):
-        j = min(i + size, num_chunks)
-        span = {"start": start + i * length, "stop": start + j * length}
-        if is_factored:
-            groups.append(_Group(**span, update=update[i:j], decay=decay[i], floor=floor[i:j], pairwise=None))
-            continue
-        pairwise = _Pairwise(
-            column=rounded[i:j],
-            column_rest=None if rest is None else rest[i:j],
-            row=pairwise_row[i:j],
-            inter=inter[i:j],
-        )
-        groups.append(
-            _Group(
-                **span,
-                update=pairwise_update[i:j],
-                decay=pairwise_decay[i:j],
-                floor=pairwise_floor[i:j],
-                pairwise=pairwise,
-            )
-        )
-    return m
+        for i, is_factored in enumerate(factored):
+            span = slice(i * size, (i + 1) * size)
+            if not is_factored:
+                pairwise[i] = _Pairwise(
+                    column=rounded[span],
+                    column_rest=None if rest is None else rest[span],
+                    row=row[span],
+                    inter=inter[span],
+                )
+        if any(factored):
+            chosen = torch.tensor(factored, device=b.device).repeat_interleave(size)[:num_chunks, None]
+            end = torch.where(chosen, group_end, end)
+            row = torch.where(chosen[..., None], group_end[..., None], row)
+    update = torch.exp(column - end[..., None]).to(dtype).split(size)
+    decay = torch.exp(before - end).to(dtype)[..., None].split(size)
+    floor = torch.exp(-b - row).to(dtype).split(size)
+    groups = [
+        _Group(update=update_g, decay=decay_g, floor=floor_g, pairwise=pairwise_g)
+        for update_g, decay_g, floor_g, pairwise_g in zip(update, decay, floor, pairwise, strict=True)
+    ]
+    return groups, m
 
 
 class _Operands:
-    """Cuts [B, T, H, D] tensors into the chunks of a group and rounds operands of matrix products."""
+    """Moves the chunks of a group between [B, T, H, D] tensors and matrices, and rounds operands of products."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.compute = dtype, compute_dtype(dtype)
@@ -205,60 +206,50 @@ class _Operands:
         """Whether operands of matrix products are not rounded."""
         return self.dtype == self.compute
 
-    @staticmethod
-    def view(x: Tensor, group: _Group) -> Tensor:
-        """Return the group's part of x as a view [G, B, H, L, D]."""
-        chunks, _, length = group.shape
-        batch, _, heads, dim = x.shape
-        return x[:, group.start : group.stop].view(batch, chunks, length, heads, dim).permute(1, 0, 3, 2, 4)
+    def load(self, x: Tensor) -> Tensor:
+        """Return a view [G, B, H, L, D] as contiguous [G, S, L, D] in the accumulators' dtype."""
+        x = x.contiguous() if self.exact else x.to(self.compute, memory_format=torch.contiguous_format)
+        return x.flatten(1, 2)
 
-    def load(self, x: Tensor, group: _Group) -> Tensor:
-        """Return the group's part of x as [G, S, L, D] in the accumulators' dtype: a view where B = 1."""
-        return self.view(x, group).flatten(1, 2).to(self.compute)
+    def load_scaled(self, x: Tensor, factor: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return a view [G, B, H, L, D] times factor [G, S, L], as :meth:`load`."""
+        if out is None:
+            out = x.new_empty(x.shape, dtype=self.compute)
+        torch.mul(x, factor.view(*x.shape[:-1], 1), out=out.view(x.shape))
+        return out.view(*factor.shape, x.shape[-1])
 
-    def store(self, x: Tensor, group: _Group, value: Tensor) -> None:
-        """Write [G, S, L, D] into the group's part of x."""
-        target = self.view(x, group)
-        target.copy_(value.view(target.shape))
+    def store(self, x: Tensor, value: Tensor) -> None:
+        """Write [G, S, L, D] into a view [G, B, H, L, D]."""
+        x.copy_(value.view(x.shape))
 
-    def store_scaled(self, x: Tensor, group: _Group, value: Tensor, factor: Tensor) -> None:
-        """Write [G, S, L, D] times factor [G, S, L] into the group's part of x."""
-        target = self.view(x, group)
-        value, factor = value.view(target.shape), factor.reshape(target.shape[:-1])[..., None]
+    def store_scaled(self, x: Tensor, value: Tensor, factor: Tensor) -> None:
+        """Write [G, S, L, D] times factor [G, S, L] into a view [G, B, H, L, D]."""
+        value, factor = value.view(x.shape), factor.view(*x.shape[:-1], 1)
         if self.exact:
-            torch.mul(value, factor, out=target)
+            torch.mul(value, factor, out=x)
         else:
-            target.copy_(value.mul_(factor))
+            x.copy_(value.mul_(factor))
 
     def round(self, x: Tensor) -> Tensor:
         """Round an operand of a matrix product to the inputs' dtype."""
         return x if self.exact else x.to(self.dtype).to(self.compute)
 
 
-def _scale_rows(x: Tensor, factor: Tensor) -> Tensor:
-    """Return x [G, S, L, D] times factor [G, S, L], contiguous whatever the strides of x."""
-    return torch.mul(x, factor[..., None], out=x.new_empty(x.shape))
-
-
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b [G, S, ., .], one chunk at a time: operands of different chunks need not have a common stride."""
-    out = a.new_empty(*a.shape[:-1], b.shape[-1])
-    for a_c, b_c, out_c in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
-        torch.bmm(a_c, b_c, out=out_c)
-    return out
+    """Return a @ b [G, S, ., .]."""
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).view(*a.shape[:-1], b.shape[-1])
 
 
 def _add_products(out: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to out [G, S, ., .]."""
-    for a_c, b_c, out_c in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
-        out_c.baddbmm_(a_c, b_c)
+    out.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
 
 
 def _run_normalizer(n: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
     """Return n before every chunk of the group [G, S, K] (factored: decayed to its end), and n [S, K] after it."""
     sums = key.sum(-2)
     if group.pairwise is None:
-        running = torch.cat(((n * group.decay)[None], sums)).cumsum(0)
+        running = torch.cat(((n * group.decay[0])[None], sums)).cumsum(0)
         return running[:-1], running[-1]
     before = []
     for decay, part in zip(group.decay.unbind(), sums.unbind(), strict=True):
@@ -272,7 +263,7 @@ def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, grou
     sums = torch.zeros_like(query[:, :, 0]) if dnq is None else (query * dnq).sum(-2)
     if group.pairwise is None:
         running = torch.cat((dn[None], sums.flip(0))).cumsum(0).flip(0)
-        return running[1:], running[0] * group.decay
+        return running[1:], running[0] * group.decay[0]
     after = []
     for part, decay in zip(reversed(sums.unbind()), reversed(group.decay.unbind()), strict=True):
         after.append(dn)
@@ -280,23 +271,43 @@ def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, grou
     return torch.stack(after[::-1]), dn
 
 
-def _scale_operands(q_g: Tensor, k_g: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return the queries that meet the state and the keys that update it, [G, S, L, K]."""
-    query = q_g if group.pairwise is None else _scale_rows(q_g, group.pairwise.inter)
-    return query, _scale_rows(k_g, group.update)
+@dataclass(slots=True, kw_only=True)
+class _Keys:
+    """The keys of a group.
 
+    columns: [G, S, L, K], or [G, S, 1 + L, K] behind n before the chunk: what queries are multiplied with for the
+        scores. Factored: scaled.
+    update: [G, S, L, K], scaled by their weights in the state.
+    """
 
-def _scores(q_g: Tensor, k_g: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor | None]:
-    """Return the weighted products of queries and keys [G, S, L, L], and their weights where not factored."""
-    if group.pairwise is None:
-        return _products(q_g, key.mT).tril_(), None
-    weights = group.pairwise.weights()
-    return _products(q_g, k_g.mT).mul_(weights), weights
+    columns: Tensor
+    update: Tensor
 
+    @classmethod
+    def load(cls, k: Tensor, group: _Group, operands: _Operands, *, normalize: bool) -> _Keys:
+        """Cut a view [G, B, H, L, K]; n is left open."""
+        chunks, sequences, length = group.update.shape
+        columns = k.new_empty(chunks, sequences, normalize + length, k.shape[-1], dtype=operands.compute)
+        keys = columns[:, :, int(normalize) :]
+        if group.pairwise is None:
+            return cls(columns=columns, update=operands.load_scaled(k, group.update, out=keys))
+        operands.store(keys.view(k.shape), k)
+        return cls(columns=columns, update=keys * group.update[..., None])
 
-def _normalizer_product(scores: Tensor, query: Tensor, n: Tensor) -> Tensor:
-    """Return n_i^T q_i [G, S, L] without the scale, from weighted scores, weighted queries and n before each chunk."""
-    return _products(query, n[..., None])[..., 0].add_(scores.sum(-1))
+    def scores(self, query: Tensor, group: _Group) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return weighted products with queries [G, S, L, L], n^T q [G, S, L] (normalised), and the weights (pairwise).
+
+        Neither has the scale.
+        """
+        extra = self.columns.shape[2] - self.update.shape[2]
+        scores, weights = _products(query, self.columns.mT), None
+        if group.pairwise is None:
+            scores.tril_(extra)
+        else:
+            weights = group.pairwise.weights()
+            scores[..., extra:] *= weights
+            scores[..., :extra] *= group.pairwise.inter[..., None]
+        return scores[..., extra:], scores.sum(-1) if extra else None, weights
 
 
 def _row_factor(nq: Tensor | None, group: _Group, scale: float) -> Tensor:
@@ -331,6 +342,13 @@ def _round_stabilizer(m: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return rounded, torch.exp(m - rounded).to(dtype)
 
 
+class _Checkpoint(NamedTuple):
+    """C [S, K, V] before a group and, in the normalised form, n before every chunk of it, as _run_normalizer's."""
+
+    c: Tensor
+    n: Tensor | None
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -339,36 +357,36 @@ def _forward(
     u: Tensor | None,
     state: _States,
     options: _Options,
-    checkpoints: list[_States] | None = None,
+    checkpoints: list[_Checkpoint] | None = None,
 ) -> tuple[Tensor, _States]:
-    """Return h and the last state; append the state before every group to ``checkpoints``."""
+    """Return h and the last state; append what the backward pass needs of every group to ``checkpoints``."""
     operands = _Operands(v.dtype)
     c, n = state.c.clone(), state.n
-    groups, m = _plan(a, u, state.m, options, operands)
+    segments, m = _plan(a, u, state.m, options, operands)
     h = torch.empty_like(v)
-    for group in groups:
-        if checkpoints is not None:
-            checkpoints.append(_States(c.clone(), n))
-        q_g, k_g, v_g = (operands.load(x, group) for x in (q, k, v))
-        query, key = _scale_operands(q_g, k_g, group)
-        scores, _ = _scores(q_g, k_g, key, group)
-        nq = None
+    for group, q_x, k_x, v_x, h_x in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
+        q_g, v_g = operands.load(q_x), operands.load(v_x)
+        keys = _Keys.load(k_x, group, operands, normalize=n is not None)
+        n_before = None
         if n is not None:
-            n_before, n = _run_normalizer(n, key, group)
-            nq = _normalizer_product(scores, query, n_before)
+            n_before, n = _run_normalizer(n, keys.update, group)
+            keys.columns[:, :, 0] = n_before
+        if checkpoints is not None:
+            checkpoints.append(_Checkpoint(c.clone(), n_before))
+        scores, nq, _ = keys.scores(q_g, group)
         factor = _row_factor(nq, group, options.scale)
-        scores, query, key = (operands.round(x) for x in (scores, query, key))
-        out = v_g.new_empty(v_g.shape)
+        out = _products(operands.round(scores), v_g)
         if group.pairwise is None:
-            c.mul_(group.decay[..., None])
-        chunks = [x.unbind() for x in (scores, v_g, query, key.mT, out)]
-        for scores_c, v_c, query_c, key_c, out_c, decay in zip(*chunks, group.decays(), strict=True):
-            torch.bmm(scores_c, v_c, out=out_c)
-            out_c.baddbmm_(query_c, operands.round(c))
-            if decay is not None:
-                c.mul_(decay)
-            c.baddbmm_(key_c, v_c)
-        operands.store_scaled(h, group, out, factor)
+            c *= group.decay[0, ..., None]
+            for query_c, key_c, v_c, out_c in zip(q_g, keys.update.mT, v_g, out, strict=True):
+                out_c.baddbmm_(query_c, c)
+                c.baddbmm_(key_c, v_c)
+        else:
+            query, key = (operands.round(x) for x in (q_g * group.pairwise.inter[..., None], keys.update))
+            for query_c, key_c, v_c, out_c, decay in zip(query, key.mT, v_g, out, group.decay, strict=True):
+                out_c.baddbmm_(query_c, operands.round(c))
+                c.mul_(decay[..., None]).baddbmm_(key_c, v_c)
+        operands.store_scaled(h_x, out, factor)
     return h, _States(c, n, m)
 
 
@@ -402,19 +420,71 @@ class _Chunkwise(torch.autograd.Function):
         return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.checkpoints, ctx.options, dh, dlast)
 
 
-def _run_states(c: Tensor, key: Tensor, v_g: Tensor, group: _Group) -> Tensor:
-    """Return C [G, S, K, V] before every chunk of the group (factored: decayed to its end), C [S, K, V] first."""
-    states = c.new_empty(group.shape[0], *c.shape)
+def _sweep_factored(
+    c: Tensor,
+    dc: Tensor,
+    query: Tensor,
+    key: Tensor,
+    v_g: Tensor,
+    dnum: Tensor,
+    dv_g: Tensor,
+    group: _Group,
+    operands: _Operands,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run C forwards and dC backwards through a group; see _sweep_pairwise. <C, dC> [1, S] of the last chunk alone."""
+    c = c * group.decay[0, ..., None]
+    dq_g, dk_g = query.new_empty(query.shape), key.new_empty(key.shape)
+    first, *others = zip(dnum, dq_g, strict=True)
+    torch.bmm(first[0], c.mT, out=first[1])
+    for (dnum_c, dq_c), key_c, v_c in zip(others, key.mT, v_g, strict=False):
+        c.baddbmm_(key_c, v_c)
+        torch.bmm(dnum_c, c.mT, out=dq_c)
+    dg = (c * dc).sum((-2, -1))[None]
+    parts = (query.mT, key, v_g, dnum, dk_g, dv_g)
+    for query_c, key_c, v_c, dnum_c, dk_c, dv_c in zip(*(reversed(x.unbind()) for x in parts), strict=True):
+        torch.bmm(v_c, dc.mT, out=dk_c)
+        dv_c.baddbmm_(key_c, dc)
+        dc.baddbmm_(query_c, dnum_c)
+    dc *= group.decay[0, ..., None]
+    return dq_g, dk_g, dg
+
+
+def _sweep_pairwise(
+    c: Tensor,
+    dc: Tensor,
+    query: Tensor,
+    key: Tensor,
+    v_g: Tensor,
+    dnum: Tensor,
+    dv_g: Tensor,
+    group: _Group,
+    operands: _Operands,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run C forwards and dC backwards through a group.
+
+    Takes C [S, K, V] before the group and dC after it, and leaves in dC that before it; adds what comes through the
+    states to dv. Returns that part of dq and dk [G, S, L, K], as of the weighted operands, and the products <C, dC>
+    [G, S] of C before and dC after every chunk.
+    """
+    states = c.new_empty(len(key), *c.shape)
     slots = states.unbind()
-    torch.mul(c, group.decay[..., None] if group.pairwise is None else 1.0, out=slots[0])
-    for before, after, key_c, v_c, decay in zip(
-        slots, slots[1:], key.mT.unbind(), v_g.unbind(), group.decays(), strict=False
+    slots[0].copy_(c)
+    for before, after, key_c, v_c, decay in zip(slots, slots[1:], key.mT, v_g, group.decay, strict=False):
+        torch.mul(before, decay[..., None], out=after).baddbmm_(key_c, v_c)
+    dq_g, dk_g = _products(dnum, operands.round(states).mT), key.new_empty(key.shape)
+    dg = dc.new_empty(group.decay.shape[:2])
+    scratch = torch.empty_like(dc)
+    parts = (query.mT, key, v_g, dnum, dk_g, dv_g, states, dg, group.decay)
+    for query_c, key_c, v_c, dnum_c, dk_c, dv_c, c_c, dg_c, decay in zip(
+        *(reversed(x.unbind()) for x in parts), strict=True
     ):
-        if decay is None:
-            torch.baddbmm(before, key_c, v_c, out=after)
-        else:
-            torch.mul(before, decay, out=after).baddbmm_(key_c, v_c)
-    return states
+        dc_n = operands.round(dc)
+        torch.bmm(v_c, dc_n.mT, out=dk_c)
+        dv_c.baddbmm_(key_c, dc_n)
+        # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
+        torch.sum(torch.mul(c_c, dc, out=scratch), (1, 2), out=dg_c)
+        dc.mul_(decay[..., None]).baddbmm_(query_c, dnum_c)
+    return dq_g, dk_g, dg * group.decay[..., 0]
 
 
 def _backward(
@@ -425,81 +495,79 @@ def _backward(
     u: Tensor | None,
     h: Tensor | None,
     state: _States,
-    checkpoints: list[_States],
+    checkpoints: list[_Checkpoint],
     options: _Options,
     dh: Tensor,
     dlast: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
     operands = _Operands(v.dtype)
-    groups, m_last = _plan(a, u, state.m, options, operands)
+    segments, m_last = _plan(a, u, state.m, options, operands)
     dc, dn = _last_state_gradients(state, m_last, dlast)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     da, du = torch.empty_like(a), None if u is None else torch.empty_like(u)
-    scratch = torch.empty_like(dc)
-    for group, checkpoint in zip(reversed(groups), reversed(checkpoints), strict=True):
-        q_g, k_g, v_g, dh_g = (operands.load(x, group) for x in (q, k, v, dh))
-        query, key = _scale_operands(q_g, k_g, group)
-        c_g = _run_states(checkpoint.c, operands.round(key), v_g, group)
-        n_g = None if checkpoint.n is None else _run_normalizer(checkpoint.n, key, group)[0]
-        scores, weights = _scores(q_g, k_g, key, group)
-        nq = None if n_g is None else _normalizer_product(scores, query, n_g)
-        factor, dnq = _row_factor(nq, group, options.scale), None
-        if nq is not None and h is not None:
-            nq *= options.scale
-            slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
-            dnq = (operands.load(h, group) * dh_g).sum(-1).mul_(factor).mul_(slope).neg_()[..., None]
-        dnum = operands.round(_scale_rows(dh_g, factor))
-        dscores = _products(dnum, v_g.mT)
-        if dnq is not None:
-            dscores += dnq
-        # Row sums of this product are q . dq and column sums k . dk of what stays within the chunk.
-        pairs = dscores * scores
-        db = pairs.sum(-1) - (du_g := pairs.sum(-2))
-        dscores = operands.round(dscores.tril_() if weights is None else dscores.mul_(weights))
-        scores, query_n, key_n = (operands.round(x) for x in (scores, query, key))
-
-        dq_g, dk_g, dv_g = torch.empty_like(key), torch.empty_like(key), torch.empty_like(dnum)
-        dg = torch.empty_like(group.update[..., 0])
-        parts = (dnum, c_g.mT, v_g, scores.mT, key_n, query_n.mT, dq_g, dk_g, dv_g, dg)
-        chunks = zip(*(reversed(x.unbind()) for x in parts), reversed(group.decays()), strict=True)
-        for dnum_c, c_c, v_c, scores_c, key_c, query_c, dq_c, dk_c, dv_c, dg_c, decay in chunks:
-            dc_n = operands.round(dc)
-            torch.bmm(dnum_c, operands.round(c_c), out=dq_c)
-            torch.bmm(v_c, dc_n.mT, out=dk_c)
-            torch.bmm(scores_c, dnum_c, out=dv_c)
-            dv_c.baddbmm_(key_c, dc_n)
-            # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
-            torch.sum(torch.mul(c_c.mT, dc, out=scratch), (1, 2), out=dg_c)
-            if decay is not None:
-                dc.mul_(decay)
-            dc.baddbmm_(query_c, dnum_c)
-        if group.pairwise is None:
-            dc.mul_(group.decay[..., None])
-        if dn is not None and n_g is not None:
-            dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
-            dk_g += dn_g[..., None, :]
-            dg += (n_g * dn_g).sum(-1)
+    remaining = list(checkpoints)
+    for segment in reversed(segments):
+        gates = []
+        for group, q_x, k_x, v_x, dh_x, h_x, dq_x, dk_x, dv_x in reversed(
+            segment.cut(q, k, v, dh, dh if h is None else h, dq, dk, dv)
+        ):
+            checkpoint = remaining.pop()
+            q_g, v_g = operands.load(q_x), operands.load(v_x)
+            keys = _Keys.load(k_x, group, operands, normalize=checkpoint.n is not None)
+            if checkpoint.n is not None:
+                keys.columns[:, :, 0] = checkpoint.n
+            scores, nq, weights = keys.scores(q_g, group)
+            factor, dnq = _row_factor(nq, group, options.scale), None
+            if nq is not None and h is not None:
+                nq *= options.scale
+                slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
+                dnq = (h_x * dh_x).sum(-1, dtype=operands.compute).flatten(1, 2)
+                dnq = dnq.mul_(factor).mul_(slope).neg_()[..., None]
+            dnum = operands.round(operands.load_scaled(dh_x, factor))
+            dscores = _products(dnum, v_g.mT)
             if dnq is not None:
-                dq_g.addcmul_(dnq, n_g[..., None, :])
-        db += (dq_g * query).sum(-1)
-        dk_state = (dk_g * key).sum(-1)
-        dg = dg[..., None] if group.pairwise is None else dg[..., None] * group.decay
-        da_g = db.flip(-1).cumsum(-1).flip(-1) + (dk_state.cumsum(-1) - dk_state) + dg
-        if group.pairwise is None:
-            _add_products(dq_g, dscores, key)
-            _add_products(dk_g, dscores.mT, q_g)
-            operands.store(dq, group, dq_g)
-            operands.store_scaled(dk, group, dk_g, group.update)
-        else:
-            _add_products(dq_g.mul_(group.pairwise.inter[..., None]), dscores, k_g)
-            _add_products(dk_g.mul_(group.update[..., None]), dscores.mT, q_g)
-            operands.store(dq, group, dq_g)
-            operands.store(dk, group, dk_g)
-        operands.store(dv, group, dv_g)
-        operands.store(da[..., None], group, da_g[..., None])
+                dscores += dnq
+            # Row sums of this product are q . dq and column sums k . dk of what stays within the chunk.
+            pairs = dscores * scores
+            db = pairs.sum(-1) - (du_g := pairs.sum(-2))
+            dscores = operands.round(dscores.tril_() if weights is None else dscores.mul_(weights))
+            dv_g = _products(operands.round(scores).mT, dnum)
+
+            if group.pairwise is None:
+                query, key, q_n, k_n = q_g, keys.update, q_g, keys.update
+            else:
+                query, key = q_g * group.pairwise.inter[..., None], keys.update
+                q_n, k_n = operands.round(query), operands.round(key)
+            sweep = _sweep_factored if group.pairwise is None else _sweep_pairwise
+            dq_g, dk_g, dg = sweep(checkpoint.c, dc, q_n, k_n, v_g, dnum, dv_g, group, operands)
+            if dn is not None and checkpoint.n is not None:
+                dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
+                dk_g += dn_g[..., None, :]
+                dg += (checkpoint.n * dn_g)[-len(dg) :].sum(-1) * (1 if group.pairwise is None else group.decay[..., 0])
+                if dnq is not None:
+                    dq_g.addcmul_(dnq, checkpoint.n[..., None, :])
+            query_dq, key_dk = (dq_g * query).sum(-1), (dk_g * key).sum(-1)
+            if group.pairwise is None:
+                # <C, dC> from chunk to chunk: less what its queries, plus what the one before's keys do to it.
+                steps = query_dq[1:].sum(-1) - key_dk[:-1].sum(-1)
+                dg = torch.cat((steps, dg)).flip(0).cumsum(0).flip(0)
+                _add_products(dq_g, dscores, key)
+                _add_products(dk_g, dscores.mT, q_g)
+                operands.store_scaled(dk_x, dk_g, group.update)
+            else:
+                k_g = keys.columns[:, :, -key.shape[2] :]
+                _add_products(dq_g.mul_(group.pairwise.inter[..., None]), dscores, k_g)
+                _add_products(dk_g.mul_(group.update[..., None]), dscores.mT, q_g)
+                operands.store(dk_x, dk_g)
+            operands.store(dq_x, dq_g)
+            operands.store(dv_x, dv_g)
+            gates.append((db + query_dq, du_g + key_dk, key_dk, dg))
+        db_s, du_s, key_dk_s, dg_s = (torch.cat(parts[::-1]) for parts in zip(*gates, strict=True))
+        da_s = db_s.flip(-1).cumsum(-1).flip(-1) + (key_dk_s.cumsum(-1) - key_dk_s) + dg_s[..., None]
+        segment.view(da).copy_(da_s.view(segment.view(da).shape))
         if du is not None:
-            operands.store(du[..., None], group, (du_g + dk_state)[..., None])
+            segment.view(du).copy_(du_s.view(segment.view(du).shape))
     shape = (v.shape[0], v.shape[2])
     dstate = (dc.unflatten(0, shape),) if dn is None else (dc.unflatten(0, shape), dn.unflatten(0, shape), None)
     return dq, dk, dv, da, du, *dstate
