@@ -15,15 +15,16 @@ STATISTIC_BYTES = 4
 def attention_forward(head: Head) -> Tally:
     """Softmax attention over ``length`` tokens as FlashAttention computes it (Dao et al. 2022, algorithm 1).
 
-    scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum);
-    outputs F_causal 2 T^2 d_v, divided by the row sum T d_v. Matrices are never stored: q, k, v read, o and the
-    log-sum-exp written. Key and value tiles that are read again for further query tiles are taken to hit the L2.
+    scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum) and
+    T (1 + F_log) for the log-sum-exp; outputs F_causal 2 T^2 d_v, divided by the row sum T d_v. Masking the tiles on
+    the diagonal is not counted. Matrices are never stored: q, k, v read, o and the log-sum-exp written. Key and value
+    tiles that are read again for further query tiles are taken to hit the L2.
     """
     length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square = causal * length * length
     work = {
         "scores": Work(matrix=2 * square * d_qk),
-        "softmax": Work(vector=square * (3 + f.max + f.exp) + length * f.log),
+        "softmax": Work(vector=square * (3 + f.max + f.exp) + length * (1 + f.log)),
         "outputs": Work(matrix=2 * square * d_v, vector=length * d_v),
     }
     traffic = {
@@ -78,9 +79,10 @@ def attention_compulsory(head: Head, *, backward: bool) -> Scalar:
 def gla_chunk_forward(head: Head) -> Tally:
     """Gated linear attention, log decay per key channel, one chunk (Yang et al. 2024, section 4).
 
-    gates: cumulative sums and their exponentials for q, k and the state: L d_qk (1 + 3 F_exp + 1) and d_qk F_exp;
-    gated q and k: 3L d_qk; state 2D + 2LD; scores and values F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2;
-    inter-chunk outputs 2LD, scale L d_qk; combination L d_v. States are stored once a chunk and loaded once.
+    gates: cumulative sums, at an addition an element, and their exponentials for q, k and the state:
+    L d_qk (1 + 3 F_exp + 1) and d_qk F_exp; gated q and k: 3L d_qk, scale L d_qk; state 2D + 2LD; scores and values
+    F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2; inter-chunk outputs 2LD; combination L d_v. States are stored once a
+    chunk and loaded once.
     """
     length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square, cells = causal * length * length, d_qk * d_v
@@ -106,7 +108,8 @@ def gla_chunk_backward(head: Head) -> Tally:
     """Backward of one chunk of gated linear attention: the products of the scalar-decay backward, gates per channel.
 
     dC: 2D + 2LD; dV: F_causal 2 L^2 d_v + 2LD + L d_v; dS: F_causal (2 L^2 d_v + L^2); dQ and dK: F_causal 2 L^2 d_qk
-    + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk plus the state's share: 4L d_qk + 2D.
+    + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk: 4L d_qk, plus what reaches the chunk's end, through
+    exp(b_L) <C, dC> and through k's share in the state: 3L d_qk + 2D + 2 d_qk.
     """
     length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
     square, cells = causal * length * length, d_qk * d_v
@@ -116,7 +119,7 @@ def gla_chunk_backward(head: Head) -> Tally:
         "score gradient": Work(matrix=2 * square * d_v, vector=square * f.mask),
         "query gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=3 * length * d_qk),
         "key gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=3 * length * d_qk),
-        "gate gradients": Work(vector=4 * length * d_qk + 2 * cells),
+        "gate gradients": Work(vector=7 * length * d_qk + 2 * cells + 2 * d_qk),
     }
     gates = length * d_qk * widths.gate
     traffic = {

@@ -123,7 +123,9 @@ def _is_published(op: str, formulation: str, mode: str) -> bool:
 
 def is_counted(op: str, formulation: str, mode: str) -> bool:
     """Whether a row of this operation, formulation and mode has a count."""
-    return mode in _recurrent_modes(op) if formulation == "recurrent" else mode != "step"
+    if formulation != "recurrent":
+        return mode != "step"
+    return formulation in FORMULATIONS[op] and mode in _recurrent_modes(op)
 
 
 def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") -> str:

@@ -67,7 +67,7 @@ def backward(layer: Layer, formulation: str) -> Tally:
         "input gradient": Work(matrix=gemm, vector=inputs if formulation == "eager" else 0),
         "weight gradients": Work(matrix=gemm),
     }
-    recomputed = {"activation": Work(vector=outputs * (layer.f.sig + (formulation != "eager")))}
+    recomputed = {"activation": Work(vector=outputs * (layer.f.sig + int(formulation != "eager")))}
     again: dict[str, Scalar] = {}
     if formulation == "eager":
         elements = {

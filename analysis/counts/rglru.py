@@ -104,7 +104,7 @@ def backward(layer: Layer, formulation: str) -> Tally:
     - parameter gradient: sum of -8 d log a sigma(r): 2N; times sigma(c): R (1 + F_sig)
     - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients: 8 N R
 
-    Recomputed and not counted: gates, decay and input (unfused: s alone, all else is kept); h is read back.
+    Recomputed and not counted: gates, decay and input (unfused: softplus(c) and s, all else is kept); h is read back.
     Bytes: fused x, r, i, h, dh, c; dx, dr, di, dc; layer besides the four GEMMs, those of dx adding to what is there;
     unfused :data:`BACKWARD_LINES`.
     """
@@ -136,7 +136,7 @@ def backward(layer: Layer, formulation: str) -> Tally:
     if formulation == "unfused":
         elements["log decay load"] += channels
         elements["log decay store"] += channels
-        recomputed = {"input": Work(vector=2 * cells)}
+        recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
     return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
 
 

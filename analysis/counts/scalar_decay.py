@@ -145,9 +145,9 @@ def chunk_backward(op: str, head: Head) -> Tally:
     - score gradient: dS_bar = dH V^T, times D: F_causal (2 L^2 d_v + L^2)
     - query gradient: dS K and dH C^T, gated, scaled, added: F_causal 2 L^2 d_qk + 2LD + L d_qk (2 + [scale])
     - key gradient: dS^T Q and V dC^T, gated, scaled, added: the same
-    - gate gradients: row sums of q dq, k dk and k dk_inter: 6L d_qk; g_bar <C, dC>: 2D + 1; two cumulative sums over
-      the chunk: L(L + 1); three additions a token; and the activation's gradient. These row sums replace the row and
-      column sums of dD, which would cost 3 F_causal L^2.
+    - gate gradients: row sums of q dq, k dk_intra and k dk_inter: 6L d_qk; g_bar <C, dC>, which joins the chunk's end:
+      2D + 2; two cumulative sums over the chunk: L(L + 1); three additions a token; and the activation's gradient.
+      These row sums replace the row and column sums of dD, which would cost 3 F_causal L^2.
     - mLSTMexp divides dH by its denominator first: L d_v. The gradient stops at the denominator.
 
     Recomputed and not counted: gates, scores, gate matrix and states.
@@ -171,7 +171,7 @@ def chunk_backward(op: str, head: Head) -> Tally:
     }
     if gate.gates:
         work["gate gradients"] = Work(
-            vector=6 * length * d_qk + 2 * cells + 1 + cumulative + 3 * length + length * gate.activation_gradient(f)
+            vector=6 * length * d_qk + 2 * cells + 2 + cumulative + 3 * length + length * gate.activation_gradient(f)
         )
     if exp:
         work["output gradient"] = Work(vector=length * d_v)

@@ -12,14 +12,19 @@ from lrbench.analysis.counts import (
     TILE,
     Factors,
     Head,
+    Layer,
     Widths,
     baselines,
     count,
     count_case,
     formulation_of,
+    gated_mlp,
+    lightning,
     mlstm,
+    rglru,
     scalar_decay,
     tile_rounded_causal_factor,
+    wkv,
 )
 
 L, T, D_QK, D_V, P, F_CAUSAL = sympy.symbols("L T d_qk d_v p_qk F_causal", positive=True)
@@ -122,6 +127,84 @@ def test_flop_optimal_chunk_follows_from_the_published_total() -> None:
     total = mlstm.chunk("mlstm_sig", UNIT, published=True).flops / L
     optimal = sympy.sqrt((2 * D_V**2 * P + 5) / (2 * F_CAUSAL * (D_V * (1 + P) + 3) + 1))
     assert sympy.simplify(sympy.diff(total, L).subs(L, optimal)) == 0
+
+
+def test_own_sig_gates_are_fewer_than_the_published_ones_by_name() -> None:
+    """The slip, row by row: the published total has mLSTMexp's inter-chunk gates in place of mLSTMsig's."""
+    own, published = (mlstm.chunk("mlstm_sig", SYMBOLIC, published=p).work for p in (False, True))
+    assert [name for name in own if not equal(own[name].flops, published[name].flops)] == ["inter-chunk gates"]
+    assert equal(
+        published["inter-chunk gates"].flops, mlstm.chunk("mlstm_exp", SYMBOLIC).work["inter-chunk gates"].flops
+    )
+
+
+def test_a_derived_chunk_differs_from_mlstm_sigs_table_by_name() -> None:
+    """The table makes the forget gates twice and counts neither exp(b) nor the scale; a third product a score."""
+    table, derived = mlstm.chunk("mlstm_sig", SYMBOLIC), scalar_decay.chunk_forward("mlstm_sig", SYMBOLIC)
+    twice = L * (L + 1) / 2 + 2 * L * (F.log + F.sig)
+    assert equal(table.flops - derived.flops, twice - L * F.exp - L * D_QK + F_CAUSAL * L**2)
+    assert equal(table.bytes, derived.bytes)
+
+
+B, R, M, D_MODEL, D_FF = sympy.symbols("B R M D_model D_ff", positive=True)
+CHANNELS = Layer(batch=B, length=L, channels=R, f=F)
+PROJECTION = Layer(batch=1, length=M, channels=D_FF, d_model=D_MODEL, f=F)
+
+
+def test_rglru_bytes_are_the_pages_and_their_slips() -> None:
+    n, constants = B * L * R, 4 * R * R + 2 * R
+    unfused, fused = (rglru.forward(CHANNELS, name, published=True) for name in ("unfused", "fused"))
+    assert equal(unfused.traffic["load"], 26 * n + constants)
+    assert equal(unfused.traffic["store"], 22 * n)
+    assert equal(unfused.bytes, 48 * n + constants)
+    assert equal(fused.traffic["load"], 4 * n + constants)
+    assert equal(fused.traffic["store"], 2 * n)
+    own = rglru.forward(CHANNELS, "unfused")
+    assert equal(unfused.bytes - own.bytes, 2 * n), "one store more than the listing has lines"
+    assert equal(rglru.forward(CHANNELS, "fused").bytes, 8 * n + 2 * R)
+    layer = rglru.forward(CHANNELS, "layer")
+    assert equal(layer.bytes, 16 * n + constants)
+    assert equal(layer.bytes - fused.bytes, 10 * n), "r and i stored and loaded, and x loaded three times, not twice"
+    assert equal(rglru.compulsory(CHANNELS, "fused", backward=False), 8 * n + 2 * R)
+    assert equal(rglru.compulsory(CHANNELS, "layer", backward=False), 4 * n + constants)
+    assert equal(layer.matrix_flops, 4 * n * R)
+    assert equal(layer.flops - rglru.forward(CHANNELS, "fused").flops, 4 * n * R)
+
+
+def test_gated_mlp_moves_what_its_kernels_load_and_store() -> None:
+    x, w, y = M * D_MODEL, D_MODEL * D_FF, M * D_FF
+    fused, cublas, eager = (gated_mlp.forward(PROJECTION, f) for f in ("fused", "cublas_activation", "eager"))
+    assert equal(fused.bytes, 2 * (x + 2 * w + y))
+    assert equal(fused.bytes, gated_mlp.compulsory(PROJECTION, backward=False))
+    assert equal(cublas.bytes - fused.bytes, 2 * 4 * y), "up and gate stored and loaded"
+    assert equal(eager.bytes - cublas.bytes, 2 * (x + 2 * y)), "x loaded twice, the activation stored and loaded"
+    for tally in (fused, cublas, eager):
+        assert equal(tally.matrix_flops, 4 * M * D_MODEL * D_FF)
+        assert equal(tally.flops - tally.matrix_flops, y * (2 + F.sig))
+        assert equal(gated_mlp.backward(PROJECTION, "fused").matrix_flops, 2 * tally.matrix_flops)
+
+
+def test_wkv_is_work_of_a_token_and_a_channel() -> None:
+    n = B * L * R
+    assert equal(wkv.recurrent_forward(CHANNELS).flops, n * (17 + 4 * F.exp + 2 * F.max))
+    assert equal(wkv.recurrent_forward(CHANNELS).bytes, 6 * n + 4 * R)
+    assert [wkv.combinations(n) for n in (1, 2, 3, 4, 8, 1024)] == [0, 1, 2, 4, 11, 2046 - 10]
+    for length in range(1, 200):
+        assert length - 1 <= wkv.combinations(length) <= 2 * length - 2
+
+
+def test_lightning_algorithms_do_the_chunkwise_products() -> None:
+    products = 4 * L * D_QK * D_V + F_CAUSAL * 2 * L**2 * (D_QK + D_V)
+    forward, backward = lightning.block_forward(SYMBOLIC), lightning.block_backward(SYMBOLIC)
+    assert equal(forward.matrix_flops, products)
+    assert equal(backward.matrix_flops, 2 * products)
+    assert equal(forward.bytes, scalar_decay.compulsory_forward("lightning", SYMBOLIC))
+    # The second loop loads K, V and dO again; the source's loops also load O, which they do not use.
+    again = backward.bytes - scalar_decay.compulsory_backward("lightning", SYMBOLIC)
+    assert equal(again, L * (D_QK + 2 * D_V) * B_QKV)
+    assert equal(
+        lightning.quadratic_backward(SYMBOLIC).matrix_flops, 2 * lightning.quadratic_forward(SYMBOLIC).matrix_flops
+    )
 
 
 @pytest.mark.parametrize("op", sorted(scalar_decay.GATE_MODELS))
@@ -251,6 +334,54 @@ def test_walking_a_chunk_does_the_work_of_tiles_and_the_traffic_of_chunks(mode: 
     assert extra == passes * 2 * 4096 * 128 * 256
 
 
+def test_published_counts_of_the_rglru_page() -> None:
+    sizes = {"batch": 8, "seq_len": 4096, "channels": 1024}
+    n, weights = 8 * 4096 * 1024, 4 * 1024**2 + 2 * 1024
+    assert count("rglru", formulation="unfused", counting="published", **sizes).bytes == 48 * n + weights
+    fused = count("rglru", formulation="fused", counting="published", **sizes)
+    assert fused.byte_parts == {"load": 4 * n + weights, "store": 2 * n}
+    assert fused.flops == count("rglru", formulation="layer", **sizes).flops
+    assert count("rglru", **sizes).bytes == 8 * n + 2 * 1024
+    assert count("rglru", formulation="layer", **sizes).bytes == 16 * n + weights
+
+
+def test_attention_to_all_keys_is_the_whole_square() -> None:
+    sizes = {"seq_len": 1024, "head_dim_qk": 64, "head_dim_v": 64}
+    everything, half = count("attention", causal=False, **sizes), count("attention", causal_factor=0.5, **sizes)
+    assert everything.tensor_flops == 2 * half.tensor_flops == 4 * 1024**2 * 64
+    assert (everything.causal_factor, everything.bytes) == (1, half.bytes)
+
+
+def test_lightning1_is_quadratic_and_lightning2_linear() -> None:
+    sizes = {"head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 64, "causal_factor": 0.5}
+    short, long = (
+        {f: count("lightning", seq_len=t, formulation=f, **sizes) for f in ("lightning1", "lightning2")}
+        for t in (4096, 8192)
+    )
+    assert long["lightning1"].tensor_flops == 4 * short["lightning1"].tensor_flops
+    assert long["lightning2"].tensor_flops == 2 * short["lightning2"].tensor_flops
+    assert long["lightning2"].tensor_flops == count("lightning", seq_len=8192, **sizes).tensor_flops
+    assert long["lightning1"].bytes == long["lightning2"].bytes == long["lightning2"].compulsory_bytes
+
+
+def test_decoding_moves_the_state() -> None:
+    sizes = {"batch": 2, "seq_len": 1, "channels": 64}
+    assert count("rglru", mode="step", **sizes).byte_parts["state load"] == 2 * 64 * 4
+    assert count("linear_scan", mode="step", **sizes).byte_parts["state store"] == 2 * 64 * 4
+    assert count("wkv4", mode="step", **sizes).byte_parts["state load"] == 3 * 2 * 64 * 4
+    assert count("wkv4", mode="step", **sizes).flops == count("wkv4", **sizes).flops
+
+
+def test_rows_of_operations_without_heads() -> None:
+    row = count_case("rglru", "fused", "fwbw", "bf16", "fp32", {"batch": 8, "seq_len": 4096, "channels": 1024})
+    assert row == count("rglru", mode="fwbw", batch=8, seq_len=4096, channels=1024, gate_dtype="fp32")
+    row = count_case("gated_mlp", "torch.eager", "fw", "bf16", None, {"seq_len": 512, "d_model": 64, "d_ff": 128})
+    assert row == count("gated_mlp", formulation="eager", seq_len=512, d_model=64, d_ff=128, gate_dtype="fp32")
+    assert count_case("wkv4", "recurrent", "bw", "fp32", None, {"batch": 1, "seq_len": 64, "channels": 32}).flops > 0
+    assert count_case("rglru", "recurrent", "bw", "fp32", None, {"batch": 1, "seq_len": 64, "channels": 32}) is None
+    assert count_case("gated_mlp", "fused", "step", "bf16", None, {"seq_len": 1, "d_model": 64, "d_ff": 128}) is None
+
+
 def test_shared_keys_are_read_once_per_group() -> None:
     """Mamba-2 with one group: B and C of 64 heads are one head's traffic."""
     sizes = {"seq_len": 2048, "num_heads": 64, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 256}
@@ -348,6 +479,19 @@ def test_formulations_of_implementations(op: str, impl: str, mode: str, expected
         ({"counting": "published", "op": "gla"}, "counting must be detailed for gla"),
         ({"counting": "published", "factors": Factors(exp=4)}, "factors must be 1 for the published counting"),
         ({"num_heads": 6, "num_groups": 4}, "num_groups must divide num_heads = 6, got 4"),
+        ({"op": "rglru"}, "channels must be a positive integer, got None"),
+        ({"op": "gated_mlp", "d_model": 64}, "d_ff must be a positive integer, got None"),
+        ({"op": "gated_mlp", "mode": "step"}, "mode must be fw, bw or fwbw for gated_mlp, got 'step'"),
+        ({"op": "rglru", "formulation": "recurrent", "mode": "bw"}, "mode must be fw or step for the recurrent"),
+        (
+            {"op": "rglru", "formulation": "layer", "counting": "published"},
+            "counting must be detailed for rglru, layer",
+        ),
+        ({"op": "rglru", "mode": "bw", "counting": "published"}, "counting must be detailed for rglru, fused, bw"),
+        ({"op": "wkv4", "counting": "published"}, "counting must be detailed for wkv4, recurrent, fw: no paper prints"),
+        ({"formulation": "walk", "counting": "published"}, "counting must be detailed for mlstm_sig, walk"),
+        ({"causal": False}, "causal must be left on for mlstm_sig"),
+        ({"op": "attention", "causal": False}, "causal_factor must be 1 for attention that is not causal, got 0.5"),
     ],
 )
 def test_bad_input(change: dict, message: str) -> None:
