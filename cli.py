@@ -146,6 +146,52 @@ def calibrate(
 
 
 @app.command()
+def profile(
+    kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
+    op: Annotated[str | None, typer.Option(help="Operations, comma-separated [the family's first].")] = None,
+    impl: Annotated[str, typer.Option(help="Implementations, comma-separated.")] = "tfla",
+    seq_len: Annotated[str, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024).")] = "8k",
+    head_dim: Annotated[str, typer.Option(help="Value head dims.")] = "256",
+    head_dim_qk: Annotated[str | None, typer.Option(help="Query-key head dims [as in a sweep].")] = None,
+    chunk_size: Annotated[str, typer.Option(help="Chunk lengths.")] = "256",
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [4096 / head dim].")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Batch times sequence length [64k].")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
+    mode: Annotated[str, typer.Option(help="fw, fwbw, bw, step.")] = "fw",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp64.")] = "bf16",
+    state_dtype: Annotated[str | None, typer.Option(help="Dtypes of the states between chunks: fp32, bf16.")] = None,
+    ncu: Annotated[str | None, typer.Option(help="Nsight Compute's ncu [found on PATH or where it installs].")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until the whole run is ended.")] = 900.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ncu command and run nothing.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
+    format: Format = "table",
+) -> None:
+    """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
+    from .bench import commands, plan
+
+    request = plan.Request(
+        kernel=kernel,
+        preset="default",
+        ops=plan.parse_names(op) if op else None,
+        impls=plan.parse_names(impl),
+        modes=plan.parse_names(mode),
+        dtypes=plan.parse_names(dtype),
+        state_dtypes=plan.parse_names(state_dtype) if state_dtype else None,
+        seq_lens=plan.parse_sizes(seq_len),
+        head_dims=plan.parse_sizes(head_dim),
+        head_dims_qk=plan.parse_sizes(head_dim_qk) if head_dim_qk else None,
+        chunk_sizes=plan.parse_sizes(chunk_size),
+        num_heads=num_heads,
+        tokens=plan.parse_size(tokens) if tokens else None,
+        batch=batch,
+    )
+    code = commands.profile_command(
+        request, output=output, ncu_path=ncu, timeout_s=timeout, dry_run=dry_run, output_format=format
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def doctor(format: Format = "table") -> None:
     """Show this machine, the packages that are here or missing, and known failures that apply."""
     from .bench import commands

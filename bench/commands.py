@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..analysis import accelerators
 from ..analysis.roofs import check_output, write_roofs
 from . import calibrate as calibration
-from . import display, inventory, plan
+from . import display, inventory, ncu, plan
 from .environment import Environment, probe_environment
 from .plan import PlannedCase, Request
+from .profiling import (
+    build_row,
+    kernel_rows,
+    prepare_session,
+    profile,
+    remarks,
+    runnable,
+    session_folder,
+    summary_rows,
+    write_profile,
+)
 from .sweep import Outcome, Settings, default_jobs, sweep
 from .verify import verification_plan, verify
 
@@ -172,6 +187,59 @@ def calibrate_command(*, output: Path, output_format: str) -> None:
         calibration.remember_cpu(done.rows)
     display.show(calibration.summary_rows(done.rows), output_format)
     display.note(f"calibration: {path}")
+
+
+def profile_command(
+    request: Request, *, output: Path, ncu_path: str | None, timeout_s: float, dry_run: bool, output_format: str
+) -> int:
+    """Count cases with Nsight Compute, print counters beside counts, and write them to a file.
+
+    Returns:
+        0 when every case was profiled, else 1.
+
+    Raises:
+        ValueError: bad axes or names, no ncu, or no GPU.
+        RuntimeError: ncu failed.
+    """
+    display.check_format(output_format)
+    if request.ops is None:
+        request = dataclasses.replace(request, ops=(inventory.resolve_operation(request.kernel, None),))
+    planned = plan.plan(request, device_kind="cuda")
+    if not planned:
+        raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")
+    program = ncu_path or ncu.find_ncu()
+    if dry_run:
+        metrics = ncu.available_metrics(program) if program else ncu.METRICS
+        print(prepare_session(planned, session_folder(), program or "ncu", metrics).as_shell())
+        return 0
+    if program is None or shutil.which(program) is None:
+        raise ValueError(f"ncu (Nsight Compute) must be on PATH or named with --ncu, got {program or 'none'}")
+    environment = probe_environment()
+    if environment.device_kind != "cuda":
+        raise ValueError(f"profile needs a GPU, got {environment.device_name}")
+    display.note(f"profiling on {environment.device_name}: {len(planned)} cases")
+    tried, refused = runnable(planned, environment)
+    run_id = uuid.uuid4().hex
+    rows = [build_row(run_id, item, environment, reply, None, None) for item, reply in refused]
+    if tried:
+        with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
+            session = prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
+            version = ncu.ncu_version(program)
+            done = profile(tried, environment, session, run_id=run_id, timeout_s=timeout_s, version=version)
+        rows = done + rows
+    path = write_profile(rows, output)
+    if output_format == "table":
+        display.show(summary_rows(rows), "table")
+        print()
+        display.show(kernel_rows(rows), "table", title="kernels")
+        for line in remarks(rows):
+            print(line)
+    elif output_format == "json":
+        display.show([dataclasses.asdict(row) for row in rows], "json")
+    else:
+        display.show(summary_rows(rows), "csv")
+    display.note(f"profile: {path}")
+    return int(any(row.status != "ok" for row in rows))
 
 
 def doctor_command(*, output_format: str) -> None:

@@ -14,7 +14,8 @@ from .plan import PlannedCase
 
 
 def encode_request(item: PlannedCase, *, action: str, budget_s: float, shared: str | None) -> dict[str, Any]:
-    """Return a request to check and measure a case ("run"), only check it ("verify") or call it once ("compile")."""
+    """Return a request to check and measure a case ("run"), only check it ("verify"), call it once ("compile"), or call
+    it under a profiler ("profile")."""
     return {
         "action": action,
         "case": dataclasses.asdict(item.case),

@@ -86,6 +86,26 @@ class Worker:
         del prepared
         return {"compile_s": seconds}
 
+    def profile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+        """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
+
+        The range begins with a sleeping kernel, by which a profiler's output is told apart case by case.
+        """
+        prepared, _ = self._prepare_timed(case, target)
+        call, prepare = _timed_parts(prepared, case.mode, self.device)
+        call(prepare())
+        argument = prepare()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        try:
+            torch.cuda._sleep(1)
+            result = call(argument)
+            torch.cuda.synchronize()
+        finally:
+            torch.cuda.profiler.stop()
+        del result
+        return {}
+
     def verify(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
         operation = baselines.get_operation(case.op)
@@ -299,6 +319,8 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
         worker.references.folder = Path(request["shared"]) if request["shared"] else None
         if request["action"] == "compile":
             columns = worker.compile(item.case, item.target)
+        elif request["action"] == "profile":
+            columns = worker.profile(item.case, item.target)
         elif request["action"] == "verify":
             columns = worker.verify(item.case, item.target)
         else:

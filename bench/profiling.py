@@ -1,0 +1,382 @@
+"""``lrbench profile``: cases under Nsight Compute, hardware counters beside the counted FLOPs and bytes.
+
+All cases run in one worker process under one ncu, because starting both takes longer than counting. The worker builds
+a case's inputs, calls it twice, and then once more between cudaProfilerStart and cudaProfilerStop. ncu does not tell
+these ranges apart, so each begins with a kernel of a name that nothing else has (:meth:`.worker.Worker.profile`).
+
+``python -m lrbench.bench.profiling REQUESTS REPLIES`` is that worker: JSON lines in two files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..analysis import accelerators, counts
+from ..analysis.hardware_counters import PROFILE_VERSION, Comparison, Counters, compare
+from . import baselines, ncu, store
+from .baselines.spec import Baseline
+from .case import SIZE_COLUMNS
+from .environment import Environment, version_of, worker_environ
+from .ncu import KernelCounts
+from .plan import PlannedCase
+from .protocol import encode_request
+from .sweep import refuse
+
+MARKER = "spin_kernel"
+"""The kernel of torch.cuda._sleep, with which every case's range begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRow:
+    """One profiled case. Field order is column order; units are in the names.
+
+    Attributes:
+        kernel_names, kernel_tensor_flops, kernel_dram_bytes: of each launch, in the order they ran.
+        tensor_flops, bytes, compulsory_bytes, causal_factor: counted, as in a row of the results.
+        executed_tensor_flops, executed_bytes: counted of the kernels, recomputation and padding included, where known.
+        measured_tensor_flops: operations of the matrix units.
+        dram_read_bytes, dram_write_bytes, l2_bytes: measured traffic of the device memory and requests to the L2.
+        tensor_flops_ratio, bytes_ratio: measured / executed, or / counted where the kernels are not counted.
+        explanation: why a ratio is outside 1 % (FLOPs) or 15 % (bytes).
+        last_cache_bytes: L2 of the measured device's specification.
+    """
+
+    run_id: str
+    case_id: str
+    measured_at: str
+    kernel: str
+    op: str
+    impl: str
+    provider: str
+    provider_version: str | None = None
+    mode: str
+    dtype: str
+    state_dtype: str | None = None
+    batch: int | None = None
+    seq_len: int | None = None
+    num_heads: int | None = None
+    head_dim_qk: int | None = None
+    head_dim_v: int | None = None
+    chunk_size: int | None = None
+    channels: int | None = None
+    d_model: int | None = None
+    d_ff: int | None = None
+    status: str
+    reason: str | None = None
+    launches: int | None = None
+    kernel_names: list[str] | None = None
+    kernel_tensor_flops: list[float] | None = None
+    kernel_dram_bytes: list[float] | None = None
+    measured_tensor_flops: float | None = None
+    executed_tensor_flops: float | None = None
+    tensor_flops: float | None = None
+    tensor_flops_ratio: float | None = None
+    dram_read_bytes: float | None = None
+    dram_write_bytes: float | None = None
+    l2_bytes: float | None = None
+    executed_bytes: float | None = None
+    bytes: float | None = None
+    bytes_ratio: float | None = None
+    compulsory_bytes: float | None = None
+    last_cache_bytes: int | None = None
+    causal_factor: float | None = None
+    explanation: str | None = None
+    ncu_version: str | None = None
+    device_kind: str | None = None
+    device_name: str | None = None
+    device_accelerator: str | None = None
+    torch_version: str | None = None
+    triton_version: str | None = None
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    python_version: str | None = None
+    lrbench_version: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    profile_version: int = PROFILE_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The files and the command of one run of ncu.
+
+    Attributes:
+        environ: variables of the command that differ from this process's.
+    """
+
+    requests: Path
+    replies: Path
+    log: Path
+    command: list[str]
+    environ: dict[str, str]
+
+    def as_shell(self) -> str:
+        """Return the command as a line for a shell."""
+        settings = [f"{name}={value}" for name, value in self.environ.items()]
+        return shlex.join(["env", *settings, *self.command] if settings else self.command)
+
+
+def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, metrics: Sequence[str]) -> Session:
+    """Write the requests into ``folder`` and return the command that profiles them with the ncu ``program``."""
+    requests, replies, log = folder / "requests.jsonl", folder / "replies.jsonl", folder / "ncu.csv"
+    lines = [json.dumps(encode_request(item, action="profile", budget_s=0.0, shared=None)) for item in planned]
+    requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    # LC_ALL: ncu writes numbers as the locale does.
+    wanted = worker_environ({"LC_ALL": "C"})
+    worker = (sys.executable, "-m", f"{__package__}.profiling", str(requests), str(replies))
+    return Session(
+        requests=requests,
+        replies=replies,
+        log=log,
+        command=ncu.command(program, metrics, log, worker),
+        environ={name: value for name, value in wanted.items() if os.environ.get(name) != value},
+    )
+
+
+def run_session(session: Session, timeout_s: float) -> tuple[list[dict[str, Any]], list[KernelCounts]]:
+    """Run ncu and return the worker's replies, one per case that it came to, and the kernels, markers included.
+
+    Raises:
+        RuntimeError: ncu failed, or was not done in time; the message carries what it said.
+    """
+    process = subprocess.Popen(
+        session.command,
+        env={**os.environ, **session.environ},
+        cwd=session.log.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RuntimeError(f"ncu was not done within {timeout_s:g} s; --timeout gives it more") from None
+        raise
+    log = session.log.read_text(encoding="utf-8", errors="replace") if session.log.exists() else ""
+    text = session.replies.read_text(encoding="utf-8") if session.replies.exists() else ""
+    replies = [reply for line in text.splitlines() if "status" in (reply := json.loads(line))]
+    told = ncu.error_in(f"{log}\n{output}")
+    if not any(reply["status"] == "ok" for reply in replies):
+        if replies:
+            return replies, []
+        lines = output.strip().splitlines()
+        raise RuntimeError(f"ncu failed: {told or (lines[-1] if lines else f'exit code {process.returncode}')}")
+    try:
+        return replies, ncu.parse_raw_csv(log)
+    except ValueError as error:
+        raise RuntimeError(f"ncu failed: {told or error}") from error
+
+
+def split_cases(kernels: Sequence[KernelCounts], number: int, *, died: bool = False) -> list[list[KernelCounts]]:
+    """Return the kernels of each of ``number`` cases: what follows a marker up to the next.
+
+    Args:
+        died: whether the worker died over a further case, of which there may be a part.
+
+    Raises:
+        RuntimeError: the cases cannot be told apart: other numbers of markers, or kernels before the first.
+    """
+    cases: list[list[KernelCounts]] = []
+    for kernel in kernels:
+        if MARKER in kernel.name:
+            cases.append([])
+        elif cases:
+            cases[-1].append(kernel)
+        else:
+            raise RuntimeError(f"kernel {kernel.name} must follow a marker, and ncu reports it before the first one")
+    if not number <= len(cases) <= number + died:
+        raise RuntimeError(f"ncu must report {number} cases, and reports {len(cases)}")
+    return cases[:number]
+
+
+def profile(
+    planned: Sequence[PlannedCase],
+    environment: Environment,
+    session: Session,
+    *,
+    run_id: str,
+    timeout_s: float,
+    version: str | None,
+) -> list[ProfileRow]:
+    """Run ncu over the planned cases and return a row for each, in order.
+
+    Raises:
+        RuntimeError: ncu failed.
+    """
+    replies, kernels = run_session(session, timeout_s)
+    died = len(replies) < len(planned)
+    done = [n for n, reply in enumerate(replies) if reply["status"] == "ok"]
+    measured = dict(zip(done, split_cases(kernels, len(done), died=died), strict=True))
+    rows = []
+    for n, item in enumerate(planned):
+        reply = replies[n] if n < len(replies) else {"status": "crash", "reason": "the process died over it or before"}
+        rows.append(build_row(run_id, item, environment, reply, measured.get(n), version))
+    return rows
+
+
+def build_row(
+    run_id: str,
+    item: PlannedCase,
+    environment: Environment,
+    reply: dict[str, Any],
+    kernels: Sequence[KernelCounts] | None,
+    version: str | None,
+) -> ProfileRow:
+    """Return the row of a case: what was counted, and where ``kernels`` are given what was measured and the ratios."""
+    case = item.case
+    columns: dict[str, Any] = {
+        **{name: getattr(case, name) for name in ("kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype")},
+        **{name: getattr(case, name) for name in SIZE_COLUMNS},
+        **environment.columns(),
+        "run_id": run_id,
+        "case_id": case.case_id,
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "status": reply["status"],
+        "reason": reply["reason"],
+        "provider_version": version_of(item.target.distribution) if isinstance(item.target, Baseline) else __version__,
+        "ncu_version": version,
+    }
+    count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+    cache = _last_cache_bytes(environment)
+    counters = None if kernels is None else ncu.add_up(kernels)
+    if count is not None:
+        names = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops", "executed_bytes")
+        columns |= {name: getattr(count, name) for name in (*names, "causal_factor")}
+    if counters is not None and kernels is not None:
+        columns |= _measured_columns(counters, kernels, cache)
+        if count is not None:
+            columns |= _ratio_columns(compare(count, counters, dtype=case.dtype, last_cache_bytes=cache))
+    return ProfileRow(**columns)
+
+
+def _measured_columns(counters: Counters, kernels: Sequence[KernelCounts], cache: int | None) -> dict[str, Any]:
+    return {
+        "launches": counters.launches,
+        "kernel_names": [kernel.name for kernel in kernels],
+        "kernel_tensor_flops": [kernel.sum_of(ncu.TENSOR_METRICS) or 0.0 for kernel in kernels],
+        "kernel_dram_bytes": [kernel.sum_of((ncu.DRAM_READ, ncu.DRAM_WRITE)) or 0.0 for kernel in kernels],
+        "measured_tensor_flops": counters.tensor_flops,
+        "dram_read_bytes": counters.dram_read_bytes,
+        "dram_write_bytes": counters.dram_write_bytes,
+        "l2_bytes": counters.l2_bytes,
+        "last_cache_bytes": cache,
+    }
+
+
+def _ratio_columns(found: Comparison) -> dict[str, Any]:
+    return {
+        "tensor_flops_ratio": found.tensor_flops_ratio,
+        "bytes_ratio": found.bytes_ratio,
+        "explanation": "; ".join(found.explanation) or None,
+    }
+
+
+def _last_cache_bytes(environment: Environment) -> int | None:
+    key = environment.device_accelerator
+    return None if key is None else accelerators.get_accelerator(key).l2_bytes
+
+
+def runnable(
+    planned: Sequence[PlannedCase], environment: Environment
+) -> tuple[list[PlannedCase], list[tuple[PlannedCase, dict[str, Any]]]]:
+    """Return the cases that can be tried here, and those refused with their outcome."""
+    versions = baselines.installed_versions()
+    refusals = [(item, refuse(item, environment, versions)) for item in planned]
+    return [item for item, no in refusals if no is None], [(item, no) for item, no in refusals if no is not None]
+
+
+def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
+    """Write the rows as <kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{rows[0].kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{rows[0].run_id[:8]}"
+    path = folder / f"{stem}.profile.parquet"
+    store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
+    return path
+
+
+def summary_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
+    """Return what people see of the cases: GFLOP and GB, measured, run by the kernels and counted, and the ratios."""
+
+    def giga(value: float | None) -> float | None:
+        return None if value is None else value / 1e9
+
+    return [
+        {
+            "case": n,
+            "op": row.op,
+            "impl": row.impl,
+            "mode": row.mode,
+            "seq_len": row.seq_len,
+            "dims": f"{row.head_dim_qk}/{row.head_dim_v}" if row.head_dim_v else None,
+            "chunk": row.chunk_size,
+            "status": row.status,
+            "kernels": row.launches,
+            "measured_gflop": giga(row.measured_tensor_flops),
+            "executed_gflop": giga(row.executed_tensor_flops),
+            "counted_gflop": giga(row.tensor_flops),
+            "flops_ratio": row.tensor_flops_ratio,
+            "read_gb": giga(row.dram_read_bytes),
+            "written_gb": giga(row.dram_write_bytes),
+            "l2_gb": giga(row.l2_bytes),
+            "executed_gb": giga(row.executed_bytes),
+            "counted_gb": giga(row.bytes),
+            "bytes_ratio": row.bytes_ratio,
+        }
+        for n, row in enumerate(rows)
+    ]
+
+
+def kernel_rows(rows: Sequence[ProfileRow]) -> list[dict[str, Any]]:
+    """Return a row per case and kernel: launches, measured tensor GFLOP and device-memory traffic."""
+    shown: dict[tuple[int, str], dict[str, Any]] = {}
+    for n, row in enumerate(rows):
+        columns = (row.kernel_names or (), row.kernel_tensor_flops or (), row.kernel_dram_bytes or ())
+        for name, flops, moved in zip(*columns, strict=True):
+            empty = {"case": n, "kernel": name, "launches": 0, "tensor_gflop": 0.0, "dram_gb": 0.0}
+            total = shown.setdefault((n, name), empty)
+            total["launches"] += 1
+            total["tensor_gflop"] += flops / 1e9
+            total["dram_gb"] += moved / 1e9
+    return list(shown.values())
+
+
+def remarks(rows: Sequence[ProfileRow]) -> list[str]:
+    """Return a line for every case that failed or whose ratios ask for an explanation."""
+    lines = [f"case {n}: {row.status}: {row.reason}" for n, row in enumerate(rows) if row.reason]
+    return lines + [f"case {n}: {row.explanation}" for n, row in enumerate(rows) if row.explanation]
+
+
+def session_folder() -> Path:
+    """Return a new folder for the files of a session."""
+    return Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
+
+
+def main() -> None:
+    """Serve the requests of one file into another, as :mod:`.worker` serves its parent's."""
+    from .worker import serve
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(sys.argv[1], encoding="utf-8") as requests, open(sys.argv[2], "w", encoding="utf-8") as replies:
+        serve(requests, replies)
+
+
+if __name__ == "__main__":
+    main()

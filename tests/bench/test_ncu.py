@@ -1,0 +1,130 @@
+"""Nsight Compute's output: kernels, units and numbers as it prints them, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from lrbench.bench import ncu
+from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv
+
+RAW_PAGE = """\
+==PROF== Connected to process 4242 (/usr/bin/python3.12)
+==PROF== Profiling "spin_kernel" - 0: 0%....50%....100% - 4 passes
+==PROF== Profiling "states_kernel" - 1: 0%....50%....100% - 4 passes
+==PROF== Profiling "walk_kernel" - 2: 0%....50%....100% - 4 passes
+==PROF== Profiling "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>" - 3: 0%....100% - 4 passes
+==PROF== Disconnected from process 4242
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__ops_path_tensor_src_bf16_dst_fp32.sum",\
+"sm__ops_path_tensor_src_fp16_dst_fp16.sum","sm__ops_path_tensor_src_fp16_dst_fp32.sum",\
+"sm__ops_path_tensor_src_fp64.sum","sm__ops_path_tensor_src_tf32_dst_fp32.sum"
+"","","","","","","","","","","","byte","Kbyte","Mbyte","inst","inst","inst","",""
+"0","4242","python3.12","127.0.0.1","spin_kernel(long)","1","7","(1, 1, 1)","(1, 1, 1)","0","9.0",\
+"1,024","0","0.01","0","0","0","0","0"
+"1","4242","python3.12","127.0.0.1","states_kernel","1","7","(128, 1, 1)","(2048, 1, 1)","0","9.0",\
+"805,306,368","134,217.728","1,073.74","68,719,476,736","0","0","0","0"
+"2","4242","python3.12","127.0.0.1","walk_kernel","1","7","(256, 1, 1)","(8, 128, 1)","0","9.0",\
+"1,342,177,280","536,870.912","4,294.97","103,079,215,104","0","0","0","1,000"
+"3","4242","python3.12","127.0.0.1",\
+"void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>(int, float)","1","7",\
+"(128, 1, 1)","(512, 1, 1)","0","9.0","n/a","2,097.152","2.1","n/a","0","0","0","0"
+"""
+
+
+def test_kernels_numbers_and_units() -> None:
+    marker, states, walk, fill = parse_raw_csv(RAW_PAGE)
+    assert marker.name == "spin_kernel(long)"
+    assert states.values["dram__bytes_read.sum"] == 805_306_368
+    assert states.values["dram__bytes_write.sum"] == 134_217_728
+    assert states.values["lts__t_bytes.sum"] == pytest.approx(1_073_740_000)
+    assert walk.sum_of(ncu.TENSOR_METRICS) == 103_079_215_104 + 1000
+    assert fill.name.startswith("void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>, 1>(int")
+    assert "dram__bytes_read.sum" not in fill.values
+    assert fill.sum_of(ncu.TENSOR_METRICS) == 0
+
+
+def test_sums_over_the_kernels_of_a_call() -> None:
+    total = add_up(parse_raw_csv(RAW_PAGE)[1:3])
+    assert total.launches == 2
+    assert total.tensor_flops == 68_719_476_736 + 103_079_215_104 + 1000
+    assert total.dram_read_bytes == 805_306_368 + 1_342_177_280
+    assert total.dram_write_bytes == pytest.approx(134_217_728 + 536_870_912)
+    assert total.dram_bytes == pytest.approx(total.dram_read_bytes + total.dram_write_bytes)
+
+
+def test_a_counter_that_the_device_lacks_is_none_and_not_zero() -> None:
+    total = add_up([KernelCounts(name="a", values={"dram__bytes_read.sum": 1.0}), KernelCounts(name="b", values={})])
+    assert total.dram_read_bytes == 1
+    assert (total.tensor_flops, total.dram_write_bytes, total.dram_bytes, total.l2_bytes) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("==WARNING== No kernels were profiled.\n", "ncu's output must hold the raw page as CSV, got none"),
+        ("", "ncu's output must hold the raw page as CSV, got none"),
+        ('"ID","Kernel Name"\n', "ncu's output must hold a row of units, got none"),
+        (RAW_PAGE.replace('"Kbyte"', '"byte/s"'), r"the unit of dram__bytes_write.sum must be a word .*, got 'byte/s'"),
+        (RAW_PAGE.replace('"1,342,177,280"', '"many"'), "dram__bytes_read.sum must be a number, got 'many'"),
+    ],
+)
+def test_output_that_is_none_of_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_raw_csv(text)
+
+
+def test_what_ncu_complains_about() -> None:
+    text = (
+        "==PROF== Connected to process 1\n"
+        "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
+        "==WARNING== No kernels were profiled.\n"
+    )
+    assert ncu.error_in(text) == "No kernels were profiled."
+    assert ncu.error_in(text.rpartition("==WARNING")[0]).startswith("ERR_NVGPUCTRPERM")
+    assert ncu.error_in("==PROF== Connected to process 1\n") is None
+
+
+def test_the_command_leaves_clocks_alone_and_profiles_ranges_only() -> None:
+    command = ncu.command("/opt/ncu", ncu.METRICS, Path("/tmp/log.csv"), ("python", "-m", "worker"))
+    assert command[0] == "/opt/ncu"
+    assert command[-3:] == ["python", "-m", "worker"]
+    options = dict(itertools.pairwise(command))
+    assert options["--clock-control"] == "none"
+    assert options["--profile-from-start"] == "off"
+    assert options["--page"] == "raw"
+    assert options["--log-file"] == "/tmp/log.csv"
+    assert options["--metrics"].split(",") == list(ncu.METRICS)
+    assert "--csv" in command
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_only_metrics_that_the_device_has_are_asked_for(tmp_path: Path) -> None:
+    listing = "Device NVIDIA V100\ndram__bytes_read   Counter  byte\nsm__ops_path_tensor_src_fp64 Counter inst\n"
+    some = script(tmp_path / "some", f"cat <<'END'\n{listing}END")
+    assert ncu.available_metrics(str(some)) == ("sm__ops_path_tensor_src_fp64.sum", "dram__bytes_read.sum")
+    none = script(tmp_path / "none", "echo 'no device' >&2; exit 1")
+    assert ncu.available_metrics(str(none)) == ncu.METRICS
+    version = script(tmp_path / "version", "echo 'Version 2025.3.1.0 (build 36398880) (public-release)'")
+    assert ncu.ncu_version(str(version)) == "2025.3.1.0"
+    assert ncu.ncu_version(str(none)) is None
+
+
+def test_ncu_is_found_on_the_path_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = script(tmp_path / "installed", "true")
+    monkeypatch.setattr(ncu, "PLACES", (str(installed), str(tmp_path / "missing*")))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert ncu.find_ncu() == str(installed)
+    (tmp_path / "bin").mkdir()
+    script(tmp_path / "bin" / "ncu", "true")
+    assert ncu.find_ncu() == str(tmp_path / "bin" / "ncu")
+    (tmp_path / "bin" / "ncu").unlink()
+    monkeypatch.setattr(ncu, "PLACES", ())
+    assert ncu.find_ncu() is None

@@ -1,0 +1,251 @@
+"""lrbench profile, with an ncu that is a script: one run for all cases, and every case's kernels in its row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from lrbench.bench import commands, ncu, plan, profiling, store
+from lrbench.bench.environment import Environment
+from lrbench.bench.ncu import KernelCounts
+from lrbench.bench.profiling import ProfileRow, split_cases
+
+H200 = Environment(
+    device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
+    memory_bytes=141 * 10**9, torch_version="2.11.0", triton_version="3.6.0", cuda_version="13.0",
+    driver_version="580", python_version="3.12", lrbench_version="0.1.0", git_commit="c" * 40, git_dirty=False,
+)  # fmt: skip
+
+FAKE_NCU = """#!{python}
+'''Answers as ncu does: a marker and two kernels for every case that the worker says is done.'''
+import json, os, sys
+arguments = sys.argv[1:]
+if "--query-metrics" in arguments:
+    print("dram__bytes_read Counter\\ndram__bytes_write Counter\\nsm__ops_path_tensor_src_bf16_dst_fp32 Counter")
+    sys.exit()
+if "--version" in arguments:
+    print("Version 2025.3.1.0 (build 36398880)")
+    sys.exit()
+log = arguments[arguments.index("--log-file") + 1]
+metrics = arguments[arguments.index("--metrics") + 1].split(",")
+requests, replies = arguments[-2:]
+json.dump({{"arguments": arguments, "locale": os.environ.get("LC_ALL")}}, open({record!r}, "w"))
+said = {said!r}
+if said:
+    print(said)
+    sys.exit(1)
+header = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size",
+          "Grid Size", "Device", "CC", *metrics]
+lines = ["==PROF== Connected to process 1", header, [""] * 11 + ["byte" if "bytes" in m else "inst" for m in metrics]]
+answers = [dict(ready=True)]
+for number, line in enumerate(open(requests)):
+    case = json.loads(line)["case"]
+    if case["seq_len"] == {dies!r}:
+        break
+    if case["seq_len"] == {fails!r}:
+        answers.append(dict(status="error", reason="RuntimeError: out of registers", columns=dict()))
+        continue
+    answers.append(dict(status="ok", reason=None, columns=dict(), usable=True))
+    for name, value in (("spin_kernel(long)", 1), ("states_kernel", 10**9), ("walk_kernel", case["seq_len"] * 10**6)):
+        lines.append([str(len(lines)), "1", "python", "host", name, "1", "7", "(1, 1, 1)", "(1, 1, 1)", "0", "9.0",
+                      *[f"{{value:,}}"] * len(metrics)])
+with open(replies, "w") as file:
+    file.write("".join(json.dumps(answer) + "\\n" for answer in answers))
+with open(log, "w") as file:
+    for line in lines:
+        file.write((line if isinstance(line, str) else ",".join(f'"{{cell}}"' for cell in line)) + "\\n")
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Put an ncu on PATH whose cases of some sequence lengths fail or kill the worker, or which only says something."""
+
+    def install(*, said: str = "", fails: int = -1, dies: int = -1) -> Path:
+        record = tmp_path / "record.json"
+        path = tmp_path / "bin" / "ncu"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(FAKE_NCU.format(python=sys.executable, record=str(record), said=said, fails=fails, dies=dies))
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
+        return record
+
+    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    return install
+
+
+REQUEST = plan.Request(
+    impls=("tfla",), modes=("fw",), dtypes=("bf16",), seq_lens=(1024, 2048, 4096), head_dims=(256,), chunk_sizes=(256,)
+)
+
+
+def run(folder: Path, request: plan.Request = REQUEST, *, output_format: str = "json", **options: object) -> int:
+    arguments = {"ncu_path": None, "timeout_s": 60.0, "dry_run": False, **options}
+    return commands.profile_command(request, output=folder, output_format=output_format, **arguments)
+
+
+def test_one_run_counts_every_case(fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = fake()
+    assert run(tmp_path / "out") == 0
+    printed = json.loads(capsys.readouterr().out)
+    (path,) = (tmp_path / "out").iterdir()
+    assert path.name.endswith(".profile.parquet")
+    rows = store.read_file(path, ProfileRow, what="profile").to_pylist()
+    assert rows == printed
+    assert [row["seq_len"] for row in rows] == [1024, 2048, 4096]
+    for row in rows:
+        assert (row["status"], row["launches"]) == ("ok", 2)
+        assert row["kernel_names"] == ["states_kernel", "walk_kernel"]
+        assert row["kernel_tensor_flops"] == [1e9, row["seq_len"] * 1e6]
+        assert row["measured_tensor_flops"] == 1e9 + row["seq_len"] * 1e6
+        assert row["dram_read_bytes"] == row["dram_write_bytes"] == row["measured_tensor_flops"]
+        assert row["l2_bytes"] is None, "the fake device has no such counter"
+        assert row["tensor_flops_ratio"] == pytest.approx(row["measured_tensor_flops"] / row["executed_tensor_flops"])
+        assert row["bytes_ratio"] == pytest.approx(2 * row["dram_read_bytes"] / row["executed_bytes"])
+        assert "tensor FLOPs are" in row["explanation"]
+        assert row["last_cache_bytes"] == 62_914_560
+        assert (row["ncu_version"], row["device_name"]) == ("2025.3.1.0", "NVIDIA H200")
+    said = json.loads(record.read_text())
+    assert said["locale"] == "C"
+    asked = said["arguments"][said["arguments"].index("--metrics") + 1]
+    assert asked == "sm__ops_path_tensor_src_bf16_dst_fp32.sum,dram__bytes_read.sum,dram__bytes_write.sum"
+
+
+def test_results_beside_a_profile_are_read_without_it(fake, tmp_path: Path) -> None:
+    fake()
+    run(tmp_path)
+    assert len(store.read_results(tmp_path)) == 0
+
+
+def test_tables_list_kernels_and_reasons(fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake(fails=2048)
+    assert run(tmp_path, output_format="table") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("states_kernel") == 2
+    assert "case 1: error: RuntimeError: out of registers" in printed
+    assert "case 0: tensor FLOPs are" in printed
+    run(tmp_path, output_format="csv")
+    assert [row["seq_len"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["1024", "2048", "4096"]
+
+
+def test_a_case_that_fails_or_kills_the_worker_is_a_row(
+    fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(fails=1024, dies=4096)
+    assert run(tmp_path) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in rows] == ["error", "ok", "crash"]
+    assert rows[1]["measured_tensor_flops"] == 1e9 + 2048e6
+    assert rows[0]["measured_tensor_flops"] is None
+    assert rows[0]["executed_tensor_flops"] > 0
+
+
+def test_a_case_that_cannot_run_here_is_not_tried(fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake()
+    request = plan.Request(
+        impls=("limit_chunk",), modes=("fw",), dtypes=("bf16",), seq_lens=(1024,), head_dims=(256,),
+        chunk_sizes=(64, 1024),
+    )  # fmt: skip
+    assert run(tmp_path, request) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["chunk_size"], row["status"]) for row in rows] == [(64, "ok"), (1024, "unsupported")]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission", "ncu failed: ERR_NVGPUCTRPERM - no permission"),
+        ("Segmentation fault", "ncu failed: Segmentation fault"),
+    ],
+)
+def test_what_ncu_says_is_passed_on(fake, tmp_path: Path, said: str, message: str) -> None:
+    fake(said=said)
+    with pytest.raises(RuntimeError, match=message):
+        run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = tmp_path / "ncu"
+    hanging.write_text('#!/bin/sh\ncase "$*" in *--log-file*) sleep 300;; esac\n')
+    hanging.chmod(0o755)
+    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    with pytest.raises(RuntimeError, match=r"ncu was not done within 0.5 s; --timeout gives it more"):
+        run(tmp_path / "out", ncu_path=str(hanging), timeout_s=0.5)
+
+
+def test_a_dry_run_prints_the_command_and_leaves_its_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ncu, "find_ncu", lambda: None)
+    monkeypatch.setattr(profiling.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(commands, "probe_environment", lambda: pytest.fail("looked for a GPU"))
+    assert run(tmp_path / "out", dry_run=True) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[0] == "env"
+    assert "PYTHONSAFEPATH=1" in words
+    command = words[words.index("ncu") :]
+    assert command[-3:] == [
+        "lrbench.bench.profiling",
+        str(tmp_path / "requests.jsonl"),
+        str(tmp_path / "replies.jsonl"),
+    ]
+    assert ",".join(ncu.METRICS) in command
+    requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert [request["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]
+    assert {request["action"] for request in requests} == {"profile"}
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake()
+    here = Environment(**{**profiling.dataclasses.asdict(H200), "device_kind": "cpu", "device_name": "a processor"})
+    monkeypatch.setattr(commands, "probe_environment", lambda: here)
+    with pytest.raises(ValueError, match="profile needs a GPU, got a processor"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match=r"ncu \(Nsight Compute\) must be on PATH or named .*, got /nowhere/ncu"):
+        run(tmp_path, ncu_path="/nowhere/ncu")
+    monkeypatch.setattr(ncu, "find_ncu", lambda: None)
+    with pytest.raises(ValueError, match=r"ncu \(Nsight Compute\) must be on PATH or named with --ncu, got none"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match="op must be one of"):
+        run(tmp_path, plan.Request(ops=("mlstm",), impls=("tfla",)))
+
+
+def kernels(*names: str) -> list[KernelCounts]:
+    return [KernelCounts(name=name, values={}) for name in names]
+
+
+def test_cases_are_told_apart_by_their_markers() -> None:
+    split = split_cases(kernels("spin_kernel", "a", "b", "spin_kernel", "spin_kernel", "a"), 3)
+    assert [[kernel.name for kernel in case] for case in split] == [["a", "b"], [], ["a"]]
+    part = split_cases(kernels("spin_kernel", "a", "spin_kernel", "b"), 1, died=True)
+    assert [[kernel.name for kernel in case] for case in part] == [["a"]]
+    for names, number in ((("a", "spin_kernel"), 1), (("spin_kernel", "a"), 2), (("spin_kernel", "spin_kernel"), 1)):
+        with pytest.raises(RuntimeError, match=r"ncu must report|must follow a marker"):
+            split_cases(kernels(*names), number)
+
+
+@pytest.mark.gpu
+def test_hardware_counters_agree_with_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The project's bar: tensor FLOPs of our kernels within 1 % of the counter, bytes within 15 % or explained."""
+    if ncu.find_ncu() is None:
+        pytest.skip("ncu is not installed")
+    request = plan.Request(
+        impls=("tfla",), modes=("fw", "fwbw"), dtypes=("bf16",), seq_lens=(8192,), head_dims=(256,), chunk_sizes=(1024,)
+    )
+    try:
+        code = run(tmp_path, request, timeout_s=280.0)
+    except RuntimeError as error:
+        pytest.skip(f"the counters cannot be read here: {error}")
+    assert code == 0
+    for row in json.loads(capsys.readouterr().out):
+        assert abs(row["tensor_flops_ratio"] - 1) < 0.01, row
+        assert abs(row["bytes_ratio"] - 1) < 0.15 or "bytes are" in row["explanation"], row
