@@ -246,14 +246,18 @@ def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int
 
 
 def _matching(results: Sequence[Path], key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    """Return the measured rows with a chunk length that match ``key``, with the columns that the report shows.
 
+    Compared in Python, column after column: once a Python value is made an arrow one, pyarrow imports pandas, and that
+    takes longer than all the rest.
+    """
     from .frames import read_table
 
     wanted = ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
     table: pa.Table = read_table(results, ["status", *key, *wanted])
-    mask = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["chunk_size"]))
-    for column, value in key.items():
-        mask = pc.and_kleene(mask, pc.equal(table[column], pa.scalar(value, table[column].type)))
-    return table.filter(mask).select(wanted).to_pylist()
+    rows: Sequence[int] = range(len(table))
+    for name, value in {**key, "status": "ok"}.items():
+        column = table[name].combine_chunks()
+        rows = [n for n in rows if column[n].as_py() == value]
+    found = ({name: table[name][n].as_py() for name in wanted} for n in rows)
+    return [row for row in found if row["chunk_size"] is not None]

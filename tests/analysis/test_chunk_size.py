@@ -148,7 +148,9 @@ def test_report_is_quick_without_torch_and_pandas() -> None:
     code = (
         "import sys; from lrbench.analysis.chunk_size import chunk_size_report;"
         "from lrbench.analysis.accelerators import get_accelerator;"
-        "chunk_size_report('mlstm_sig', get_accelerator('h100'), head_dim_v=512, head_dim_qk=256);"
+        "from lrbench.analysis.chunk_size import default_results; from lrbench.analysis.roofs import with_roofs;"
+        "chunk_size_report('mlstm_sig', with_roofs(get_accelerator('h200'), 'measured'), head_dim_v=512,"
+        " head_dim_qk=256, results=default_results('h200_sxm'));"
         "heavy = {'torch', 'triton', 'pandas', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
     )
     best = float("inf")
