@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from lrbench.analysis.roofs import RoofRow
 from lrbench.bench.case import RECORD_COLUMNS, STATUSES
+from lrbench.bench.profiling import ProfileRow
 from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import DTYPES, MODES
@@ -27,6 +30,12 @@ def table_names(text: str) -> set[str]:
 def test_results_page_names_every_column_and_status() -> None:
     names = table_names((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
     assert names == {*RECORD_COLUMNS, *STATUSES}
+
+
+@pytest.mark.parametrize("row", [RoofRow, ProfileRow], ids=lambda row: row.__name__)
+def test_accelerator_page_names_every_column_that_results_do_not_have(row: type) -> None:
+    names = table_names((ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8"))
+    assert {field.name for field in dataclasses.fields(row)} <= {*names, *RECORD_COLUMNS}
 
 
 def test_results_page_names_every_mode_and_dtype() -> None:
