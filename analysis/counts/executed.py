@@ -18,7 +18,8 @@ Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T
 
 All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
 The rest adds up to the counted matrix work. Tile sizes are numbers here; the defaults are what the engine selects on
-compute capability 9.0.
+compute capability 9.0. Products of fewer than 64 rows or columns may be repeated by a block's warps, which is not
+counted: it takes chunks or head dims below 64.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MIN_TILE = 16
 FP32_BYTES = 4
 """Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
 
-FILLED_PROGRAMS = 264
+FILLED_PROGRAMS = 256
 """Walking, a states pass of fewer programs takes every chunk by itself and merges them afterwards."""
 
 ANCHOR_EVERY: Mapping[str, int] = MappingProxyType({"mamba2_ssd": 64})

@@ -6,6 +6,7 @@ what the count has as traffic of the device's memory; what its programs load bey
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 import torch
 
 from lrbench.analysis.counts import TILES, Count, count, count_case, formulation_of
+from lrbench.analysis.counts.executed import FILLED_PROGRAMS
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.scalar_decay.config import select_config
+from lrbench.kernels.scalar_decay.config import MIN_PROGRAMS, select_config
 
 IMPLEMENTATIONS = ("tfla", "xl_chunk")
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
@@ -168,6 +170,7 @@ def test_default_tiles_are_what_the_engine_selects(
         assert states.block_v == min(tiles.states_v, padded_v)
         assert states.parallel == (scheme == "walk")
     assert config.normaliser.block_k == min(tiles.block_x, padded_qk)
+    assert FILLED_PROGRAMS == MIN_PROGRAMS
     assert formulation_of("mlstm_exp", impl) == scheme
 
 
@@ -213,3 +216,40 @@ def test_only_what_the_engine_runs_on_tensor_cores_is_executed() -> None:
     assert count("mlstm_sig", chunk_size=128, **sizes).executed_tensor_flops is not None
     for change in ({"chunk_size": 100}, {"chunk_size": 128, "dtype": "fp32"}):
         assert count("mlstm_sig", **sizes, **change).executed_tensor_flops is None
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels compiled for compute capability 9.0: one pass through every loop, in FLOPs of its instructions."""
+    from lrbench.kernels.common.offline import record_launches
+    from lrbench.kernels.scalar_decay import engine, front
+
+    monkeypatch.setattr(front, "_check_support", lambda q, v: None)
+    monkeypatch.setattr(engine, "capability", lambda device: (9, 0))
+    sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 64}
+    operation = get_operation(op)
+    tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    with torch.no_grad(), record_launches(engine) as launches:
+        resolve(operation.implementation("tfla").call)(*tensors.values(), chunk_size=64)
+    # Two chunks of one tile each: half of everything.
+    result = count_case(op, "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
+    assert result is not None and result.executed_tensor_flops is not None
+    assert 2 * sum(map(instruction_flops, launches)) == result.executed_tensor_flops
+
+
+def instruction_flops(launch: Any) -> int:
+    """Return the FLOPs of the warpgroup products in a recorded launch's code for compute capability 9.0."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lrbench.kernels.common.offline import _specialise
+
+    signature, constexprs, attributes = _specialise(launch)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options).asm["ptx"]
+    assert "mma.sync" not in ptx
+    shapes = re.findall(r"wgmma\.mma_async\S*?m(\d+)n(\d+)k(\d+)", ptx)
+    warpgroups = launch.options.get("num_warps", 4) // 4
+    return sum(2 * int(m) * int(n) * int(k) * warpgroups for m, n, k in shapes)
