@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from lrbench.analysis.cli_commands import register
+from lrbench.analysis.counts import FORMULATIONS
 
 PUBLISHED = (
     "tfla --op mlstm_sig --formulation chunkwise --seq-len 8192 --batch 1 --num-heads 1 --head-dim-qk 256 "
@@ -44,7 +46,7 @@ def run(*arguments: object) -> str:
         ("gated-mlp --formulation cublas_activation --mode bw", "gated_mlp", "weight gradients"),
         ("lightning --formulation lightning1", "lightning", "decays"),
         ("lightning --formulation lightning2 --mode fwbw", "lightning", "backward: score gradient"),
-        ("attention --no-causal", "attention", "softmax"),
+        ("attention --non-causal", "attention", "softmax"),
         ("gla", "gla", "gates"),
         ("retention", "retention", "state"),
         ("selective_scan --head-dim 1024", "selective_scan", "recurrence"),
@@ -94,7 +96,7 @@ def test_every_part_of_the_papers_table_is_printed(counting: str) -> None:
         ("wkv --counting published", "counting must be detailed for wkv4, recurrent, fw: no paper prints a total"),
         ("gated-mlp --d-ff 0", "d_ff must be a positive integer, got 0"),
         ("gated-mlp --formulation scan", "formulation of gated_mlp must be one of fused, .*, got 'scan'"),
-        ("tfla --no-causal", "causal must be left on for mlstm_sig"),
+        ("tfla --non-causal", "causal must be left on for mlstm_sig"),
         ("tfla --tile block_t=32", "tile must be left out for the formulation chunkwise, got 'block_t=32'"),
         ("tfla --formulation walk --tile block_t=33", "tile block_t must be a power of two >= 16, got '33'"),
         ("tfla --op ema", "op must be one of mlstm_exp, .*, got 'ema'"),
@@ -122,6 +124,12 @@ def test_the_real_command_is_quick_and_imports_no_numerics(arguments: str) -> No
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         best = min(best, time.perf_counter() - start)
     assert best < 1.0
+
+
+def test_the_page_names_every_operation_and_formulation() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "counts.md").read_text(encoding="utf-8")
+    missing = {name for op, known in FORMULATIONS.items() for name in (op, *known) if f"`{name}`" not in page}
+    assert not missing
 
 
 def test_the_real_command_ends_with_2_on_bad_input() -> None:
