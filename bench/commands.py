@@ -106,15 +106,16 @@ def introduction(
     where = f"measuring on {environment.device_name}"
     lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases"]
     if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
-        name = accelerators.get_accelerator(accelerator).name
+        part = accelerators.get_accelerator(accelerator)
         lines.append(
             f"no GPU here: rows are CPU measurements of the portable implementations, "
-            f"and model_time_ms is what the runtime model says for the {name}"
+            f"and model_time_ms is what the runtime model says for the {part.name} ({part.part})"
         )
     elif accelerator is not None and accelerator != environment.device_accelerator:
         device = environment.device_accelerator or "a device without a known specification"
         lines.append(
-            f"--gpu {accelerator} is not this device: rows record {device}, model_time_ms is for {accelerator}"
+            f"--gpu {accelerator} ({accelerators.get_accelerator(accelerator).part}) is not this device: "
+            f"rows record {device}, model_time_ms is for {accelerator}"
         )
     elsewhere = plan.not_planned(request, environment.device_kind)
     if elsewhere:

@@ -3,7 +3,7 @@
 import pytest
 
 from lrbench.analysis.accelerators import get_accelerator
-from lrbench.analysis.counts import count, mlstm
+from lrbench.analysis.counts import FORMULATIONS, count, is_chunked, mlstm
 from lrbench.analysis.runtime_model import (
     flop_rate,
     lower_time_ms,
@@ -35,6 +35,28 @@ def test_equation_118(chunk_size: int) -> None:
     flops_s = mlstm.published_sig_chunk_flops(chunk_size, 512, 0.5, 0.5) / 989e12
     assert model.upper_ms == pytest.approx(1e3 * chunks * (bytes_s + flops_s))
     assert model.lower_ms == pytest.approx(1e3 * chunks * max(bytes_s, flops_s))
+
+
+SIZES = {
+    "batch": 2, "seq_len": 1024, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 128, "channels": 512, "d_model": 256,
+    "d_ff": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "formulation"), [(op, each) for op, known in FORMULATIONS.items() for each in known])
+def test_equations_114_to_116_for_every_count(op: str, formulation: str) -> None:
+    """tau = FLOPs / alpha and bytes / beta; their sum and their maximum, on specified and on measured rates."""
+    mode = "step" if (op, formulation) == ("attention", "recurrent") else "fw"
+    chunk = {"chunk_size": 128} if is_chunked(op, formulation) else {}
+    result = count(op, formulation=formulation, mode=mode, **SIZES, **chunk)
+    for accelerator in (H200, H200.with_measured_roofs(), get_accelerator("l40s")):
+        rate = accelerator.peak_flops("bf16") if result.tensor_flops else accelerator.vector_flops
+        flops_ms, bytes_ms = 1e3 * result.flops / rate, 1e3 * result.bytes / accelerator.bandwidth_bytes_s
+        model = runtime_model(result, accelerator, "bf16")
+        assert (model.flops_ms, model.bytes_ms) == pytest.approx((flops_ms, bytes_ms))
+        assert model.upper_ms == pytest.approx(flops_ms + bytes_ms)
+        assert model.lower_ms == pytest.approx(max(flops_ms, bytes_ms))
+        assert model.bound == ("compute" if flops_ms > bytes_ms else "memory")
 
 
 def test_bounds_are_ordered_and_the_stored_time_is_the_upper_one() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lrbench.analysis import cpu
 from lrbench.analysis.roofs import RoofRow
-from lrbench.bench import calibrate, commands, store
+from lrbench.bench import calibrate, commands, plan, store
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
+from lrbench.bench.sweep import Outcome, Settings
 
 TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
 
@@ -112,6 +114,57 @@ def test_a_device_that_cannot_be_measured(tmp_path: Path, short: Calibration, mo
     with pytest.raises(RuntimeError, match=r"cannot calibrate .*: CUDA out of memory"):
         commands.calibrate_command(output=tmp_path, output_format="table")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def sweeping(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Make the sweep command calibrate and sweep in pretence; what it asked for is kept."""
+    asked: dict[str, Any] = {}
+
+    def pretend_to_calibrate(**options: bool) -> Calibration:
+        asked["options"] = options
+        return asked.get("answer", short)
+
+    def pretend_to_sweep(_: object, environment: object, settings: Settings, __: object) -> Outcome:
+        asked["roofs"] = settings.roofs
+        return Outcome(path=None, records=[], skipped=0, remaining=0, interrupted=False, recovered=[])
+
+    monkeypatch.setattr(calibrate, "calibrate", pretend_to_calibrate)
+    monkeypatch.setattr(commands, "sweep", pretend_to_sweep)
+    monkeypatch.setattr(commands, "probe_environment", lambda: short.environment)
+    return asked
+
+
+def run_sweep(tmp_path: Path, *, calibrated: bool | None, executor: str = "local") -> int:
+    return commands.sweep_command(
+        plan.Request(impls=("torch",)), accelerator=None, output=tmp_path, timeout_s=1.0, budget_s=0.0,
+        time_limit_s=None, resume=False, jobs=0, executor=executor, devices=1, strict=False, calibrate=calibrated,
+        output_format="json",
+    )  # fmt: skip
+
+
+def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
+    sweeping: dict[str, Any], short: Calibration, tmp_path: Path
+) -> None:
+    run_sweep(tmp_path, calibrated=None)
+    assert sweeping["options"] == {"short": True, "gpu_only": True}
+    assert sweeping["roofs"] == tuple(short.rows)
+    run_sweep(tmp_path, calibrated=True)
+    assert sweeping["options"] == {"short": True, "gpu_only": False}
+    for options in ({"calibrated": False}, {"calibrated": None, "executor": "ray"}):
+        sweeping.pop("options", None)
+        run_sweep(tmp_path, **options)
+        assert "options" not in sweeping
+        assert sweeping["roofs"] == ()
+
+
+def test_a_calibration_that_fails_does_not_keep_a_sweep_from_running(
+    sweeping: dict[str, Any], short: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeping["answer"] = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
+    assert run_sweep(tmp_path, calibrated=None) == 0
+    assert "not calibrated: CUDA out of memory" in capsys.readouterr().err
+    assert sweeping["roofs"] == ()
 
 
 @pytest.mark.gpu
