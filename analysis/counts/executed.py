@@ -17,9 +17,9 @@ Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T
 - several chunks take a pass for their states first, and mLSTMexp, walking, one for its denominators.
 
 All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
-The rest adds up to the counted matrix work. Tile sizes are numbers here; the defaults are what the engine selects on
-compute capability 9.0. Products of fewer than 64 rows or columns may be repeated by a block's warps, which is not
-counted: it takes chunks or head dims below 64.
+The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are numbers
+here; the defaults are what the engine selects on compute capability 9.0. Products of fewer than 64 rows or columns may
+be repeated by a block's warps, which is not counted: it takes chunks or head dims below 64.
 """
 
 from __future__ import annotations
@@ -242,9 +242,10 @@ def _again(name: str) -> str:
 
 
 def _walk(run: Run, role: Role, total: Executed) -> None:
-    """Add a walk's products. Per tile, launch and column block, at padded sizes:
+    """Add a walk's products.
 
-    2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), of which 4 t DX DZ + 2 t^2 (DX + DZ) are needed for t rows.
+    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ). Of a whole role, a tile of t
+    rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
     dx, dz, block_x, block_z, launches, columns = _blocks(run, role)
     block_t = run.block_t
@@ -296,7 +297,7 @@ def _normaliser(run: Run, total: Executed) -> None:
 
 
 def _sweep(run: Run, role: Role, total: Executed) -> None:
-    """Add a sweep's products. Per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
+    """Add a sweep's products: per row tile and column block X S, where there are states; per column tile X Y^T, (.) Z.
 
     Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
     in steps of BLOCK_S.

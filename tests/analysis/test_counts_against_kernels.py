@@ -189,6 +189,17 @@ def test_what_a_walk_does_not_recompute_is_the_counted_work(op: str, mode: str, 
     assert result.executed_tensor_flops > needed
 
 
+@pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
+def test_what_a_sweep_of_several_chunks_does_not_recompute_is_the_counted_work(mode: str) -> None:
+    sizes = {"batch": 2, "seq_len": 1024, "num_heads": 3, "head_dim_qk": 72, "head_dim_v": 200}
+    result = counted("simple_gla", "xl_chunk", mode, sizes, 256)
+    beyond = ("recomputed_", "padding")
+    parts = {name: n for name, n in result.executed_parts.items() if not name.rpartition(": ")[2].startswith(beyond)}
+    assert sum(parts.values()) == result.tensor_flops
+    alone = counted("simple_gla", "xl_chunk", mode, sizes, 1024)
+    assert not [name for name in alone.executed_parts if name.endswith(("inter", "state", "state_gradient"))]
+
+
 def test_whole_tiles_and_one_column_block_leave_nothing_to_recompute_forward() -> None:
     sizes = {"seq_len": 512, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 512}
     result = count("mlstm_sig", formulation="walk", **sizes)
