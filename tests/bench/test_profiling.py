@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -11,11 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from lrbench.bench import commands, ncu, plan, profiling, store
+from lrbench.bench import commands, ncu, plan, profiling, store, worker
+from lrbench.bench.baselines.spec import Runnable
 from lrbench.bench.environment import Environment
 from lrbench.bench.ncu import KernelCounts
 from lrbench.bench.profiling import ProfileRow, split_cases
+from lrbench.tests.bench import faults
 
 H200 = Environment(
     device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
@@ -206,7 +210,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
 
 def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
-    here = Environment(**{**profiling.dataclasses.asdict(H200), "device_kind": "cpu", "device_name": "a processor"})
+    here = Environment(**{**dataclasses.asdict(H200), "device_kind": "cpu", "device_name": "a processor"})
     monkeypatch.setattr(commands, "probe_environment", lambda: here)
     with pytest.raises(ValueError, match="profile needs a GPU, got a processor"):
         run(tmp_path)
@@ -217,6 +221,55 @@ def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, tmp_path: Path, monk
         run(tmp_path)
     with pytest.raises(ValueError, match="op must be one of"):
         run(tmp_path, plan.Request(ops=("mlstm",), impls=("tfla",)))
+
+
+def test_the_worker_is_reached_through_ncu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ncu that only starts the program: the worker reads the requests and answers each; here it finds no GPU."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU: the worker would find it")
+    passing = tmp_path / "ncu"
+    passing.write_text('#!/bin/sh\ncase "$*" in *--log-file*) ;; *) exit;; esac\n'
+                       'while [ "$1" != --log-file ]; do shift; done\nshift 2\nexec "$@"\n')  # fmt: skip
+    passing.chmod(0o755)
+    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    request = plan.Request(
+        impls=("torch",), modes=("fw",), dtypes=("fp32",), seq_lens=(32, 64), head_dims=(32,), chunk_sizes=(32,),
+        num_heads=1, batch=1,
+    )  # fmt: skip
+    assert run(tmp_path / "out", request, ncu_path=str(passing)) == 1
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["seq_len"] for row in rows] == [32, 64]
+    assert {row["status"] for row in rows} == {"error"}
+    assert all("CUDA" in row["reason"] for row in rows)
+
+
+def test_a_call_is_profiled_warm_and_behind_its_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: events.append("marker"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
+
+    class Recorded(worker.Worker):
+        def _prepare_timed(self, case: object, target: object) -> tuple[worker.Prepared, float]:
+            def forward() -> torch.Tensor:
+                events.append("call")
+                return x * 2
+
+            x = torch.ones(2, requires_grad=True)
+            runnable = Runnable(forward=forward, leaves={"x": x})
+            return worker.Prepared(runnable=runnable, inputs=[x]), 0.0
+
+    item = faults.planned("right")
+    Recorded("cpu").profile(item.case, item.target)
+    assert events == ["call", "synchronize", "start", "marker", "call", "synchronize", "stop"]
+    events.clear()
+    backward = dataclasses.replace(item.case, mode="bw")
+    Recorded("cpu").profile(backward, item.target)
+    profiled = events[events.index("start") :]
+    assert profiled == ["start", "marker", "synchronize", "stop"], "the forward pass is no part of a backward call"
 
 
 def kernels(*names: str) -> list[KernelCounts]:
