@@ -245,6 +245,11 @@ def gpu_entries(seq_len: int) -> list[Entry]:
     return entries
 
 
+def _time_once(clock: CudaClock, call: Callable[[], Any]) -> list[float]:
+    samples, _ = clock.sample(lambda _: call(), lambda: None, 1)
+    return samples
+
+
 def measure_on_gpu(entries: Sequence[Entry], *, rounds: int) -> None:
     """Time every entry once a round with CUDA events, the L2 flushed before each; then take its peak memory.
 
@@ -258,8 +263,7 @@ def measure_on_gpu(entries: Sequence[Entry], *, rounds: int) -> None:
             entry.call()
     for index in range(rounds):
         for entry in entries if index % 2 else reversed(entries):
-            samples, _ = clock.sample(lambda _, entry=entry: entry.call(), lambda: None, 1)
-            entry.samples_ms.extend(samples)
+            entry.samples_ms.extend(_time_once(clock, entry.call))
     for entry in entries:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
