@@ -40,7 +40,11 @@ FP32_BYTES = 4
 """Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
 
 FILLED_PROGRAMS = 256
-"""Walking, a states pass of fewer programs takes every chunk by itself and merges them afterwards."""
+"""Walking, a states pass of fewer programs takes every chunk by itself and merges them afterwards, and a backward pass
+of fewer programs takes shorter chunks than the forward pass."""
+
+MIN_SPLIT = 256
+"""Length of the shortest chunk that a backward pass is split into."""
 
 ANCHOR_EVERY: Mapping[str, int] = MappingProxyType({"mamba2_ssd": 64})
 DEFAULT_ANCHOR_EVERY = 256
@@ -208,6 +212,8 @@ def executed(run: Run, direction: str) -> Executed:
     """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward."""
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
+    if backward and run.walks:
+        run = dataclasses.replace(run, chunk_size=min(run.chunk, _filling_chunk(run)))
     if not backward:
         _gates(run, total)
     if run.several:
@@ -223,6 +229,13 @@ def executed(run: Run, direction: str) -> Executed:
         _gates_backward(run, total)
     parts = (total.flops, total.bytes, total.rereads)
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
+
+
+def _filling_chunk(run: Run) -> int:
+    """Return the chunk length that gives a walk over the narrower of q and v enough programs, 256 or more."""
+    columns = max(1, min(run.d_qk, run.d_v) // run.tiles.block_z)
+    chunks = -(-FILLED_PROGRAMS // (run.rows * columns))
+    return max(MIN_SPLIT, _padded(run.length) >> (chunks - 1).bit_length())
 
 
 def _padded(dim: int) -> int:

@@ -104,23 +104,22 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
     return min(chunk_size, max(16, next_power_of_two(seq_len)))
 
 
-def default_chunk_size(*, seq_len: int, rows: int, head_dim_v: int) -> int:
+def default_chunk_size(*, seq_len: int, rows: int, head_dim: int) -> int:
     """Return a chunk length that gives a walk enough programs: the whole sequence where batch and heads suffice.
 
     Args:
         seq_len: T.
         rows: batch * heads.
-        head_dim_v: V, of which a program takes 64 columns.
+        head_dim: head dim of what is walked for (V for h and dv, K for dq and dk); a program takes 64 columns.
     """
-    programs = rows * max(1, head_dim_v // 64)
-    chunks = -(-2 * MIN_PROGRAMS // programs) if programs < MIN_PROGRAMS else 1
+    chunks = -(-MIN_PROGRAMS // (rows * max(1, head_dim // 64)))
     return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
 
 
 def preferred_chunk(sizes: Mapping[str, int]) -> int:
     """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, num_heads, head_dim_v)."""
     rows = sizes["batch"] * sizes["num_heads"]
-    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim_v=sizes["head_dim_v"])
+    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"])
 
 
 def select_config(

@@ -10,7 +10,7 @@ and dv, and turns row sums taken there into the gates' gradients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from .config import (
     NormaliserConfig,
     StatesConfig,
     WalkConfig,
+    default_chunk_size,
     fit_chunk,
     next_power_of_two,
     select_config,
@@ -352,6 +353,15 @@ def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())
 
 
+def backward_chunk(chunk: int, q: Tensor, v: Tensor) -> int:
+    """Return the chunk length of a walk's backward pass: shorter than ``chunk`` where that would idle the device.
+
+    dq and dk are as wide as q, often half of the output, and so have fewer programs.
+    """
+    B, T, H, V = v.shape
+    return min(chunk, default_chunk_size(seq_len=T, rows=B * H, head_dim=min(q.shape[3], V)))
+
+
 def anchor_every(problem: Problem) -> int:
     """Return the positions between anchors of the decay gradient: never across a chunk's edge."""
     return min(problem.chunk, ANCHOR_EVERY.get(problem.gate, DEFAULT_ANCHOR_EVERY))
@@ -433,6 +443,8 @@ class _ScalarDecay(torch.autograd.Function):
             d_last = d_last.float().contiguous()
         walking = config.walks
         backward = _walk_backward if walking else _sweep_backward
+        if walking:
+            problem = replace(problem, chunk=backward_chunk(problem.chunk, q, v))
         dq, dk, dv, d_initial, q_dq, k_dk, anchors = backward(
             problem, config, q, k, v, dh, gates, c_initial, d_last, want_initial=ctx.needs_input_grad[6]
         )

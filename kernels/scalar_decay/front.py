@@ -66,7 +66,8 @@ def run_chunkwise(
         q, k: [B, T, G, K] with G dividing H.
         v: [B, T, H, V].
         gate: gate function, see gates.py; ``decay``, ``input_gate`` [B, T, H] and ``head`` [H] are its arguments.
-        chunk_size: power of two >= 16; None chooses one that fills the device (limit_chunk: 64).
+        chunk_size: power of two >= 16; None chooses one that fills the device (limit_chunk: 64). The backward pass of
+            tfla takes shorter ones where these would leave the device idle.
         state_dtype: dtype of the states between chunks.
         initial_state: C, or (C, n, m) for gate "exp".
         return_last_state: whether to return the last state too.
@@ -80,7 +81,7 @@ def run_chunkwise(
     if chunk_size is None:
         chunk_size = 64
         if implementation != "limit_chunk":
-            chunk_size = default_chunk_size(seq_len=v.shape[1], rows=v.shape[0] * v.shape[2], head_dim_v=v.shape[3])
+            chunk_size = default_chunk_size(seq_len=v.shape[1], rows=v.shape[0] * v.shape[2], head_dim=v.shape[3])
     validate.check_chunk_size(chunk_size, minimum=16, power_of_two=True)
     if implementation == "limit_chunk" and chunk_size not in LIMIT_CHUNK_SIZES:
         expected = ", ".join(map(str, LIMIT_CHUNK_SIZES))

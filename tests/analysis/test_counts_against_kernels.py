@@ -18,7 +18,8 @@ import torch
 from lrbench.analysis.counts import TILES, Count, count, count_case, formulation_of
 from lrbench.analysis.counts.executed import FILLED_PROGRAMS
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.scalar_decay.config import MIN_PROGRAMS, select_config
+from lrbench.kernels.scalar_decay.config import MIN_PROGRAMS, fit_chunk, select_config
+from lrbench.kernels.scalar_decay.engine import backward_chunk
 
 IMPLEMENTATIONS = ("tfla", "xl_chunk")
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
@@ -172,6 +173,20 @@ def test_default_tiles_are_what_the_engine_selects(
     assert config.normaliser.block_k == min(tiles.block_x, padded_qk)
     assert FILLED_PROGRAMS == MIN_PROGRAMS
     assert formulation_of("mlstm_exp", impl) == scheme
+
+
+@pytest.mark.parametrize("batch", [1, 4, 32])
+@pytest.mark.parametrize("seq_len", [100, 1000, 8192])
+@pytest.mark.parametrize("chunk_size", [64, 8192])
+def test_a_backward_walk_takes_the_engines_chunks(batch: int, seq_len: int, chunk_size: int) -> None:
+    sizes = {"batch": batch, "seq_len": seq_len, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
+    q = torch.empty(batch, seq_len, 2, 64, device="meta")
+    v = torch.empty(batch, seq_len, 2, 128, device="meta")
+    chunk = backward_chunk(fit_chunk(chunk_size, seq_len), q, v)
+    parts = counted("mlstm_sig", "tfla", "bw", sizes, chunk_size).executed_byte_parts
+    states = sum(n for name, n in parts.items() if name == "state pass: store")
+    expected = -(-seq_len // chunk) * batch * 2 * 64 * 128 * 4
+    assert states == (expected if chunk < seq_len else 0)
 
 
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp", "retention"])

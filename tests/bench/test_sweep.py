@@ -325,8 +325,8 @@ def test_compile_ahead_takes_one_length_of_ours_and_every_shape_of_theirs() -> N
     planned = plan(Request(preset="default"), device_kind="cuda")
     chosen = sweep.compile_cases(planned)
     ours = [item.case for item in chosen if item.case.impl == "tfla"]
-    # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 3 of its own choice), at one sequence length each.
-    assert len(ours) == 2 * 2 * 4 * (5 + 3)
+    # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 4 of its own choice), at one sequence length each.
+    assert len(ours) == 2 * 2 * 4 * (5 + 4)
     theirs = [item.case for item in chosen if item.case.impl == "mlstm_kernels.xl_chunk"]
     assert len({case.seq_len for case in theirs}) == 7
     assert all("triton" not in item.case.impl for item in chosen)

@@ -55,6 +55,16 @@ def test_heads_share_groups() -> None:
 
 
 @interpret
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+def test_backward_splits_a_chunk(op: str) -> None:
+    """One chunk forward, two backward: so few programs would idle a device."""
+    sizes = {**SMALL, "seq_len": 270, "num_heads": 1}
+    laws.check_matches_reference(
+        get_operation(op), function(op, "tfla"), dtype=torch.float16, device="cpu", sizes=sizes, chunk_size=512
+    )
+
+
+@interpret
 @pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
 def test_carried_state(op: str, implementation: str) -> None:
