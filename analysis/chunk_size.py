@@ -13,25 +13,28 @@ the same way with its own parts. The coefficients are read off the count formula
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..bench.store import holds_results
 from .accelerators import Accelerator
-from .counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
+from .counts import Count, Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from .counts.model import DTYPE_BYTES
 from .runtime_model import flop_rate, runtime_model
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MIN_CHUNK, MAX_CHUNK = 16, 4096
-"""Chunk lengths that kernels run: powers of two in this range, no longer than the sequence."""
+MIN_CHUNK = 16
+"""Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
+_PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")})
 _NO_CHUNK = f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {{op!r}}"
 
 
@@ -71,9 +74,7 @@ def coefficients(
     """
     if op not in CHUNKWISE_OPERATIONS:
         raise ValueError(_NO_CHUNK.format(op=op))
-    passes = {"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")}.get(mode)
-    if passes is None:
-        raise ValueError(f"mode must be one of fw, bw, fwbw for a chunk size, got {mode!r}")
+    passes = _passes(mode)
     width = DTYPE_BYTES[dtype]
     head = Head(
         length=0,
@@ -89,6 +90,12 @@ def coefficients(
     return Coefficients(a=a, b=flops[1] - flops[0] - a, c=flops[0], p=moved[1] - moved[0], q=moved[0])
 
 
+def _passes(mode: str) -> tuple[str, ...]:
+    if mode not in _PASSES:
+        raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
+    return _PASSES[mode]
+
+
 def _chunk(op: str, head: Head, mode: str) -> Tally:
     if op == "gla":
         return baselines.gla_chunk_forward(head) if mode == "fw" else baselines.gla_chunk_backward(head)
@@ -101,8 +108,7 @@ def _chunk(op: str, head: Head, mode: str) -> Tally:
 
 def feasible_chunks(seq_len: int) -> tuple[int, ...]:
     """Return the chunk lengths that kernels run for a sequence: powers of two from 16, no longer than it."""
-    limit = min(seq_len, MAX_CHUNK)
-    return tuple(2**n for n in range(MIN_CHUNK.bit_length() - 1, limit.bit_length()) if 2**n <= limit)
+    return tuple(2**n for n in range(MIN_CHUNK.bit_length() - 1, max(seq_len, 0).bit_length()))
 
 
 def chunk_size_report(
@@ -137,7 +143,8 @@ def chunk_size_report(
 
     Returns:
         flop_optimal, runtime_optimal: the real-valued closed forms.
-        runtime_optimal_feasible: the candidate of least modelled time (upper, eq. 118).
+        flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time
+            (upper, eq. 118).
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where nothing was measured.
         candidates: one mapping per feasible chunk length, modelled and measured.
@@ -147,6 +154,7 @@ def chunk_size_report(
     """
     if op not in CHUNKWISE_OPERATIONS:
         raise ValueError(_NO_CHUNK.format(op=op))
+    passes = _passes(mode)
     chunks = feasible_chunks(seq_len)
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
@@ -157,23 +165,16 @@ def chunk_size_report(
         "head_dim_qk": head_dim_qk,
         "head_dim_v": head_dim_v,
     }
-    counted = [
-        count(
-            op,
-            batch=sizes["batch"],
-            seq_len=seq_len,
-            num_heads=sizes["num_heads"],
-            head_dim_qk=head_dim_qk,
-            head_dim_v=head_dim_v,
-            formulation="chunkwise",
-            mode=mode,
-            chunk_size=chunk,
-            dtype=dtype,
-            state_dtype=state_dtype,
-            causal_factor=causal_factor,
-        )
-        for chunk in chunks
-    ]
+    chunkwise = functools.partial(
+        count,
+        op,
+        formulation="chunkwise",
+        dtype=dtype,
+        state_dtype=state_dtype,
+        causal_factor=causal_factor,
+        **sizes,
+    )
+    counted = [chunkwise(mode=mode, chunk_size=chunk) for chunk in chunks]
     closed = coefficients(
         op,
         head_dim_qk=head_dim_qk,
@@ -200,10 +201,14 @@ def chunk_size_report(
                 "bytes": each.bytes,
                 "intensity": each.intensity,
                 "causal_factor": each.causal_factor,
+                "model_memory_bytes": _modelled_memory(
+                    {name: chunkwise(mode=name, chunk_size=chunk) for name in passes}
+                ),
                 "measured_ms": row.get("time_ms"),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),
             }
         )
+    least_flops = min(candidates, key=lambda each: each["flops"])
     best_modelled = min(candidates, key=lambda each: each["model_upper_ms"])
     timed = [each for each in candidates if each["measured_ms"] is not None]
     best_measured = min(timed, key=lambda each: each["measured_ms"]) if timed else None
@@ -219,11 +224,23 @@ def chunk_size_report(
         **sizes,
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
+        "flop_optimal_feasible": least_flops["chunk_size"],
         "runtime_optimal_feasible": best_modelled["chunk_size"],
         "measured_best": best_measured["chunk_size"] if best_measured else None,
         "regret_ms": regret,
         "candidates": candidates,
     }
+
+
+def _modelled_memory(counted: Mapping[str, Count]) -> float:
+    """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
+
+    A backward pass holds the gradients of the states as well. What the states take falls with the chunk length (TFLA
+    paper, figure 6).
+    """
+    last = counted["bw"] if "bw" in counted else counted["fw"]
+    states = last.byte_parts["recurrent store"]
+    return last.compulsory_bytes + (2 * states if "bw" in counted else states)
 
 
 def default_results(key: str) -> tuple[Path, ...]:

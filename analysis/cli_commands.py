@@ -180,7 +180,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
         from .chunk_size import chunk_size_report, default_results
 
-        operation = resolve_operation(kernel, op)
+        operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
         report = chunk_size_report(
             operation,
@@ -202,13 +202,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             return
         show(report["candidates"], format)
         if format == "table":
-            print(
-                f"best for FLOPs: {report['flop_optimal']:.1f}; for the modelled time on {accelerator.part}: "
-                f"{report['runtime_optimal']:.1f}, of the feasible ones {report['runtime_optimal_feasible']}"
-            )
-            best, regret = report["measured_best"], report["regret_ms"]
-            lost = "" if regret is None else f"; the modelled choice takes {regret:.4g} ms more"
-            print(f"measured best: {best}{lost}" if best else f"not measured for {impl} on {accelerator.key}")
+            print(_chunk_size_in_words(report, accelerator))
 
     @app.command("predict")
     def predict_command(
@@ -378,6 +372,25 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
         )
         figure = roofline(load_results(results), accelerator, selection, beside=parse_list(beside) or ())
         print(save_figure(figure, output))
+
+
+def _chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
+    """Return what the table of candidates comes to: the optima, what choosing wrongly costs, and memory at each."""
+    at = {each["chunk_size"]: each for each in report["candidates"]}
+    modelled, best, regret = report["runtime_optimal_feasible"], report["measured_best"], report["regret_ms"]
+    lines = [
+        f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
+        f"for the modelled time on {accelerator.part}: {report['runtime_optimal']:.1f}, "
+        f"of the feasible ones {modelled} ({at[modelled]['model_memory_bytes'] / 2**30:.3g} GiB modelled)",
+    ]
+    if best is None:
+        lines.append(f"not measured for {report['impl']} on {accelerator.key}")
+    else:
+        held = at[best]["peak_memory_bytes"]
+        memory = "" if held is None else f" ({held / 2**30:.3g} GiB measured)"
+        lost = f"{modelled} was not measured" if regret is None else f"the modelled choice takes {regret:.4g} ms more"
+        lines.append(f"measured best: {best}{memory}; {lost}")
+    return "\n".join(lines)
 
 
 def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOperation) -> str:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import sympy
 
 from lrbench.analysis.accelerators import get_accelerator
 from lrbench.analysis.chunk_size import (
@@ -18,11 +19,12 @@ from lrbench.analysis.chunk_size import (
     default_results,
     feasible_chunks,
 )
-from lrbench.analysis.counts import count
+from lrbench.analysis.counts import Head, Widths, count, mlstm
 from lrbench.analysis.runtime_model import upper_time_ms
 
 from . import rows as made
 
+LENGTH, DIM, SHARE, CAUSAL, WIDTH, INTENSITY = sympy.symbols("L d p F w I", positive=True)
 H100, H200 = get_accelerator("h100"), get_accelerator("h200")
 
 
@@ -41,6 +43,47 @@ def test_closed_forms_are_the_papers(d_v: int, p_qk: float, causal: float, state
     intensity = 989e12 / 3.35e12
     numerator = 2 * cells + 5 + 2 * intensity * cells * state_bytes
     assert closed.runtime_optimal(intensity) == pytest.approx(math.sqrt(numerator / denominator))
+
+
+def symbolic_chunk(*, published: bool) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return FLOPs and bytes of a chunk of mLSTMsig in L, d (value head dim), p (p_qk), F and w (bytes_Cmn)."""
+    widths = Widths(qkv=2, gate=2, state=WIDTH)
+    head = Head(length=LENGTH, d_qk=SHARE * DIM, d_v=DIM, causal=CAUSAL, widths=widths)
+    tally = mlstm.chunk("mlstm_sig", head, published=published)
+    return tally.flops, tally.bytes
+
+
+def least(per_chunk: sympy.Expr) -> sympy.Expr:
+    """Return the chunk length at which a cost per token, its chunk's over L, has no slope."""
+    (root,) = sympy.solve(sympy.diff(per_chunk / LENGTH, LENGTH), LENGTH)
+    return root
+
+
+def test_equations_113_and_123_follow_from_the_printed_total() -> None:
+    flops, moved = symbolic_chunk(published=True)
+    denominator = 2 * CAUSAL * (DIM * (1 + SHARE) + 3) + 1
+    printed = (2 * DIM**2 * SHARE + 5) / denominator
+    assert sympy.simplify(least(flops) ** 2 - printed) == 0
+    printed = (2 * DIM**2 * SHARE + 5 + 2 * INTENSITY * DIM**2 * SHARE * WIDTH) / denominator
+    assert sympy.simplify(least(flops + INTENSITY * moved) ** 2 - printed) == 0
+
+
+def test_the_papers_slip_reaches_its_optima() -> None:
+    """The printed total has mLSTMexp's gates, so 5 stands where mLSTMsig's own parts give 1; nothing else changes."""
+    own, moved = symbolic_chunk(published=False)
+    denominator = 2 * CAUSAL * (DIM * (1 + SHARE) + 3) + 1
+    assert sympy.simplify(least(own) ** 2 - (2 * DIM**2 * SHARE + 1) / denominator) == 0
+    right = (2 * DIM**2 * SHARE + 1 + 2 * INTENSITY * DIM**2 * SHARE * WIDTH) / denominator
+    assert sympy.simplify(least(own + INTENSITY * moved) ** 2 - right) == 0
+
+
+def test_the_papers_words_on_its_optima() -> None:
+    """It reads 16 off figure 19 for d_hv = 512: the power of two beside 18.4. Both optima grow as sqrt(d_hv)."""
+    flops, moved = symbolic_chunk(published=True)
+    for optimum in (least(flops), least(flops + INTENSITY * moved)):
+        assert sympy.limit(optimum / sympy.sqrt(DIM), DIM, sympy.oo).is_positive
+    at = least(flops).subs({DIM: 512, SHARE: sympy.Rational(1, 2), CAUSAL: sympy.Rational(1, 2)})
+    assert float(at) == pytest.approx(18.43, abs=0.01)
 
 
 @pytest.mark.parametrize("op", CHUNKWISE_OPERATIONS)
@@ -81,7 +124,7 @@ def test_feasible_chunks() -> None:
     assert feasible_chunks(100) == (16, 32, 64)
     assert feasible_chunks(16) == (16,)
     assert feasible_chunks(15) == ()
-    assert feasible_chunks(2**20)[-1] == 4096
+    assert feasible_chunks(2**20)[-1] == 2**20
 
 
 def test_report_without_measurements() -> None:
@@ -92,6 +135,47 @@ def test_report_without_measurements() -> None:
     assert report["measured_best"] is report["regret_ms"] is None
     assert [each["chunk_size"] for each in report["candidates"]] == list(feasible_chunks(8192))
     assert {each["causal_factor"] for each in report["candidates"]} == {0.5}
+
+
+def test_feasible_optima_are_the_least_candidates() -> None:
+    for mode in ("fw", "bw", "fwbw"):
+        report = chunk_size_report("mamba2_ssd", H100, head_dim_v=128, head_dim_qk=128, causal_factor=0.5, mode=mode)
+        least = {name: min(report["candidates"], key=lambda each: each[name]) for name in ("flops", "model_upper_ms")}
+        assert report["flop_optimal_feasible"] == least["flops"]["chunk_size"]
+        assert report["runtime_optimal_feasible"] == least["model_upper_ms"]["chunk_size"]
+        # The least of a function of L + c / L over powers of two lies within a factor of two of the real-valued one.
+        for name in ("flop_optimal", "runtime_optimal"):
+            assert report[name] / 2 <= report[f"{name}_feasible"] <= 2 * report[name]
+
+
+def test_modelled_memory_is_inputs_outputs_and_states() -> None:
+    sizes = {"batch": 8, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+    states = {}
+    for mode, tensors, gates in (("fw", 2 * 128 + 2 * 256, 2), ("fwbw", 4 * 128 + 3 * 256, 4)):
+        report = chunk_size_report("mlstm_sig", H200, **sizes, mode=mode)
+        for each in report["candidates"]:
+            states[mode] = 8 * 16 * (8192 // each["chunk_size"]) * 128 * 256 * 4 * (1 if mode == "fw" else 2)
+            assert each["model_memory_bytes"] == 65536 * 16 * (tensors + gates) * 2 + states[mode]
+
+
+@pytest.mark.parametrize(("mode", "chunk_size", "within"), [("fw", 64, 0.03), ("fw", 1024, 0.03), ("fwbw", 64, 0.03)])
+def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, chunk_size: int, within: float) -> None:
+    results = default_results("h200_sxm")
+    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, results=results)
+    each = next(each for each in report["candidates"] if each["chunk_size"] == chunk_size)
+    assert each["model_memory_bytes"] == pytest.approx(each["peak_memory_bytes"], rel=within)
+
+
+def test_long_chunks_that_were_measured_are_found() -> None:
+    """The engine's walk is fastest at chunks far beyond those of the paper's kernels."""
+    results = default_results("h200_sxm")
+    report = chunk_size_report(
+        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, seq_len=65536, batch=1, results=results
+    )
+    measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"] if each["measured_ms"]}
+    assert max(measured) == 65536
+    assert report["measured_best"] == min(measured, key=measured.__getitem__) > 4096
+    assert report["regret_ms"] == measured[report["runtime_optimal_feasible"]] - measured[report["measured_best"]]
 
 
 def test_report_with_measurements(tmp_path: Path) -> None:
@@ -129,7 +213,7 @@ def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
         ({"seq_len": 8}, "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ({"causal_factor": 0.3}, r"causal_factor must be in \[0.5, 1\], got 0.3"),
         ({"head_dim_qk": -1}, "head_dim_qk must be a positive integer, got -1"),
-        ({"mode": "step"}, "formulation must be recurrent for mode step"),
+        ({"mode": "step"}, "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
     ],
 )
 def test_bad_input(change: dict, message: str) -> None:
@@ -144,14 +228,18 @@ def test_default_results_are_the_committed_ones() -> None:
         assert folder.name == "h200_sxm"
 
 
-def test_report_is_quick_without_torch_and_pandas() -> None:
+@pytest.mark.parametrize(
+    ("roofs", "heavy"),
+    [("spec", "torch, triton, matplotlib, pandas"), ("measured", "torch, triton, matplotlib")],
+)
+def test_report_is_quick(roofs: str, heavy: str) -> None:
+    """Reading a calibration brings pandas in by way of pyarrow; it stays within the second."""
     code = (
-        "import sys; from lrbench.analysis.chunk_size import chunk_size_report;"
-        "from lrbench.analysis.accelerators import get_accelerator;"
-        "from lrbench.analysis.chunk_size import default_results; from lrbench.analysis.roofs import with_roofs;"
-        "chunk_size_report('mlstm_sig', with_roofs(get_accelerator('h200'), 'measured'), head_dim_v=512,"
+        "import sys; from lrbench.analysis.chunk_size import chunk_size_report, default_results;"
+        "from lrbench.analysis.accelerators import get_accelerator; from lrbench.analysis.roofs import with_roofs;"
+        f"chunk_size_report('mlstm_sig', with_roofs(get_accelerator('h200'), {roofs!r}), head_dim_v=512,"
         " head_dim_qk=256, results=default_results('h200_sxm'));"
-        "heavy = {'torch', 'triton', 'pandas', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+        f"heavy = set({heavy.split(', ')!r}) & set(sys.modules); assert not heavy, heavy"
     )
     best = float("inf")
     for _ in range(3):

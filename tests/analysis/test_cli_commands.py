@@ -90,7 +90,8 @@ def test_chunk_size() -> None:
     assert set(keys) <= set(report)
     assert report["flop_optimal"] == pytest.approx(18.427, abs=1e-3)
     table = run(*CHUNK_SIZE.split())
-    assert "best for FLOPs: 18.4; for the modelled time on H100 80 GB HBM3 SXM5: 633.5" in table
+    assert "best for FLOPs: 18.4, of the feasible ones 16" in table
+    assert "for the modelled time on H100 80 GB HBM3 SXM5: 633.5, of the feasible ones 512 (2 GiB modelled)" in table
     assert "not measured for tfla on h100_sxm" in table
 
 
@@ -98,7 +99,8 @@ def test_chunk_size_with_results(tmp_path: Path) -> None:
     rows = [made.row(made.case("mlstm_sig", "tfla", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
     made.write(rows, tmp_path / "r.parquet")
     printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
-    assert "measured best: 128; the modelled choice takes 0.5 ms more" in printed
+    assert "measured best: 128 (" in printed
+    assert "; the modelled choice takes 0.5 ms more" in printed
 
 
 def test_predict_gives_an_interval(tmp_path: Path) -> None:
@@ -191,6 +193,11 @@ def test_figures_are_written(tmp_path: Path) -> None:
         (["count", "attention", "--counting", "published"], "counting must be detailed for attention"),
         (["chunk-size", "tfla", "--gpu", "h900"], "accelerator must be one of .*, got 'h900'"),
         (["chunk-size", "tfla", "--results", "nowhere"], "got nowhere"),
+        (["chunk-size", "rglru"], r"op must be one of mlstm_exp, .*gla to have a chunk size, got 'rglru'"),
+        (["chunk-size", "tfla", "--mode", "step"], "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
+        (["chunk-size", "tfla", "--seq-len", "8"], "seq_len must be >= 16 to have a feasible chunk size, got 8"),
+        (["chunk-size", "tfla", "--head-dim", "-4"], "head_dim_v must be a positive integer, got -4"),
+        (["chunk-size", "tfla", "--causal-factor", "1.5"], r"causal_factor must be in \[0.5, 1\], got 1.5"),
         (["predict", "tfla", "--gpu", "v100"], "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
         (["predict", "tfla", "--gpu", "b200", "--roofs", "measured"], "roofs must be spec for b200"),
         (["chunk-size", "tfla", "--roofs", "best"], "roofs must be spec, measured, or a file or folder .*, got 'best'"),
