@@ -1,14 +1,16 @@
 """The accelerator ``cpu``: this machine, as it was last calibrated, else measured with numpy.
 
-What was measured is kept in the user's cache folder and never committed: ``cpu.json`` in the folder that LRBENCH_CACHE
-names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``. It holds for the same processor, number of cores
-and OMP_NUM_THREADS. ``lrbench calibrate`` measures anew, with torch, which the portable implementations run on.
+What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
+OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
+``lrbench calibrate`` measures anew, with torch, which the portable implementations run on; numpy never takes the place
+of that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -32,8 +34,11 @@ def local_cpu() -> Accelerator:
     """Return this machine's CPU; where nothing is remembered it is measured (about a second) and remembered."""
     roofs = recall()
     if roofs is None:
-        roofs = _measure()
-        remember(roofs)
+        measured = _measure()
+        # A calibration may have ended meanwhile, in another process.
+        roofs = recall() or measured
+        if roofs is measured:
+            remember(roofs)
     return _accelerator(roofs)
 
 
@@ -75,10 +80,11 @@ def recall() -> Roofs | None:
 
 
 def cache_file() -> Path:
-    """Return the path of the file that remembers this CPU."""
+    """Return the path of the file that remembers this CPU: one for each machine, home folders being shared."""
+    name = f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
     if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named) / "cpu.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lrbench" / "cpu.json"
+        return Path(named) / name
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lrbench" / name
 
 
 def _accelerator(roofs: Roofs) -> Accelerator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,10 +62,24 @@ def test_what_does_not_hold_is_not_believed(spoil: object) -> None:
     assert cpu.recall() is None
 
 
-def test_other_threads_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu.remember(ROOFS)
+def test_other_threads_are_another_machine_and_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    cpu.remember(ROOFS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert cpu.recall() is None
+    assert "numpy" in cpu.local_cpu().source
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert cpu.recall() == ROOFS
+
+
+def test_a_calibration_that_ends_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_while_another_process_calibrates() -> Roofs:
+        cpu.remember(ROOFS)
+        return dataclasses.replace(ROOFS, matrix_flops={"fp32": 1e11}, source="numpy")
+
+    monkeypatch.setattr(cpu, "_measure", measure_while_another_process_calibrates)
+    assert cpu.local_cpu().source == "a calibration"
+    assert cpu.recall() == ROOFS
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +92,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cpu.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert cpu.cache_file() == Path("/elsewhere/lrbench/cpu.json")
+    assert cpu.cache_file().parent == Path("/elsewhere/lrbench")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert cpu.cache_file() == Path("/home/someone/.cache/lrbench/cpu.json")
+    assert cpu.cache_file().parent == Path("/home/someone/.cache/lrbench")
