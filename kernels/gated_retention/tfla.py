@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -45,7 +43,7 @@ def tfla(
     Raises:
         ValueError: on an argument the kernels do not take; the message names it, what was expected and what came.
 
-    Source: Sun et al., You Only Cache Once (2024), section 3.2.
+    Source: Sun et al., You Only Cache Once (2024), section 3.1.
     """
     return _run(
         "tfla", q, k, v, f, tau=tau, chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
@@ -115,8 +113,7 @@ def _run(
 ) -> Tensor | tuple[Tensor, Tensor]:
     validate.check_qkv(q, k, v)
     validate.check_gates({"f": f}, v)
-    if not (math.isfinite(tau) and tau > 0):
-        raise ValueError(f"tau must be a finite number > 0, got {tau}")
+    validate.check_tau(tau)
     return run_chunkwise(
         implementation, q, k, v, gate="tau", decay=f, inv_tau=1.0 / tau,
         scale=validate.resolve_scale(scale, q.shape[-1]),
@@ -139,8 +136,7 @@ def step(
     """Advance by one token (T = 1); arguments and result as in :func:`tfla`. Not differentiable."""
     validate.check_qkv(q, k, v)
     validate.check_gates({"f": f}, v)
-    if not (math.isfinite(tau) and tau > 0):
-        raise ValueError(f"tau must be a finite number > 0, got {tau}")
+    validate.check_tau(tau)
     return run_step(
         q, k, v, gate="tau", decay=f, inv_tau=1.0 / tau, scale=validate.resolve_scale(scale, q.shape[-1]),
         initial_state=initial_state, return_last_state=return_last_state,

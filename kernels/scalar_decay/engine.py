@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .config import (
     EngineConfig,
@@ -327,6 +328,9 @@ def run_walk(
     # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
     partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
+    if B * H * anchors * config.block_x >= 2**31:
+        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * anchors}")
     triton.set_allocator(_scratch)
     for block in range(blocks):
         walk_kernel[(tiles_z * N * B * H,)](
@@ -432,6 +436,7 @@ class _ScalarDecay(torch.autograd.Function):
         return h, last, n_last, m_last
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, dh: Tensor | None, d_last: Tensor | None, dn_last: Tensor | None, *_: Any
     ) -> tuple[Tensor | None, ...]:

@@ -23,12 +23,13 @@ SCHEMES = {"tfla": "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
-def _check_support(q: Tensor, v: Tensor) -> None:
+def _check_support(q: Tensor, v: Tensor, *, gate: str) -> None:
+    values = "x" if gate == "ssd" else "v"
     if v.dtype not in TRITON_DTYPES:
         expected = ", ".join(map(validate.dtype_name, TRITON_DTYPES))
-        raise ValueError(f"v must be one of {expected}, got {validate.dtype_name(v.dtype)}")
+        raise ValueError(f"{values} must be one of {expected}, got {validate.dtype_name(v.dtype)}")
     if v.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"v must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {v.device}")
+        raise ValueError(f"{values} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {v.device}")
     for name, dim in (("head_dim_qk", q.shape[3]), ("head_dim_v", v.shape[3])):
         if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
             expected = f"a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
@@ -76,7 +77,7 @@ def run_chunkwise(
     Raises:
         ValueError: on a head dim, dtype, chunk length, state or device the kernels do not take.
     """
-    _check_support(q, v)
+    _check_support(q, v, gate=gate)
     validate.check_state_dtype(state_dtype, STATE_DTYPES)
     if chunk_size is None:
         chunk_size = 64
@@ -122,7 +123,7 @@ def run_step(
 
     The state is read and written once, in float32; the one given is left as it is.
     """
-    _check_support(q, v)
+    _check_support(q, v, gate=gate)
     if v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
     normalize = gate == "exp"

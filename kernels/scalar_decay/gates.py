@@ -26,6 +26,11 @@ LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
 """Stands for minus infinity: differences of two of them stay finite."""
 
+MIN_LOG_DECAY = tl.constexpr(-150.0)
+MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
+"""Where the log decay is cut, so that a gate of -1e30 or minus infinity (a document's start) costs the cumulative sums
+no more bits than it must: exp of it is zero in float32, beside mLSTMexp's input gates of a few hundred too."""
+
 
 @triton.jit
 def _log_sigmoid(x):
@@ -48,6 +53,7 @@ def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
             a = _log_sigmoid(x) * inv_tau
         else:
             a = _log_sigmoid(x)
+    a = tl.maximum(a, MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY)
     return tl.where(mask, a, 0.0)
 
 
@@ -296,7 +302,8 @@ def gates_backward_kernel(
             if GATE == "log":
                 dx = da
             elif GATE == "ssd":
-                dx = da * head_value + c / x
+                # The input's weight is dt itself: where that is zero, c is too, and says nothing of the gradient.
+                dx = da * head_value + tl.where(x > 0.0, c / x, 0.0)
                 d_head += tl.sum(tl.where(mask_t, da * x, 0.0), axis=0)
             else:
                 dx = da / (1.0 + tl.exp(x))

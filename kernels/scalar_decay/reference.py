@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MIN_LOG_DECAY = -1000.0
+"""Where forms that sum log decays cut them: exp of it is zero in float64 too."""
+
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
 
@@ -162,7 +165,8 @@ def parallel(
     dtype, operand_dtype = compute_dtype(v.dtype), v.dtype
     gate_dtype = torch.promote_types(gate_dtype, dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    a = log_decay.transpose(1, 2).to(gate_dtype)
+    # Cut where exp is zero already: larger gates would cost their neighbours' sums the bits they need.
+    a = log_decay.transpose(1, 2).to(gate_dtype).clamp(min=MIN_LOG_DECAY)
     u = torch.zeros_like(a) if log_input is None else log_input.transpose(1, 2).to(gate_dtype)
     b = a.cumsum(-1)
     length = b.shape[-1]

@@ -82,7 +82,7 @@ def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = 
     valid = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= minimum
     if not valid or (power_of_two and chunk_size & (chunk_size - 1)):
         kind = "a power of two" if power_of_two else "an integer"
-        raise ValueError(f"chunk_size must be {kind} >= {minimum}, got {chunk_size}")
+        raise ValueError(f"chunk_size must be {kind} >= {minimum}, got {chunk_size!r}")
 
 
 def check_state_dtype(state_dtype: torch.dtype, allowed: Sequence[torch.dtype] = (torch.float32,)) -> None:
@@ -122,3 +122,9 @@ def resolve_scale(scale: float | None, dim_qk: int) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     return float(scale)
+
+
+def check_tau(tau: float) -> None:
+    """Raise ValueError unless the temperature is a finite number above zero."""
+    if not (isinstance(tau, (int, float)) and math.isfinite(tau) and tau > 0):
+        raise ValueError(f"tau must be a finite number > 0, got {tau!r}")

@@ -98,4 +98,4 @@ def make_inputs(
 ) -> dict[str, Tensor]:
     """Draw inputs: q, k, v ~ N(0, 1), g = log sigma(x) with x biased towards decays near 1 head by head."""
     draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
-    return {**draw.qkv(), "g": logsigmoid(draw.forget_gate())}
+    return {**draw.qkv(), "g": draw.round_gate(logsigmoid(draw.forget_gate()))}

@@ -429,18 +429,20 @@ def check_packed_documents(
     starts: Sequence[int],
     chunk_size: int | None = None,
     state_dtype: torch.dtype = torch.float32,
+    separator: float = -1e4,
     **kwargs: Any,
 ) -> None:
-    """Documents packed in one sequence by a forget gate of -1e4 give what they give apart.
+    """Documents packed in one sequence by a forget gate of ``separator`` give what they give apart.
 
     Args:
         starts: first step of every document but the first.
+        separator: a large negative number, or minus infinity.
     """
     gate = DECAY_GATES[operation.name]
     problem = make_problem(operation, sizes, dtype=dtype, device=device, **kwargs)
     inputs = dict(problem.inputs)
     inputs[gate] = inputs[gate].clone()
-    inputs[gate][:, list(starts)] = -1e4
+    inputs[gate][:, list(starts)] = separator
     cotangents = {name: torch.zeros_like(x) if name != "h" else x for name, x in problem.cotangents.items()}
     problem = Problem(operation=operation, inputs=inputs, state=None, cotangents=cotangents, kwargs=problem.kwargs)
     seq_len = problem.values.shape[1]

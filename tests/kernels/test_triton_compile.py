@@ -50,7 +50,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     if triton.knobs.runtime.interpret:
         pytest.fail("these tests compile: run them without TRITON_INTERPRET")
     # What the launchers check is that a kernel could run here; it only has to be recorded.
-    monkeypatch.setattr(front, "_check_support", lambda q, v: None)
+    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
 
 
 def record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,6 +53,32 @@ def test_heads_share_groups() -> None:
             get_operation("mamba2_ssd"), function("mamba2_ssd", implementation),
             dtype=torch.float32, device="cpu", sizes=sizes, chunk_size=16,
         )  # fmt: skip
+
+
+@interpret
+@pytest.mark.parametrize("separator", [torch.finfo(torch.float32).min, -math.inf])
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp", "simple_gla"])
+def test_packed_documents(op: str, separator: float) -> None:
+    for implementation, dtype in (("tfla", torch.float16), ("xl_chunk", torch.float32)):
+        laws.check_packed_documents(
+            get_operation(op), function(op, implementation), dtype=dtype, device="cpu",
+            sizes={**SMALL, "seq_len": 64}, starts=(1, 20, 40), chunk_size=32, separator=separator,
+        )  # fmt: skip
+
+
+@interpret
+def test_a_step_of_no_length_is_no_step() -> None:
+    """Mamba-2's dt = 0 (padding) leaves the state as it is and poisons no gradient."""
+    operation = get_operation("mamba2_ssd")
+    inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs["dt"][:, 10:20] = 0.0
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    for implementation in ("tfla", "xl_chunk"):
+        y = function("mamba2_ssd", implementation)(*leaves, chunk_size=16)
+        assert all(torch.isfinite(x).all() for x in (y, *torch.autograd.grad(y.sum(), leaves)))
+        torch.testing.assert_close(
+            y.double(), resolve(operation.recurrent)(*(x.double() for x in leaves)), rtol=1e-4, atol=1e-4
+        )
 
 
 @interpret
@@ -194,7 +221,10 @@ def test_laws_on_gpu(op: str, implementation: str) -> None:
         laws.check_split_equals_whole(operation, fn, dtype=dtype, splits=[100, 101], **run())
         laws.check_batch_invariant(operation, fn, dtype=dtype, **run())
         laws.check_extreme_gates(operation, fn, dtype=dtype, **run())
-    laws.check_packed_documents(operation, fn, dtype=torch.bfloat16, starts=(1, 64, 200), **run())
+    for separator in (-1e4, torch.finfo(torch.float32).min, -math.inf):
+        laws.check_packed_documents(
+            operation, fn, dtype=torch.bfloat16, starts=(1, 64, 200), separator=separator, **run()
+        )
     laws.check_bad_input(operation, fn, dtype=torch.bfloat16, device="cuda", chunk_size=128)
     for length in (1, 2, 63, 65):
         laws.check_matches_reference(
