@@ -125,7 +125,9 @@ def introduction(
 
 def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
-    lines = [f"recovered from a run that died: {path}" for path in outcome.recovered]
+    lines = [
+        f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in outcome.recovered
+    ]
     if outcome.skipped:
         lines.append(f"{outcome.skipped} cases were already there")
     if outcome.remaining:

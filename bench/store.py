@@ -1,7 +1,7 @@
 """Results on disk: one parquet file per run, a journal while it runs, and reading both back.
 
 While a run is on, every finished row is appended to ``<name>.jsonl`` and synced to disk; at the end the rows become
-``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
+``<name>.parquet`` by atomic rename and the journal goes. A sweep that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
 Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
@@ -20,12 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .case import RECORD_COLUMNS, Record
+from .case import RECORD_COLUMNS, SCHEMA_VERSION, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 JOURNAL_SUFFIX = ".jsonl"
+SWEEP_PREFIX = "sweep-"
+"""How the names of a sweep's files begin."""
+
 OTHER_ROW_SETS = ("roofs", "profile")
 
 
@@ -126,35 +129,74 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, row: type = Rec
         partial.unlink(missing_ok=True)
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the whole rows of a journal; a last line that a kill cut short is left out."""
-    rows = []
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            rows.append({name: row.get(name) for name in RECORD_COLUMNS})
+def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
+    """Return the row in each line of a journal, None for a line that is no row a results file can hold.
+
+    A last line that a kill cut short is left out.
+    """
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    rows: list[dict[str, Any] | None] = []
+    for line in lines:
+        row = _parse(line)
+        try:
+            pa.Table.from_pylist([row or {}], schema=schema)
+        except (pa.ArrowException, OverflowError):
+            row = None
+        if row is not None and row["schema_version"] == SCHEMA_VERSION:
+            rows.append(row)
+        elif line.endswith(b"\n"):
+            rows.append(None)
     return rows
 
 
-def recover(folder: Path) -> list[Path]:
-    """Turn the journals of runs that died into parquet files and return their paths.
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The object in a line if its columns are a row's, whatever their values."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    needed = {"run_id", "case_id", "schema_version"}
+    return row if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
 
-    A journal that its writer still holds is left alone.
+
+def recover(folder: Path) -> list[Path]:
+    """Turn the journals of sweeps that died into parquet files.
+
+    A journal has a sweep's name and a first line with a row's columns. Other files are left alone, and so is a journal
+    that its writer still holds.
+
+    Returns:
+        The files made. A journal with lines that are no rows, or whose parquet file is there already, is kept as
+        ``<name>.jsonl.bad`` and is among them.
     """
-    recovered = []
-    for journal in sorted(folder.glob(f"*{JOURNAL_SUFFIX}")):
-        with open(journal, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            rows = read_journal(journal)
-            target = journal.with_suffix(".parquet")
-            if rows and not target.exists():
-                write_parquet(rows, target)
-                recovered.append(target)
+    made = []
+    for journal in sorted(folder.glob(f"{SWEEP_PREFIX}*{JOURNAL_SUFFIX}")):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError, IsADirectoryError, PermissionError):
+            made += _recover(journal)
+    return made
+
+
+def _recover(journal: Path) -> list[Path]:
+    with open(journal, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lines = file.readlines()
+        # Without a link, the run ended between the opening and the lock.
+        if os.fstat(file.fileno()).st_nlink == 0 or (lines and _parse(lines[0]) is None):
+            return []
+        rows = read_journal(lines)
+        good = [row for row in rows if row is not None]
+        target = journal.with_suffix(".parquet")
+        made = []
+        if good and not target.exists():
+            write_parquet(good, target)
+            made.append(target)
+        if len(good) == len(rows) and (made or not good):
             journal.unlink()
-    return recovered
+        else:
+            made.append(journal.replace(journal.with_name(f"{journal.name}.bad")))
+        return made
 
 
 def read_results(paths: Sequence[Path] | Path) -> pa.Table:

@@ -70,7 +70,7 @@ class Outcome:
         records: the rows of this run.
         skipped: cases left out because the output folder has them.
         remaining: cases without a row, because the sweep was interrupted or out of time.
-        recovered: files made from the journals of earlier runs that died.
+        recovered: files made from the journals of earlier runs that died, see :func:`.store.recover`.
     """
 
     path: Path | None
@@ -149,7 +149,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
 def file_name(planned: Sequence[PlannedCase], run_id: str) -> str:
     """Return the name of a run's file: sweep-<kernel>-<UTC date and time>-<first 8 digits of the run id>."""
     kernel = planned[0].case.kernel if planned else "none"
-    return f"sweep-{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
+    return f"{store.SWEEP_PREFIX}{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
 
 
 def _outcomes(

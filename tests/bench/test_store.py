@@ -37,6 +37,14 @@ def rows(path: Path) -> list[dict[str, object]]:
     return store.read_results(path).to_pylist()
 
 
+def journalled(writer: store.RunWriter) -> list[dict[str, object] | None]:
+    return store.read_journal(writer.journal.read_bytes().splitlines(keepends=True))
+
+
+def line_of(record: Record, **changed: object) -> bytes:
+    return json.dumps(dataclasses.asdict(record) | changed).encode() + b"\n"
+
+
 def test_round_trip_keeps_every_column_and_value(tmp_path: Path) -> None:
     path = write(tmp_path, RECORD, FAILED)
     assert rows(path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
@@ -56,7 +64,7 @@ def test_a_run_without_rows_leaves_nothing(tmp_path: Path) -> None:
 def test_rows_are_on_disk_when_append_returns(tmp_path: Path) -> None:
     writer = store.RunWriter(tmp_path, "run")
     writer.append(RECORD)
-    assert store.read_journal(writer.journal) == [dataclasses.asdict(RECORD)]
+    assert journalled(writer) == [dataclasses.asdict(RECORD)]
     assert not writer.path.exists()
     writer.close()
 
@@ -74,16 +82,70 @@ def test_a_second_writer_of_the_same_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_recover_makes_parquet_of_a_journal_cut_short(tmp_path: Path) -> None:
-    line = json.dumps(dataclasses.asdict(RECORD)).encode()
-    (tmp_path / "dead.jsonl").write_bytes(line + b"\n" + line[:50])
-    assert store.recover(tmp_path) == [tmp_path / "dead.parquet"]
-    assert rows(tmp_path / "dead.parquet") == [dataclasses.asdict(RECORD)]
+    line = line_of(RECORD)
+    (tmp_path / "sweep-dead.jsonl").write_bytes(line + line[:50])
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet"]
+    assert rows(tmp_path / "sweep-dead.parquet") == [dataclasses.asdict(RECORD)]
     assert store.recover(tmp_path) == []
-    assert not (tmp_path / "dead.jsonl").exists()
+    assert not (tmp_path / "sweep-dead.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.jsonl", b'{"text": "a"}\n{"text": "b"}\n'),
+        ("notes.jsonl", b"not JSON at all\n"),
+        ("notes.jsonl", b""),
+        ("rows.jsonl", line_of(RECORD)),
+        ("sweep-notes.jsonl", b'{"run_id": "a", "case_id": "b", "schema_version": 1, "mine": 2}\n'),
+        ("sweep-notes.jsonl", b'{"seq_len": "abc"}\n'),
+        ("sweep-notes.jsonl", b"1\n" + line_of(RECORD)),
+        ("sweep-notes.jsonl", b"\xff\xfe[[[" + b"[" * 100_000),
+    ],
+)
+def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert store.recover(tmp_path) == []
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {name: content}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line_of(RECORD, seq_len=10**23),
+        line_of(RECORD, seq_len="abc"),
+        line_of(RECORD, schema_version=2),
+        b"1\n",
+        b'{"seq_len": 1}\n',
+        b"\x00\x00\x00\n",
+    ],
+)
+def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(tmp_path: Path, bad: bytes) -> None:
+    journal = tmp_path / "sweep-dead.jsonl"
+    journal.write_bytes(line_of(RECORD) + bad + line_of(FAILED))
+    aside = tmp_path / "sweep-dead.jsonl.bad"
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
+    assert rows(tmp_path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
+    assert aside.read_bytes() == line_of(RECORD) + bad + line_of(FAILED)
+    assert store.recover(tmp_path) == []
+
+
+def test_recover_sets_a_journal_without_one_good_row_aside(tmp_path: Path) -> None:
+    (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD, batch=2**63))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.jsonl.bad"]
+    assert store.read_results(tmp_path).num_rows == 0
+
+
+def test_recover_overwrites_no_parquet_file(tmp_path: Path) -> None:
+    path = write(tmp_path, FAILED, name="sweep-dead")
+    path.with_suffix(".jsonl").write_bytes(line_of(RECORD))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.jsonl.bad"]
+    assert rows(path) == [dataclasses.asdict(FAILED)]
 
 
 def test_recover_leaves_a_live_run_alone(tmp_path: Path) -> None:
-    with store.RunWriter(tmp_path, "run") as writer:
+    with store.RunWriter(tmp_path, "sweep-run") as writer:
         writer.append(RECORD)
         assert store.recover(tmp_path) == []
         assert writer.journal.exists()
@@ -94,7 +156,7 @@ import sys
 from pathlib import Path
 from lrbench.bench import store
 from lrbench.tests.bench.test_store import RECORD
-writer = store.RunWriter(Path(sys.argv[1]), "run")
+writer = store.RunWriter(Path(sys.argv[1]), "sweep-run")
 while True:
     writer.append(RECORD)
     print(flush=True)
@@ -122,7 +184,7 @@ def test_kill_mid_run_loses_no_row_that_was_appended(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = store.RunWriter(tmp_path, "run")
+    writer = store.RunWriter(tmp_path, "sweep-run")
     writer.append(RECORD)
 
     def no_space(_: int) -> None:
@@ -132,11 +194,11 @@ def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr(os, "fsync", no_space)
         with pytest.raises(OSError, match="No space left"):
             writer.append(FAILED)
-        assert store.read_journal(writer.journal) == [dataclasses.asdict(RECORD)]
+        assert journalled(writer) == [dataclasses.asdict(RECORD)]
         # No parquet either: the journal stays, and the partial file does not.
         with pytest.raises(OSError, match="No space left"):
             writer.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.jsonl"]
     (path,) = store.recover(tmp_path)
     assert [row["case_id"] for row in rows(path)] == [RECORD.case_id]
 
