@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+T = TypeVar("T")
 
 Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
 
@@ -70,18 +72,18 @@ def sweep(
     request = plan.Request(
         kernel=kernel,
         preset=preset,
-        ops=plan.parse_names(op) if op else None,
-        impls=plan.parse_names(impl) if impl else None,
-        baselines=plan.parse_names(baselines) if baselines else None,
-        modes=plan.parse_names(mode) if mode else None,
-        dtypes=plan.parse_names(dtype) if dtype else None,
-        state_dtypes=plan.parse_names(state_dtype) if state_dtype else None,
-        seq_lens=plan.parse_sizes(seq_len) if seq_len else None,
-        head_dims=plan.parse_sizes(head_dim) if head_dim else None,
-        head_dims_qk=plan.parse_sizes(head_dim_qk) if head_dim_qk else None,
-        chunk_sizes=plan.parse_sizes(chunk_size) if chunk_size else None,
+        ops=_given(plan.parse_names, op, "--op"),
+        impls=_given(plan.parse_names, impl, "--impl"),
+        baselines=_given(plan.parse_names, baselines, "--baselines"),
+        modes=_given(plan.parse_names, mode, "--mode"),
+        dtypes=_given(plan.parse_names, dtype, "--dtype"),
+        state_dtypes=_given(plan.parse_names, state_dtype, "--state-dtype"),
+        seq_lens=_given(plan.parse_sizes, seq_len, "--seq-len"),
+        head_dims=_given(plan.parse_sizes, head_dim, "--head-dim"),
+        head_dims_qk=_given(plan.parse_sizes, head_dim_qk, "--head-dim-qk"),
+        chunk_sizes=_given(plan.parse_sizes, chunk_size, "--chunk-size"),
         num_heads=num_heads,
-        tokens=plan.parse_size(tokens) if tokens else None,
+        tokens=_given(plan.parse_size, tokens, "--tokens"),
         batch=batch,
     )
     code = commands.sweep_command(
@@ -112,7 +114,7 @@ def verify(
     """Check every implementation that runs here against its float64 reference; exit 1 when one is wrong."""
     from .bench import commands, plan
 
-    ops = plan.parse_names(op) if op else None
+    ops = _given(plan.parse_names, op, "--op")
     raise typer.Exit(commands.verify_command(kernel, ops, timeout_s=timeout, output_format=format))
 
 
@@ -172,17 +174,17 @@ def profile(
     request = plan.Request(
         kernel=kernel,
         preset="default",
-        ops=plan.parse_names(op) if op else None,
-        impls=plan.parse_names(impl),
-        modes=plan.parse_names(mode),
-        dtypes=plan.parse_names(dtype),
-        state_dtypes=plan.parse_names(state_dtype) if state_dtype else None,
-        seq_lens=plan.parse_sizes(seq_len),
-        head_dims=plan.parse_sizes(head_dim),
-        head_dims_qk=plan.parse_sizes(head_dim_qk) if head_dim_qk else None,
-        chunk_sizes=plan.parse_sizes(chunk_size),
+        ops=_given(plan.parse_names, op, "--op"),
+        impls=plan.parse_names(impl, "--impl"),
+        modes=plan.parse_names(mode, "--mode"),
+        dtypes=plan.parse_names(dtype, "--dtype"),
+        state_dtypes=_given(plan.parse_names, state_dtype, "--state-dtype"),
+        seq_lens=plan.parse_sizes(seq_len, "--seq-len"),
+        head_dims=plan.parse_sizes(head_dim, "--head-dim"),
+        head_dims_qk=_given(plan.parse_sizes, head_dim_qk, "--head-dim-qk"),
+        chunk_sizes=plan.parse_sizes(chunk_size, "--chunk-size"),
         num_heads=num_heads,
-        tokens=plan.parse_size(tokens) if tokens else None,
+        tokens=_given(plan.parse_size, tokens, "--tokens"),
         batch=batch,
     )
     code = commands.profile_command(
@@ -197,6 +199,11 @@ def doctor(format: Format = "table") -> None:
     from .bench import commands
 
     commands.doctor_command(output_format=format)
+
+
+def _given(parse: Callable[[str, str], T], text: str | None, option: str) -> T | None:
+    """What an option says, None where it is not given."""
+    return None if text is None else parse(text, option)
 
 
 def _show(rows: Sequence[Mapping[str, Any]], output_format: str) -> None:

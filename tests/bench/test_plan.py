@@ -15,16 +15,23 @@ def cases(device_kind: str = "cpu", **axes: object) -> list[plan.PlannedCase]:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192)]
+    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192), ("0512", 512)]
 )
 def test_parse_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k", "٦٤"])
 def test_parse_size_rejects(text: str) -> None:
-    with pytest.raises(ValueError, match="a size must be a positive integer such as 512 or 8k, got"):
-        parse_size(text)
+    with pytest.raises(ValueError, match="--seq-len must be a positive integer such as 512 or 8k, got"):
+        parse_size(text, "--seq-len")
+
+
+@pytest.mark.parametrize("text", ["9" * 23, "2147483648", "2048m", "9" * 5000])
+def test_parse_size_has_an_upper_bound(text: str) -> None:
+    assert parse_size("2147483647") == plan.MAX_SIZE
+    with pytest.raises(ValueError, match="--seq-len must be at most 2147483647, got '"):
+        parse_size(text, "--seq-len")
 
 
 def test_parse_sizes() -> None:
@@ -171,6 +178,11 @@ def test_steps_have_one_token_and_no_chunk() -> None:
         ({"baselines": ("fa2",)}, r"baseline must be one of none, .*, got 'fa2'"),
         ({"modes": ("forward",)}, r"mode must be one of fw, fwbw, bw, step, got 'forward'"),
         ({"dtypes": ("float32",)}, r"dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
+        ({"num_heads": 0}, "num_heads must be from 1 to 2147483647, got 0"),
+        ({"batch": 10**30}, "batch must be from 1 to 2147483647, got 10000"),
+        ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
+        ({"ops": ()}, "ops must have at least one value, got none"),
+        ({"seq_lens": ()}, "seq_lens must have at least one value, got none"),
         ({"state_dtypes": ("int8",)}, r"state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
     ],
 )
