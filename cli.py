@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from .analysis.cli_commands import register
+from .bench.gate_commands import register as register_gate
 
 app = typer.Typer(
     name="lrbench",
@@ -219,6 +220,7 @@ def _resolve_operation(kernel: str, op: str | None) -> str:
 
 
 register(app, show=_show, resolve_operation=_resolve_operation)
+register_gate(app)
 
 
 def main() -> None:

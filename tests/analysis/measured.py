@@ -1,0 +1,71 @@
+"""Made-up measurements for the tests of comparisons: rows with samples, and result files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lrbench.bench.case import Record
+from lrbench.bench.store import write_parquet
+
+from .rows import case, row
+
+BASE_MS = 2.0
+
+
+def samples(median_ms: float, *, noise: float = 0.01, count: int = 10, seed: int = 0) -> list[float]:
+    """Return normal samples around a median, ``noise`` relative to it."""
+    return list(map(float, median_ms * (1 + noise * np.random.default_rng(seed).standard_normal(count))))
+
+
+def measured(
+    op: str = "mlstm_sig", impl: str = "tfla", *, times: Sequence[float] | None = None, **columns: Any
+) -> dict[str, Any]:
+    """Return a row with samples; sizes and mode go to the case, all else to the row."""
+    names = ("mode", "dtype", "seq_len", "batch", "chunk_size", "num_heads", "head_dim_qk", "head_dim_v")
+    fields = {name: columns.pop(name) for name in names if name in columns}
+    drawn = list(times) if times is not None else samples(BASE_MS)
+    defaults: dict[str, Any] = {
+        "time_ms": float(np.median(drawn)),
+        "time_samples_ms": drawn,
+        "rel_error": 2e-3,
+        "checked": "same shape",
+        "peak_memory_bytes": 2**30,
+        "git_commit": "a" * 40,
+        "git_dirty": False,
+        "driver_version": "580",
+        "torch_version": "2.11",
+        "triton_version": "3.6.0",
+        "sm_clock_mhz": 1980.0,
+    }
+    return row(case(op, impl, **fields), **{**defaults, **columns})
+
+
+def failed(status: str, reason: str, **columns: Any) -> dict[str, Any]:
+    """Return the row of a case that was not measured."""
+    return {**measured(**columns, status=status, reason=reason), "time_samples_ms": None, "rel_error": None}
+
+
+def run_of(
+    count: int, *, slower: float = 1.0, noise: float = 0.01, seed: int = 0, **columns: Any
+) -> list[dict[str, Any]]:
+    """Return a run of ``count`` cases at different chunk lengths, all ``slower`` times their base."""
+    return [
+        measured(
+            chunk_size=16 * (n + 1),
+            times=samples(slower * BASE_MS, noise=noise, seed=seed * 1000 + n),
+            run_id=f"run{seed}",
+            **columns,
+        )
+        for n in range(count)
+    ]
+
+
+def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
+    """Write rows as a result file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_parquet(rows, path, Record)
+    return path
