@@ -7,12 +7,13 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from .case import Record
 from .plan import PlannedCase
@@ -73,14 +74,15 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     _console().print(table)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Text:
+    """A value as it is: what a reason or a command has in brackets is no markup."""
     if value is None:
-        return ""
+        return Text()
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return Text(f"{value:.4g}")
     if isinstance(value, (list, tuple)):
-        return ", ".join(str(part) for part in value)
-    return str(value)
+        return Text(", ".join(str(part) for part in value))
+    return Text(str(value))
 
 
 def describe(item: PlannedCase) -> str:
@@ -91,12 +93,24 @@ def describe(item: PlannedCase) -> str:
     return f"{case.op} {case.impl} {case.mode} T={case.seq_len}{dims}{chunk}"
 
 
+class _Bar(Progress):
+    """A progress bar with the failures so far and the case on a line of their own, cut where the terminal ends."""
+
+    failures = case = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Return the bar and the line below it."""
+        yield from super().get_renderables()
+        failures = f"{self.failures}; " if self.failures else ""
+        yield Text.assemble((failures, "red"), self.case, no_wrap=True, overflow="ellipsis")
+
+
 class SweepProgress:
     """A progress bar with the case, the time left and the failures so far; without a terminal a line now and then."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._bar: Progress | None = None
+        self._bar: _Bar | None = None
         self._statuses: Counter[str] = Counter()
         self._total = 0
         self._what = ""
@@ -108,30 +122,30 @@ class SweepProgress:
         self._began = self._printed = time.monotonic()
         if not self._console.is_terminal:
             return
-        self._bar = Progress(
-            TextColumn("{task.fields[what]}"),
+        self._bar = _Bar(
+            TextColumn("{task.fields[what]}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("[red]{task.fields[failures]}[/red] {task.fields[case]}"),
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task("", total=total, what=what, failures="", case="")
+        self._task = self._bar.add_task("", total=total, what=what)
         self._bar.start()
 
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
         if self._bar is not None:
-            self._bar.update(self._task, case=describe(item))
+            self._bar.case = describe(item)
 
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
         self._statuses[status] += 1
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, failures=self._failures())
+            self._bar.failures = self._failures()
+            self._bar.advance(self._task)
         elif time.monotonic() - self._printed > PRINT_EVERY_S:
             self._printed = time.monotonic()
             done = self._statuses.total()

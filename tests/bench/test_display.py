@@ -1,0 +1,52 @@
+"""What the commands show: texts as they are, and a progress bar that an ordinary terminal holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from lrbench.bench import display
+from lrbench.tests.bench import faults
+from lrbench.tests.bench.test_store import FAILED, RECORD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OSError: cannot open [/usr/lib/libcuda.so]",
+        "pip install 'flash-attn-4[cu13]==4.0.0b36'",
+        "[enforce fail at alloc.cpp:117] [red]err == 0[/red] :warning:",
+        "unbalanced [/] and \\[",
+    ],
+)
+def test_texts_in_brackets_are_printed_as_they_are(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    display.print_summary([RECORD, dataclasses.replace(FAILED, reason=text)])
+    display.show([{"missing": text}], "table")
+    assert capsys.readouterr().out.count(text) == 2
+
+
+def test_the_progress_bar_fits_eighty_columns() -> None:
+    progress = display.SweepProgress()
+    progress._console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    item = faults.planned("exhausts_memory", seq_len=65536, chunk_size=1024, mode="fwbw")
+    progress.begin(2826, "measuring")
+    try:
+        for status in ("oom", "error"):
+            progress.started(item)
+            progress.finished(item, status)
+        assert progress._bar is not None
+        screen = Console(file=io.StringIO(), width=80)
+        with screen.capture() as capture:
+            screen.print(progress._bar.get_renderable())
+    finally:
+        progress.end()
+    first, second = capture.get().splitlines()
+    words = first.split()
+    assert words[0] == "measuring"
+    assert words[2] == "2/2826"
+    assert words[4] == "left"
+    assert all(time.replace(":", "").replace("-", "0").isdigit() for time in (words[3], words[5]))
+    assert second.rstrip() == f"1 oom, 1 error; {display.describe(item)}"
