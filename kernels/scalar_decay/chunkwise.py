@@ -16,13 +16,15 @@ good, and c is split in two parts, so that differences of large cumulative sums 
 accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
 
 Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
-in groups: a group's q, k and v are copied into contiguous matrices, everything but the recurrence of the state is one
-batched product or one elementwise pass over the group, and what h needs of n is one more column of the scores. The
-backward pass recomputes the weights, and the states from one kept for each group.
+in groups: q, k and v of a group are copied into matrices that every group uses anew, and all but the recurrence of the
+state is one batched product, or one elementwise pass, for the whole group. What the denominator needs of n is a column
+of the scores: n stands among the keys. The backward pass recomputes the weights, and the states from one kept for each
+group.
 
-Where the gates of a group allow it (:data:`FACTORED_RANGE`), every row of the group takes the same r_i = e, that of its
-end: the weights become factors exp(c_j - e) of the keys, and neither q nor the state is touched between the group's
-chunks. Elsewhere, and in low precision, where scaled keys would be rounded, the weights are computed pair by pair.
+Where the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), every row of the group takes the same r_i = e,
+that of its end: the weights become factors exp(c_j - e) of the keys, and neither q nor the state is touched between the
+group's chunks. Elsewhere, and in low precision, where scaled keys would be rounded, the weights are computed pair by
+pair.
 """
 
 from __future__ import annotations
@@ -34,13 +36,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .chunk_gates import Group, Segment, plan
 from .reference import State, compute_dtype, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""
-
-FACTORED_RANGE = (-60.0, 40.0)
-"""Least c_j - e and largest e - r_i of a group with which float32 neither underflows nor overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,268 +51,124 @@ class _Options:
     normalizer_gradient: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairwise:
-    """What a group needs where its weights are computed pair by pair: G chunks of length L, S = B * H sequences.
+class _Matrices:
+    """Matrices [G, S, R, D] of a group's chunks and every view of them that is used, so that none is made twice.
 
-    column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
-    inter: [G, S, L], exp(p - r_i): weight of the state before the chunk in h_i.
+    heads: [G, B, H, R, D], as Segment.view of the arguments. flat: [G * S, R, D]. chunks: G of [S, R, D].
     """
 
-    column: Tensor
-    column_rest: Tensor | None
-    row: Tensor
-    inter: Tensor
-
-    def weights(self) -> Tensor:
-        """Return exp(c_j - r_i) for j <= i, else 0: [G, S, L, L]."""
-        log_weights = self.column[..., None, :] - self.row[..., :, None]
-        if self.column_rest is not None:
-            log_weights += self.column_rest[..., None, :]
-        # Above the diagonal the exponential may be inf; tril_ overwrites, it does not multiply.
-        return log_weights.exp_().tril_()
+    def __init__(self, data: Tensor, batch: int) -> None:
+        self.data = data
+        self.heads = data.unflatten(1, (batch, -1))
+        self.flat = data.flatten(0, 1)
+        self.flat_t = self.flat.mT
+        self.chunks = data.unbind()
+        self.chunks_t = data.mT.unbind()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """The gates of consecutive chunks of equal length L: G chunks, S = B * H sequences.
+class _Workspace:
+    """The matrices of a group, written anew for every group of the same shape (G, S, L).
 
-    update: [G, S, L], exp(c_j - e): weight of position j in the state after the group (pairwise: after the chunk), with
-        e = m_end - b_end (plain: m = 0).
-    decay: [G, S, 1], exp(p - e): what becomes of the state before the chunk. Factored: the first is that of the state
-        before the group, the others do not count.
-    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator, or the plain form's only one.
-    pairwise: None where factored.
+    query: q, scaled.
+    columns: n (normalised), then key: the keys, times their weights in the state where the group is factored.
+    value: v.
+    weighted: weighted products of columns and queries, a row for every column; scores: those of the keys.
+    out: sum of weighted values; in the backward pass dh over the denominator.
+    row: [G, S, L], first n^T q of every query, then the inverse of its denominator.
+    n: [1 + G, S, K], n before every chunk and after the last, where factored.
     """
 
-    update: Tensor
-    decay: Tensor
-    floor: Tensor
-    pairwise: _Pairwise | None
+    def __init__(self, shape: tuple[int, int, int], q: Tensor, v: Tensor, *, normalize: bool) -> None:
+        chunks, sequences, length = self.shape = shape
+        dim_k, dim_v = q.shape[-1], v.shape[-1]
+        self.dtype, self.compute = v.dtype, compute_dtype(v.dtype)
+        self.exact = self.dtype == self.compute
+        self.like, self.normalize = v, normalize
+        self.query, self.value, self.out = (self.empty(length, dim) for dim in (dim_k, dim_v, dim_v))
+        self.columns = self.empty(normalize + length, dim_k)
+        self.key = self.wrap(self.columns.data[:, :, int(normalize) :])
+        self.weighted = self.empty(normalize + length, length)
+        self.scores = self.wrap(self.weighted.data[:, :, int(normalize) :])
+        self.row = v.new_empty(shape, dtype=self.compute)
+        self.factor = self.row.unflatten(1, (v.shape[0], -1))[..., None]
+        self.n = v.new_empty(1 + chunks, sequences, dim_k, dtype=self.compute)
+        self.n_first, self.n_sums, self.n_before, self.n_last = self.n[0], self.n[1:], self.n[:-1], self.n[-1]
+        self.n_column = self.columns.data[:, :, 0]
 
+    def empty(self, rows: int, columns: int) -> _Matrices:
+        """Make matrices of the accumulators' dtype."""
+        return self.wrap(self.like.new_empty(*self.shape[:2], rows, columns, dtype=self.compute))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
-    """A stretch of the sequence cut into chunks of equal length, and those into groups of ``size`` (the last: fewer).
-
-    start, stop: time steps covered.
-    """
-
-    start: int
-    stop: int
-    length: int
-    size: int
-    groups: list[_Group]
-
-    def view(self, x: Tensor) -> Tensor:
-        """Return the segment's part of x [B, T, H, ...] as a view [N, B, H, L, ...]."""
-        chunks = x[:, self.start : self.stop].unflatten(1, (-1, self.length))
-        return chunks.permute(1, 0, 3, 2, *range(4, chunks.dim()))
-
-    def cut(self, *tensors: Tensor) -> list[tuple[Any, ...]]:
-        """Return every group with its part of each tensor [B, T, H, D], a view [G, B, H, L, D]."""
-        return list(zip(self.groups, *(self.view(x).split(self.size) for x in tensors), strict=True))
-
-
-def _plan(
-    a: Tensor, u: Tensor | None, m0: Tensor | None, options: _Options, operands: _Operands
-) -> tuple[list[_Segment], Tensor | None]:
-    """Cut [B, T, H] gates into groups of whole chunks and a ragged rest; also return the last m [S], float64."""
-    batch, seq_len, heads = a.shape
-    a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
-    u = torch.zeros_like(a) if u is None else u.double().transpose(1, 2).reshape(batch * heads, seq_len)
-    m = None if m0 is None else m0.double().reshape(batch * heads)
-    chunk = min(options.chunk_size, seq_len)
-    whole = seq_len - seq_len % chunk
-    segments: list[_Segment] = []
-    for start, stop, length in ((0, whole, chunk), (whole, seq_len, seq_len - whole)):
-        if start < stop:
-            size = max(1, ROWS_PER_GROUP.get(a.device.type, 1024) // (length * batch * heads))
-            groups, m = _plan_groups(a[:, start:stop], u[:, start:stop], m, length, size, operands)
-            segments.append(_Segment(start=start, stop=stop, length=length, size=size, groups=groups))
-    return segments, m
-
-
-def _plan_groups(
-    a: Tensor, u: Tensor, m: Tensor | None, length: int, size: int, operands: _Operands
-) -> tuple[list[_Group], Tensor | None]:
-    """Return groups of ``size`` chunks of equal length with float64 gates a, u [S, N * L], and m [S] after them."""
-    dtype = operands.compute
-    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in (a, u))  # [N, S, L]
-    b = b.cumsum(-1)
-    column = u - b
-    total = b[..., -1].cumsum(0) - b[..., -1]
-    if m is None:
-        before = after = torch.zeros_like(total)
-        row = -b
-    else:
-        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
-        peaks = torch.cat((m[None], column.amax(-1) - total)).cummax(0).values
-        before = peaks[:-1] + total
-        row = torch.maximum(before[..., None], column.cummax(-1).values)
-        after = b[..., -1] + row[..., -1]
-        m = after[-1].contiguous()
-    end = after - b[..., -1]  # e of every chunk, [N, S]
-
-    num_chunks = len(b)
-    starts = range(0, num_chunks, size)
-    factored = [False] * len(starts)
-    if operands.exact:
-        # e of the group, as the chunk counts: without the decay from the start of the chunk.
-        group_end = total + torch.cat([x[-1:].expand_as(x) for x in (end - total).split(size)])
-        low, high = FACTORED_RANGE
-        fits = (column.amin(-1) - group_end >= low) & (group_end - row.amin(-1) <= high)
-        fits_chunk = fits.all(-1).tolist()
-        factored = [all(fits_chunk[i : i + size]) for i in starts]
-    pairwise: list[_Pairwise | None] = [None] * len(starts)
-    if all(factored):
-        end, row = group_end, group_end[..., None]
-    else:
-        row = row.to(dtype)
-        inter = torch.exp(before[..., None] - row).to(dtype)
-        rounded = column.to(dtype)
-        rest = None if dtype == torch.float64 else (column - rounded).to(dtype)
-        for i, is_factored in enumerate(factored):
-            span = slice(i * size, (i + 1) * size)
-            if not is_factored:
-                pairwise[i] = _Pairwise(
-                    column=rounded[span],
-                    column_rest=None if rest is None else rest[span],
-                    row=row[span],
-                    inter=inter[span],
-                )
-        if any(factored):
-            chosen = torch.tensor(factored, device=b.device).repeat_interleave(size)[:num_chunks, None]
-            end = torch.where(chosen, group_end, end)
-            row = torch.where(chosen[..., None], group_end[..., None], row)
-    update = torch.exp(column - end[..., None]).to(dtype).split(size)
-    decay = torch.exp(before - end).to(dtype)[..., None].split(size)
-    floor = torch.exp(-b - row).to(dtype).split(size)
-    groups = [
-        _Group(update=update_g, decay=decay_g, floor=floor_g, pairwise=pairwise_g)
-        for update_g, decay_g, floor_g, pairwise_g in zip(update, decay, floor, pairwise, strict=True)
-    ]
-    return groups, m
-
-
-class _Operands:
-    """Moves the chunks of a group between [B, T, H, D] tensors and matrices, and rounds operands of products."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype, self.compute = dtype, compute_dtype(dtype)
-
-    @property
-    def exact(self) -> bool:
-        """Whether operands of matrix products are not rounded."""
-        return self.dtype == self.compute
-
-    def load(self, x: Tensor) -> Tensor:
-        """Return a view [G, B, H, L, D] as contiguous [G, S, L, D] in the accumulators' dtype."""
-        x = x.contiguous() if self.exact else x.to(self.compute, memory_format=torch.contiguous_format)
-        return x.flatten(1, 2)
-
-    def load_scaled(self, x: Tensor, factor: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return a view [G, B, H, L, D] times factor [G, S, L], as :meth:`load`."""
-        if out is None:
-            out = x.new_empty(x.shape, dtype=self.compute)
-        torch.mul(x, factor.view(*x.shape[:-1], 1), out=out.view(x.shape))
-        return out.view(*factor.shape, x.shape[-1])
-
-    def store(self, x: Tensor, value: Tensor) -> None:
-        """Write [G, S, L, D] into a view [G, B, H, L, D]."""
-        x.copy_(value.view(x.shape))
-
-    def store_scaled(self, x: Tensor, value: Tensor, factor: Tensor) -> None:
-        """Write [G, S, L, D] times factor [G, S, L] into a view [G, B, H, L, D]."""
-        value, factor = value.view(x.shape), factor.view(*x.shape[:-1], 1)
-        if self.exact:
-            torch.mul(value, factor, out=x)
-        else:
-            x.copy_(value.mul_(factor))
+    def wrap(self, data: Tensor) -> _Matrices:
+        """Return the views of [G, S, R, D]."""
+        return _Matrices(data, self.like.shape[0])
 
     def round(self, x: Tensor) -> Tensor:
         """Round an operand of a matrix product to the inputs' dtype."""
         return x if self.exact else x.to(self.dtype).to(self.compute)
 
+    def round_(self, x: Tensor) -> Tensor:
+        """Round an operand of a matrix product to the inputs' dtype, in place."""
+        return x if self.exact else x.copy_(x.to(self.dtype))
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b [G, S, ., .]."""
-    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).view(*a.shape[:-1], b.shape[-1])
-
-
-def _add_products(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to out [G, S, ., .]."""
-    out.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
-
-
-def _run_normalizer(n: Tensor, key: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return n before every chunk of the group [G, S, K] (factored: decayed to its end), and n [S, K] after it."""
-    sums = key.sum(-2)
-    if group.pairwise is None:
-        running = torch.cat(((n * group.decay[0])[None], sums)).cumsum(0)
-        return running[:-1], running[-1]
-    before = []
-    for decay, part in zip(group.decay.unbind(), sums.unbind(), strict=True):
-        before.append(n)
-        n = torch.addcmul(part, n, decay)
-    return torch.stack(before), n
-
-
-def _run_normalizer_gradient(dn: Tensor, query: Tensor, dnq: Tensor | None, group: _Group) -> tuple[Tensor, Tensor]:
-    """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before it."""
-    sums = torch.zeros_like(query[:, :, 0]) if dnq is None else (query * dnq).sum(-2)
-    if group.pairwise is None:
-        running = torch.cat((dn[None], sums.flip(0))).cumsum(0).flip(0)
-        return running[1:], running[0] * group.decay[0]
-    after = []
-    for part, decay in zip(reversed(sums.unbind()), reversed(group.decay.unbind()), strict=True):
-        after.append(dn)
-        dn = torch.addcmul(part, dn, decay)
-    return torch.stack(after[::-1]), dn
-
-
-@dataclass(slots=True, kw_only=True)
-class _Keys:
-    """The keys of a group.
-
-    columns: [G, S, L, K], or [G, S, 1 + L, K] behind n before the chunk: what queries are multiplied with for the
-        scores. Factored: scaled.
-    update: [G, S, L, K], scaled by their weights in the state.
-    """
-
-    columns: Tensor
-    update: Tensor
-
-    @classmethod
-    def load(cls, k: Tensor, group: _Group, operands: _Operands, *, normalize: bool) -> _Keys:
-        """Cut a view [G, B, H, L, K]; n is left open."""
-        chunks, sequences, length = group.update.shape
-        columns = k.new_empty(chunks, sequences, normalize + length, k.shape[-1], dtype=operands.compute)
-        keys = columns[:, :, int(normalize) :]
+    def load(self, q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> None:
+        """Fill query, key and value from views [G, B, H, L, D]."""
+        if self.exact:
+            torch.mul(q, scale, out=self.query.heads)
+        else:
+            self.query.heads.copy_(q).mul_(scale)
+        self.value.heads.copy_(v)
         if group.pairwise is None:
-            return cls(columns=columns, update=operands.load_scaled(k, group.update, out=keys))
-        operands.store(keys.view(k.shape), k)
-        return cls(columns=columns, update=keys * group.update[..., None])
+            torch.mul(k, group.update, out=self.key.heads)
+        else:
+            self.key.heads.copy_(k)
 
-    def scores(self, query: Tensor, group: _Group) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return weighted products with queries [G, S, L, L], n^T q [G, S, L] (normalised), and the weights (pairwise).
+    def run_normalizer(self, n: Tensor, key: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """Return n before every chunk of the group [G, S, K] (factored: decayed to its end), and n [S, K] after it.
 
-        Neither has the scale.
+        Args:
+            n: before the group.
+            key: weighted keys [G, S, L, K].
         """
-        extra = self.columns.shape[2] - self.update.shape[2]
-        scores, weights = _products(query, self.columns.mT), None
         if group.pairwise is None:
-            scores.tril_(extra)
+            torch.mul(n, group.decay[0, ..., 0], out=self.n_first)
+            torch.sum(key, -2, out=self.n_sums)
+            self.n.cumsum_(0)
+            return self.n_before, self.n_last
+        before = []
+        for decay, part in zip(group.decay[..., 0].unbind(), key.sum(-2).unbind(), strict=True):
+            before.append(n)
+            n = torch.addcmul(part, n, decay)
+        return torch.stack(before), n
+
+    def score(self, group: Group, n: Tensor | None) -> Tensor | None:
+        """Fill scores and, given n before every chunk [G, S, K], row with n^T q; return the weights where pairwise."""
+        if n is not None:
+            self.n_column.copy_(n)
+        torch.bmm(self.columns.flat, self.query.flat_t, out=self.weighted.flat)
+        weights = None
+        if group.pairwise is None:
+            self.weighted.data.triu_(-int(self.normalize))
         else:
             weights = group.pairwise.weights()
-            scores[..., extra:] *= weights
-            scores[..., :extra] *= group.pairwise.inter[..., None]
-        return scores[..., extra:], scores.sum(-1) if extra else None, weights
+            self.scores.data *= weights
+            if n is not None:
+                self.weighted.data[:, :, 0] *= group.pairwise.inter.view(self.shape)
+        if n is not None:
+            torch.sum(self.weighted.data, -2, out=self.row)
+        return weights
 
+    def invert_denominator(self, group: Group) -> None:
+        """Replace n^T q in row by 1 / max(|n^T q|, floor); the plain form has no n."""
+        denominator = torch.maximum(self.row.abs_(), group.floor, out=self.row) if self.normalize else group.floor
+        torch.reciprocal(denominator, out=self.row)
 
-def _row_factor(nq: Tensor | None, group: _Group, scale: float) -> Tensor:
-    """Return scale / max(|scale n^T q|, floor), [G, S, L]; the plain form has no n."""
-    return scale / (group.floor if nq is None else torch.maximum((scale * nq).abs_(), group.floor))
+    def store(self, x: Tensor, value: _Matrices, factor: Tensor | float) -> None:
+        """Write matrices times a number or [G, B, H, L, 1] into a view [G, B, H, L, D]."""
+        if self.exact:
+            torch.mul(value.heads, factor, out=x)
+        else:
+            x.copy_(value.heads.mul_(factor))
 
 
 class _States(NamedTuple):
@@ -343,10 +199,17 @@ def _round_stabilizer(m: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 class _Checkpoint(NamedTuple):
-    """C [S, K, V] before a group and, in the normalised form, n before every chunk of it, as _run_normalizer's."""
+    """C [S, K, V] before a group and, in the normalised form, what _Workspace.run_normalizer returned for it."""
 
     c: Tensor
     n: Tensor | None
+
+
+def _plan(
+    a: Tensor, u: Tensor | None, state: _States, options: _Options, dtype: torch.dtype
+) -> tuple[list[Segment], Tensor | None]:
+    rows = ROWS_PER_GROUP.get(a.device.type, ROWS_PER_GROUP["cpu"])
+    return plan(a, u, state.m, options.chunk_size, rows, dtype)
 
 
 def _forward(
@@ -360,33 +223,40 @@ def _forward(
     checkpoints: list[_Checkpoint] | None = None,
 ) -> tuple[Tensor, _States]:
     """Return h and the last state; append what the backward pass needs of every group to ``checkpoints``."""
-    operands = _Operands(v.dtype)
+    segments, m = _plan(a, u, state, options, v.dtype)
     c, n = state.c.clone(), state.n
-    segments, m = _plan(a, u, state.m, options, operands)
     h = torch.empty_like(v)
-    for group, q_x, k_x, v_x, h_x in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
-        q_g, v_g = operands.load(q_x), operands.load(v_x)
-        keys = _Keys.load(k_x, group, operands, normalize=n is not None)
+    work = None
+    for group, q_g, k_g, v_g, h_g in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
+        if work is None or work.shape != group.shape:
+            work = _Workspace(group.shape, q, v, normalize=n is not None)
+        work.load(q_g, k_g, v_g, group, options.scale)
+        update = work.key.data if group.pairwise is None else (work.key.heads * group.update).flatten(1, 2)
         n_before = None
         if n is not None:
-            n_before, n = _run_normalizer(n, keys.update, group)
-            keys.columns[:, :, 0] = n_before
+            n_before, n = work.run_normalizer(n, update, group)
         if checkpoints is not None:
-            checkpoints.append(_Checkpoint(c.clone(), n_before))
-        scores, nq, _ = keys.scores(q_g, group)
-        factor = _row_factor(nq, group, options.scale)
-        out = _products(operands.round(scores), v_g)
+            checkpoints.append(_Checkpoint(c.clone(), None if n_before is None else n_before.clone()))
+        work.score(group, n_before)
+        work.round_(work.scores.data)
+        torch.bmm(work.scores.flat_t, work.value.flat, out=work.out.flat)
         if group.pairwise is None:
-            c *= group.decay[0, ..., None]
-            for query_c, key_c, v_c, out_c in zip(q_g, keys.update.mT, v_g, out, strict=True):
+            c *= group.decay[0]
+            for query_c, key_c, v_c, out_c in zip(
+                work.query.chunks, work.key.chunks_t, work.value.chunks, work.out.chunks, strict=True
+            ):
                 out_c.baddbmm_(query_c, c)
                 c.baddbmm_(key_c, v_c)
         else:
-            query, key = (operands.round(x) for x in (q_g * group.pairwise.inter[..., None], keys.update))
-            for query_c, key_c, v_c, out_c, decay in zip(query, key.mT, v_g, out, group.decay, strict=True):
-                out_c.baddbmm_(query_c, operands.round(c))
-                c.mul_(decay[..., None]).baddbmm_(key_c, v_c)
-        operands.store_scaled(h_x, out, factor)
+            query = work.round_((work.query.heads * group.pairwise.inter).flatten(1, 2)).unbind()
+            key = work.round_(update).mT.unbind()
+            for query_c, key_c, v_c, out_c, decay in zip(
+                query, key, work.value.chunks, work.out.chunks, group.decay.unbind(), strict=True
+            ):
+                out_c.baddbmm_(query_c, work.round(c))
+                c.mul_(decay).baddbmm_(key_c, v_c)
+        work.invert_denominator(group)
+        work.store(h_g, work.out, work.factor)
     return h, _States(c, n, m)
 
 
@@ -420,71 +290,99 @@ class _Chunkwise(torch.autograd.Function):
         return None, *_backward(q, k, v, a, u, h, _States.flatten(state), ctx.checkpoints, ctx.options, dh, dlast)
 
 
-def _sweep_factored(
-    c: Tensor,
-    dc: Tensor,
-    query: Tensor,
-    key: Tensor,
-    v_g: Tensor,
-    dnum: Tensor,
-    dv_g: Tensor,
-    group: _Group,
-    operands: _Operands,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run C forwards and dC backwards through a group; see _sweep_pairwise. <C, dC> [1, S] of the last chunk alone."""
-    c = c * group.decay[0, ..., None]
-    dq_g, dk_g = query.new_empty(query.shape), key.new_empty(key.shape)
-    first, *others = zip(dnum, dq_g, strict=True)
-    torch.bmm(first[0], c.mT, out=first[1])
-    for (dnum_c, dq_c), key_c, v_c in zip(others, key.mT, v_g, strict=False):
-        c.baddbmm_(key_c, v_c)
-        torch.bmm(dnum_c, c.mT, out=dq_c)
-    dg = (c * dc).sum((-2, -1))[None]
-    parts = (query.mT, key, v_g, dnum, dk_g, dv_g)
-    for query_c, key_c, v_c, dnum_c, dk_c, dv_c in zip(*(reversed(x.unbind()) for x in parts), strict=True):
-        torch.bmm(v_c, dc.mT, out=dk_c)
-        dv_c.baddbmm_(key_c, dc)
-        dc.baddbmm_(query_c, dnum_c)
-    dc *= group.decay[0, ..., None]
-    return dq_g, dk_g, dg
+class _BackwardWorkspace(_Workspace):
+    """The matrices of a group in the backward pass.
 
-
-def _sweep_pairwise(
-    c: Tensor,
-    dc: Tensor,
-    query: Tensor,
-    key: Tensor,
-    v_g: Tensor,
-    dnum: Tensor,
-    dv_g: Tensor,
-    group: _Group,
-    operands: _Operands,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run C forwards and dC backwards through a group.
-
-    Takes C [S, K, V] before the group and dC after it, and leaves in dC that before it; adds what comes through the
-    states to dv. Returns that part of dq and dk [G, S, L, K], as of the weighted operands, and the products <C, dC>
-    [G, S] of C before and dC after every chunk.
+    dscores, pairs: gradient of scores, and its product with them.
+    dquery, dkey, dvalue: gradients of query, key and value.
     """
-    states = c.new_empty(len(key), *c.shape)
-    slots = states.unbind()
-    slots[0].copy_(c)
-    for before, after, key_c, v_c, decay in zip(slots, slots[1:], key.mT, v_g, group.decay, strict=False):
-        torch.mul(before, decay[..., None], out=after).baddbmm_(key_c, v_c)
-    dq_g, dk_g = _products(dnum, operands.round(states).mT), key.new_empty(key.shape)
-    dg = dc.new_empty(group.decay.shape[:2])
-    scratch = torch.empty_like(dc)
-    parts = (query.mT, key, v_g, dnum, dk_g, dv_g, states, dg, group.decay)
-    for query_c, key_c, v_c, dnum_c, dk_c, dv_c, c_c, dg_c, decay in zip(
-        *(reversed(x.unbind()) for x in parts), strict=True
-    ):
-        dc_n = operands.round(dc)
-        torch.bmm(v_c, dc_n.mT, out=dk_c)
-        dv_c.baddbmm_(key_c, dc_n)
-        # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
-        torch.sum(torch.mul(c_c, dc, out=scratch), (1, 2), out=dg_c)
-        dc.mul_(decay[..., None]).baddbmm_(query_c, dnum_c)
-    return dq_g, dk_g, dg * group.decay[..., 0]
+
+    def __init__(self, shape: tuple[int, int, int], q: Tensor, v: Tensor, *, normalize: bool) -> None:
+        super().__init__(shape, q, v, normalize=normalize)
+        length, dim_k, dim_v = shape[2], q.shape[-1], v.shape[-1]
+        self.dscores, self.pairs = self.empty(length, length), self.empty(length, length)
+        self.dquery, self.dkey, self.dvalue = (self.empty(length, dim) for dim in (dim_k, dim_k, dim_v))
+
+    def denominator_gradient(self, h: Tensor, dh: Tensor, group: Group) -> Tensor:
+        """Replace n^T q in row as :meth:`invert_denominator` and return its gradient [G, S, L]."""
+        slope = torch.where(self.row.abs() > group.floor, self.row.sign(), 0.0)
+        self.invert_denominator(group)
+        if not self.exact:
+            h = h.to(self.compute)
+        return (h * dh).sum(-1).view(self.shape).mul_(self.row).mul_(slope).neg_()
+
+    def sweep_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
+        """As :meth:`sweep_pairwise`; of <C, dC> return only that of the last chunk, [1, S]."""
+        c = c * group.decay[0]
+        for chunk, (dout_c, dquery_c) in enumerate(zip(self.out.chunks, self.dquery.chunks, strict=True)):
+            if chunk:
+                c.baddbmm_(self.key.chunks_t[chunk - 1], self.value.chunks[chunk - 1])
+            torch.bmm(dout_c, c.mT, out=dquery_c)
+        last = (c * dc).sum((-2, -1))[None]
+        dc_t = dc.mT
+        parts = (x.chunks for x in (self.key, self.value, self.out, self.dkey, self.dvalue))
+        for query_c, key_c, v_c, dout_c, dkey_c, dvalue_c in zip(
+            *map(reversed, (self.query.chunks_t, *parts)), strict=True
+        ):
+            torch.bmm(v_c, dc_t, out=dkey_c)
+            dvalue_c.baddbmm_(key_c, dc)
+            dc.baddbmm_(query_c, dout_c)
+        dc *= group.decay[0]
+        return last
+
+    def sweep_pairwise(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
+        """Run C forwards and dC backwards through the group and take what goes through them.
+
+        Writes dquery and dkey, as of the operands that meet the states, and adds to dvalue.
+
+        Args:
+            c: before the group.
+            dc: after the group; replaced by that before it.
+
+        Returns:
+            <C, dC> [G, S] of C before and dC after every chunk.
+        """
+        assert group.pairwise is not None
+        query = self.round_((self.query.heads * group.pairwise.inter).flatten(1, 2)).mT.unbind()
+        key = self.wrap(self.round_((self.key.heads * group.update).flatten(1, 2)))
+        states = c.new_empty(len(group.decay), *c.shape)
+        slots, decays = states.unbind(), group.decay.unbind()
+        slots[0].copy_(c)
+        for before, after, key_c, v_c, decay in zip(
+            slots, slots[1:], key.chunks_t, self.value.chunks, decays, strict=False
+        ):
+            torch.mul(before, decay, out=after).baddbmm_(key_c, v_c)
+        products = dc.new_empty(group.decay.shape[:2])
+        scratch = torch.empty_like(dc)
+        parts = (x.chunks for x in (key, self.value, self.out, self.dquery, self.dkey, self.dvalue))
+        for query_c, key_c, v_c, dout_c, dquery_c, dkey_c, dvalue_c, c_c, product, decay in zip(
+            *map(reversed, (query, *parts, slots, products.unbind(), decays)), strict=True
+        ):
+            dc_n = self.round(dc)
+            torch.bmm(dout_c, self.round(c_c).mT, out=dquery_c)
+            torch.bmm(v_c, dc_n.mT, out=dkey_c)
+            dvalue_c.baddbmm_(key_c, dc_n)
+            # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
+            torch.sum(torch.mul(c_c, dc, out=scratch), (1, 2), out=product)
+            dc.mul_(decay).baddbmm_(query_c, dout_c)
+        return products
+
+    def run_normalizer_gradient(self, dn: Tensor, dnq: Tensor | None, group: Group) -> tuple[Tensor, Tensor]:
+        """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before it.
+
+        Args:
+            dn: after the group.
+            dnq: gradient of n^T q, [G, S, L, 1], as of the queries without their weights.
+        """
+        sums = torch.zeros_like(self.n_sums) if dnq is None else (self.query.data * dnq).sum(-2)
+        if group.pairwise is None:
+            running = torch.cat((dn[None], sums.flip(0))).cumsum(0).flip(0)
+            return running[1:], running[0] * group.decay[0, ..., 0]
+        after = []
+        for part, decay in zip(reversed(sums.unbind()), reversed(group.decay[..., 0].unbind()), strict=True):
+            after.append(dn)
+            dn = torch.addcmul(part, dn, decay)
+        return torch.stack(after[::-1]), dn
 
 
 def _backward(
@@ -501,88 +399,95 @@ def _backward(
     dlast: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
-    operands = _Operands(v.dtype)
-    segments, m_last = _plan(a, u, state.m, options, operands)
-    dc, dn = _last_state_gradients(state, m_last, dlast)
+    segments, m_last = _plan(a, u, state, options, v.dtype)
+    dc, dn = _last_state_gradients(state, m_last, dlast, n_matters=h is not None)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     da, du = torch.empty_like(a), None if u is None else torch.empty_like(u)
-    remaining = list(checkpoints)
+    work, remaining = None, list(checkpoints)
     for segment in reversed(segments):
         gates = []
-        for group, q_x, k_x, v_x, dh_x, h_x, dq_x, dk_x, dv_x in reversed(
-            segment.cut(q, k, v, dh, dh if h is None else h, dq, dk, dv)
-        ):
-            checkpoint = remaining.pop()
-            q_g, v_g = operands.load(q_x), operands.load(v_x)
-            keys = _Keys.load(k_x, group, operands, normalize=checkpoint.n is not None)
-            if checkpoint.n is not None:
-                keys.columns[:, :, 0] = checkpoint.n
-            scores, nq, weights = keys.scores(q_g, group)
-            factor, dnq = _row_factor(nq, group, options.scale), None
-            if nq is not None and h is not None:
-                nq *= options.scale
-                slope = torch.where(nq.abs() > group.floor, nq.sign(), 0.0)
-                dnq = (h_x * dh_x).sum(-1, dtype=operands.compute).flatten(1, 2)
-                dnq = dnq.mul_(factor).mul_(slope).neg_()[..., None]
-            dnum = operands.round(operands.load_scaled(dh_x, factor))
-            dscores = _products(dnum, v_g.mT)
+        tensors = (q, k, v, dh, dh if h is None else h, dq, dk, dv)
+        for group, q_g, k_g, v_g, dh_g, h_g, dq_g, dk_g, dv_g in reversed(segment.cut(*tensors)):
+            c, n = remaining.pop()
+            if work is None or work.shape != group.shape:
+                work = _BackwardWorkspace(group.shape, q, v, normalize=n is not None)
+            work.load(q_g, k_g, v_g, group, options.scale)
+            weights = work.score(group, n)
+            dnq = None
+            if h is None:
+                work.invert_denominator(group)
+            else:
+                dnq = work.denominator_gradient(h_g, dh_g, group)
+            torch.mul(dh_g, work.factor, out=work.out.heads)
+            work.round_(work.out.data)
+            torch.bmm(work.value.flat, work.out.flat_t, out=work.dscores.flat)
             if dnq is not None:
-                dscores += dnq
-            # Row sums of this product are q . dq and column sums k . dk of what stays within the chunk.
-            pairs = dscores * scores
-            db = pairs.sum(-1) - (du_g := pairs.sum(-2))
-            dscores = operands.round(dscores.tril_() if weights is None else dscores.mul_(weights))
-            dv_g = _products(operands.round(scores).mT, dnum)
+                work.dscores.data += dnq[..., None, :]
+            # What stays within the chunk: the sums of this product over keys are q . dq, those over queries k . dk.
+            pairs = torch.mul(work.dscores.data, work.scores.data, out=work.pairs.data)
+            query_dq, key_dk = pairs.sum(-2), pairs.sum(-1)
+            if weights is None:
+                work.dscores.data.triu_()
+            else:
+                work.dscores.data *= weights
+            work.round_(work.dscores.data)
+            torch.bmm(work.round_(work.scores.data).flatten(0, 1), work.out.flat, out=work.dvalue.flat)
 
-            if group.pairwise is None:
-                query, key, q_n, k_n = q_g, keys.update, q_g, keys.update
+            factored = group.pairwise is None
+            products = (work.sweep_factored if factored else work.sweep_pairwise)(c, dc, group)
+            if dnq is not None:
+                dnq = dnq[..., None] if factored else dnq[..., None] * group.pairwise.inter.flatten(1, 2)
+            if n is not None and dn is not None:
+                dn_g, dn = work.run_normalizer_gradient(dn, dnq, group)
+                work.dkey.data += dn_g[..., None, :]
+                products += (n * dn_g)[-len(products) :].sum(-1)
+            if not factored:
+                work.dquery.heads *= group.pairwise.inter
+                work.dkey.heads *= group.update
+            if n is not None and dnq is not None:
+                work.dquery.data.addcmul_(dnq, n[..., None, :])
+            state_dq = (work.dquery.data * work.query.data).sum(-1)
+            state_dk = (work.dkey.data * work.key.data).sum(-1)
+            if factored:
+                # On to the chunk before, its successor's queries bring their part to <C, dC>; its keys take theirs.
+                steps = state_dq[1:].sum(-1) - state_dk[:-1].sum(-1)
+                products = torch.cat((steps, products)).flip(0).cumsum(0).flip(0)
             else:
-                query, key = q_g * group.pairwise.inter[..., None], keys.update
-                q_n, k_n = operands.round(query), operands.round(key)
-            sweep = _sweep_factored if group.pairwise is None else _sweep_pairwise
-            dq_g, dk_g, dg = sweep(checkpoint.c, dc, q_n, k_n, v_g, dnum, dv_g, group, operands)
-            if dn is not None and checkpoint.n is not None:
-                dn_g, dn = _run_normalizer_gradient(dn, query, dnq, group)
-                dk_g += dn_g[..., None, :]
-                dg += (checkpoint.n * dn_g)[-len(dg) :].sum(-1) * (1 if group.pairwise is None else group.decay[..., 0])
-                if dnq is not None:
-                    dq_g.addcmul_(dnq, checkpoint.n[..., None, :])
-            query_dq, key_dk = (dq_g * query).sum(-1), (dk_g * key).sum(-1)
-            if group.pairwise is None:
-                # <C, dC> from chunk to chunk: less what its queries, plus what the one before's keys do to it.
-                steps = query_dq[1:].sum(-1) - key_dk[:-1].sum(-1)
-                dg = torch.cat((steps, dg)).flip(0).cumsum(0).flip(0)
-                _add_products(dq_g, dscores, key)
-                _add_products(dk_g, dscores.mT, q_g)
-                operands.store_scaled(dk_x, dk_g, group.update)
-            else:
-                k_g = keys.columns[:, :, -key.shape[2] :]
-                _add_products(dq_g.mul_(group.pairwise.inter[..., None]), dscores, k_g)
-                _add_products(dk_g.mul_(group.update[..., None]), dscores.mT, q_g)
-                operands.store(dk_x, dk_g)
-            operands.store(dq_x, dq_g)
-            operands.store(dv_x, dv_g)
-            gates.append((db + query_dq, du_g + key_dk, key_dk, dg))
-        db_s, du_s, key_dk_s, dg_s = (torch.cat(parts[::-1]) for parts in zip(*gates, strict=True))
-        da_s = db_s.flip(-1).cumsum(-1).flip(-1) + (key_dk_s.cumsum(-1) - key_dk_s) + dg_s[..., None]
-        segment.view(da).copy_(da_s.view(segment.view(da).shape))
+                products *= group.decay[..., 0, 0]
+            gates.append((query_dq - key_dk + state_dq, key_dk + state_dk, state_dk, products))
+
+            work.dquery.flat.baddbmm_(work.dscores.flat_t, work.key.flat)
+            work.dkey.flat.baddbmm_(work.dscores.flat, work.query.flat)
+            work.store(dq_g, work.dquery, options.scale)
+            work.store(dk_g, work.dkey, group.update if factored else 1.0)
+            work.store(dv_g, work.dvalue, 1.0)
+        later, du_s, state_dk, products = (torch.cat(parts[::-1]) for parts in zip(*gates, strict=True))
+        da_s = later.flip(-1).cumsum(-1).flip(-1) + (state_dk.cumsum(-1) - state_dk) + products[..., None]
+        segment.view(da).copy_(da_s.view_as(segment.view(da)))
         if du is not None:
-            segment.view(du).copy_(du_s.view(segment.view(du).shape))
+            segment.view(du).copy_(du_s.view_as(segment.view(du)))
     shape = (v.shape[0], v.shape[2])
-    dstate = (dc.unflatten(0, shape),) if dn is None else (dc.unflatten(0, shape), dn.unflatten(0, shape), None)
-    return dq, dk, dv, da, du, *dstate
+    if state.n is None:
+        return dq, dk, dv, da, du, dc.unflatten(0, shape)
+    dn = torch.zeros_like(state.n) if dn is None else dn
+    return dq, dk, dv, da, du, dc.unflatten(0, shape), dn.unflatten(0, shape), None
 
 
 def _last_state_gradients(
-    state: _States, m_last: Tensor | None, dlast: tuple[Tensor | None, ...]
+    state: _States, m_last: Tensor | None, dlast: tuple[Tensor | None, ...], *, n_matters: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of C and n as the last chunk leaves them: the converse of _States.unflatten."""
+    """Return the gradients of C and n as the last chunk leaves them: the converse of _States.unflatten.
+
+    None for n if nothing differentiates through it, neither the denominators (``n_matters``) nor the last n.
+    """
     dc = torch.zeros_like(state.c) if dlast[0] is None else dlast[0].reshape(state.c.shape).clone()
     if state.n is None or m_last is None:
         return dc, None
-    dn = torch.zeros_like(state.n) if dlast[1] is None else dlast[1].reshape(state.n.shape)
     rest = _round_stabilizer(m_last, dc.dtype)[1][:, None]
-    return dc.mul_(rest[..., None]), dn * rest
+    dc *= rest[..., None]
+    if dlast[1] is not None:
+        return dc, dlast[1].reshape(state.n.shape) * rest
+    return dc, torch.zeros_like(state.n) if n_matters else None
 
 
 def chunkwise(

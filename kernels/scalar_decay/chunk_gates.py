@@ -1,0 +1,180 @@
+"""What the gates become in the portable chunkwise form: weights of keys, states and rows, chunk by chunk.
+
+With b the inclusive cumulative sum of the log decay within a chunk and u the log input gate, every weight of the form
+is exp(c_j - r_i) with c_j = u_j - b_j; that of the state before the chunk is exp(p - r_i). chunkwise.py says how r and
+p are chosen. All of it is computed in float64 for the whole sequence at once and then cut into groups of chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .reference import compute_dtype
+
+FACTORED_RANGE = (-60.0, 40.0)
+"""Least c_j - e and largest e - r_i of a group with which float32 neither underflows nor overflows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairwise:
+    """What a group needs where its weights are computed pair by pair: G chunks of length L, S = B * H sequences.
+
+    column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
+    inter: [G, B, H, L, 1], exp(p - r_i): weight of the state before the chunk in h_i.
+    """
+
+    column: Tensor
+    column_rest: Tensor | None
+    row: Tensor
+    inter: Tensor
+
+    def weights(self) -> Tensor:
+        """Return exp(c_j - r_i) for j <= i, else 0, in row j and column i: [G, S, L, L]."""
+        log_weights = self.column[..., :, None] - self.row[..., None, :]
+        if self.column_rest is not None:
+            log_weights += self.column_rest[..., :, None]
+        # Below the diagonal the exponential may be inf; triu_ overwrites, it does not multiply.
+        return log_weights.exp_().triu_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The gates of consecutive chunks of equal length L: G chunks, S = B * H sequences.
+
+    update: [G, B, H, L, 1], exp(c_j - e): weight of position j in the state after the group (pairwise: after the
+        chunk), with e = m_end - b_end (plain: m = 0).
+    decay: [G, S, 1, 1], exp(p - e): what becomes of the state before the chunk. Factored: the first is that of the
+        state before the group, the others do not count.
+    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator, or the plain form's only one.
+    pairwise: None where factored.
+    """
+
+    update: Tensor
+    decay: Tensor
+    floor: Tensor
+    pairwise: Pairwise | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, S, L)"""
+        return self.floor.shape  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Time steps from start to stop in chunks of equal length, and those in groups of ``size``, the last one of fewer.
+
+    groups: the gates of every group.
+    """
+
+    start: int
+    stop: int
+    length: int
+    size: int
+    groups: list[Group]
+
+    def view(self, x: Tensor) -> Tensor:
+        """Return the segment's part of x [B, T, H, ...] as a view [N, B, H, L, ...]."""
+        chunks = x[:, self.start : self.stop].unflatten(1, (-1, self.length))
+        return chunks.permute(1, 0, 3, 2, *range(4, chunks.dim()))
+
+    def cut(self, *tensors: Tensor) -> list[tuple[Any, ...]]:
+        """Return every group with its part of each tensor [B, T, H, D], a view [G, B, H, L, D]."""
+        return list(zip(self.groups, *(self.view(x).split(self.size) for x in tensors), strict=True))
+
+
+def plan(
+    a: Tensor, u: Tensor | None, m: Tensor | None, chunk_size: int, rows_per_group: int, dtype: torch.dtype
+) -> tuple[list[Segment], Tensor | None]:
+    """Cut a sequence into groups of whole chunks and a ragged rest.
+
+    Args:
+        a, u: log decay and log input gate [B, T, H]; None means 0.
+        m: stabiliser [S] of the initial state, None in the plain form.
+        chunk_size: may exceed T.
+        rows_per_group: B * H * time steps that a group covers at most, if that is a chunk or more.
+        dtype: of q, k and v.
+
+    Returns:
+        The segments in order and m [S] after the last step, float64.
+    """
+    batch, seq_len, heads = a.shape
+    a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
+    u = torch.zeros_like(a) if u is None else u.double().transpose(1, 2).reshape(batch * heads, seq_len)
+    m = None if m is None else m.double()
+    chunk = min(chunk_size, seq_len)
+    whole = seq_len - seq_len % chunk
+    segments: list[Segment] = []
+    for start, stop, length in ((0, whole, chunk), (whole, seq_len, seq_len - whole)):
+        if start < stop:
+            size = max(1, rows_per_group // (length * batch * heads))
+            groups, m = _groups(a[:, start:stop], u[:, start:stop], m, length, size, batch, dtype)
+            segments.append(Segment(start=start, stop=stop, length=length, size=size, groups=groups))
+    return segments, m
+
+
+def _groups(
+    a: Tensor, u: Tensor, m: Tensor | None, length: int, size: int, batch: int, dtype: torch.dtype
+) -> tuple[list[Group], Tensor | None]:
+    """Return groups of ``size`` chunks of equal length with float64 gates a, u [S, N * L], and m [S] after them."""
+    compute = compute_dtype(dtype)
+    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in (a, u))  # [N, S, L]
+    b = b.cumsum(-1)
+    column = u - b
+    total = b[..., -1].cumsum(0) - b[..., -1]
+    if m is None:
+        before = after = torch.zeros_like(total)
+        row = -b
+    else:
+        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
+        peak = column.cummax(-1).values
+        before = torch.cat((m[None], peak[:-1, :, -1] - total[:-1])).cummax(0).values + total
+        row = torch.maximum(before[..., None], peak)
+        after = b[..., -1] + row[..., -1]
+        m = after[-1].contiguous()
+    end = after - b[..., -1]  # e of every chunk, [N, S]
+
+    num_chunks = len(b)
+    starts = range(0, num_chunks, size)
+    factored = [False] * len(starts)
+    if dtype == compute:
+        # e of the group, as the chunk counts: without the decay from the start of the chunk.
+        last = torch.arange(num_chunks, device=b.device).floor_divide_(size).add_(1).mul_(size).sub_(1)
+        group_end = total + (end - total)[last.clamp_(max=num_chunks - 1)]
+        low, high = FACTORED_RANGE
+        fits = (column.amin(-1) - group_end >= low) & (group_end - row.amin(-1) <= high)
+        fits_chunk = fits.all(-1).tolist()
+        factored = [all(fits_chunk[i : i + size]) for i in starts]
+    pairwise: list[Pairwise | None] = [None] * len(starts)
+    if all(factored):
+        end, row = group_end, group_end[..., None]
+    else:
+        row = row.to(compute)
+        inter = torch.exp(before[..., None] - row).to(compute).unflatten(1, (batch, -1))[..., None]
+        rounded = column.to(compute)
+        rest = None if compute == torch.float64 else (column - rounded).to(compute)
+        for i, is_factored in enumerate(factored):
+            span = slice(i * size, (i + 1) * size)
+            if not is_factored:
+                pairwise[i] = Pairwise(
+                    column=rounded[span],
+                    column_rest=None if rest is None else rest[span],
+                    row=row[span],
+                    inter=inter[span],
+                )
+        if any(factored):
+            chosen = torch.tensor(factored, device=b.device).repeat_interleave(size)[:num_chunks, None]
+            end = torch.where(chosen, group_end, end)
+            row = torch.where(chosen[..., None], group_end[..., None], row)
+    update = torch.exp(column - end[..., None]).to(compute).unflatten(1, (batch, -1))[..., None].split(size)
+    decay = torch.exp(before - end).to(compute)[..., None, None].split(size)
+    floor = torch.exp(-b - row).to(compute).split(size)
+    groups = [
+        Group(update=update_g, decay=decay_g, floor=floor_g, pairwise=pairwise_g)
+        for update_g, decay_g, floor_g, pairwise_g in zip(update, decay, floor, pairwise, strict=True)
+    ]
+    return groups, m
