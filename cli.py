@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -219,12 +220,24 @@ def _resolve_operation(kernel: str, op: str | None) -> str:
     return inventory.resolve_operation(kernel, op)
 
 
-register(app, show=_show, resolve_operation=_resolve_operation)
+def _implementations(op: str) -> list[str]:
+    from . import kernels
+    from .bench import baselines
+
+    here = any(op in ops for ops in kernels.FAMILIES.values())
+    ours = [impl.name for impl in kernels.get_operation(op).implementations] if here else []
+    return ours + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
+
+
+register(app, show=_show, resolve_operation=_resolve_operation, implementations=_implementations)
 register_gate(app)
 
 
 def main() -> None:
     """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
+    if sys.stdout is None:
+        # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
+        sys.stdout = io.StringIO()
     try:
         app()
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .arguments import check_size, parse_names, parse_size
+
 if TYPE_CHECKING:
     from .accelerators import Accelerator
 
@@ -21,6 +23,9 @@ Show = Callable[[Sequence[Mapping[str, Any]], str], None]
 
 ResolveOperation = Callable[[str, str | None], str]
 """(kernel family, operation or None) -> operation, the family's first by default; ValueError lists the known ones."""
+
+ImplementationNames = Callable[[str], Sequence[str]]
+"""Operation -> its implementations, ours first; empty for one that is counted only."""
 
 Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
 Kernel = Annotated[str, typer.Argument(help="Kernel family (tfla), or an operation.")]
@@ -45,26 +50,20 @@ Results = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Figure file: .png, .svg or .pdf.")]
 
 
-def parse_size(text: str) -> int:
-    """Return "8k" as 8192, "1m" as 2^20, "300" as 300; ValueError for anything but a positive integer."""
-    multiplier = {"k": 1024, "m": 1024**2}.get(text[-1:].lower(), 1)
-    digits = text[:-1] if multiplier > 1 else text
-    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
-        raise ValueError(f"a size must be a positive integer such as 512 or 8k, got {text!r}")
-    return int(digits) * multiplier
-
-
 def parse_list(text: str | None) -> tuple[str, ...] | None:
     """Return "a,b" as ("a", "b"), None as None."""
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+    return None if text is None else parse_names(text)
 
 
-def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperation) -> None:
+def register(
+    app: typer.Typer, *, show: Show, resolve_operation: ResolveOperation, implementations: ImplementationNames
+) -> None:
     """Add the analysis commands to ``app``.
 
     Args:
         show: prints rows; called with the format that the user chose.
         resolve_operation: turns a kernel family and ``--op`` into an operation's name.
+        implementations: names what ``--impl`` takes for an operation.
     """
 
     @app.command("count")
@@ -110,8 +109,8 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
 
         operation = _counted_operation(kernel, op, resolve_operation)
         chosen = formulation or default_formulation(operation, mode)
-        length = parse_size(seq_len)
-        chunk = parse_size(chunk_size) if chunk_size else min(128, length)
+        length = parse_size(seq_len, "seq_len")
+        chunk = min(128, length) if chunk_size is None else parse_size(chunk_size, "chunk_size")
         if tile and chosen not in TILES:
             raise ValueError(f"tile must be left out for the formulation {chosen}, got {tile[0]!r}")
         result = count(
@@ -119,13 +118,13 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
             formulation=chosen,
             mode=mode,
             seq_len=length,
-            batch=batch,
-            num_heads=num_heads,
-            head_dim_qk=head_dim_qk or default_head_dim_qk(operation, head_dim),
+            batch=check_size(batch, "batch"),
+            num_heads=check_size(num_heads, "num_heads"),
+            head_dim_qk=_head_dim_qk(operation, head_dim_qk, head_dim),
             head_dim_v=head_dim,
-            channels=channels or head_dim,
-            d_model=d_model,
-            d_ff=d_ff,
+            channels=head_dim if channels is None else check_size(channels, "channels"),
+            d_model=check_size(d_model, "d_model"),
+            d_ff=check_size(d_ff, "d_ff"),
             chunk_size=chunk if is_chunked(operation, chosen) else None,
             dtype=dtype,
             gate_dtype=gate_dtype,
@@ -208,7 +207,7 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
     def predict_command(
         kernel: Kernel,
         op: Op = None,
-        impl: Annotated[str, typer.Option(help="Implementation.")] = "tfla",
+        impl: Annotated[str | None, typer.Option(help="Implementation [the operation's first].")] = None,
         gpu: Gpu = "h100",
         mode: Mode = "fw",
         seq_len: SeqLen = "8k",
@@ -235,38 +234,45 @@ def register(app: typer.Typer, *, show: Show, resolve_operation: ResolveOperatio
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
+        chosen = _implementation(operation, impl, implementations(operation))
+        what = f"{operation} {chosen}".strip()
+        length = parse_size(seq_len, "seq_len")
         known = {
-            "num_heads": num_heads or max(1, 4096 // head_dim),
-            "head_dim_qk": head_dim_qk or default_head_dim_qk(operation, head_dim),
+            "head_dim_qk": _head_dim_qk(operation, head_dim_qk, head_dim),
+            "num_heads": max(1, 4096 // head_dim) if num_heads is None else check_size(num_heads, "num_heads"),
             "head_dim_v": head_dim,
-            "channels": channels,
-            "d_model": d_model,
-            "d_ff": d_ff,
+            "channels": check_size(channels, "channels"),
+            "d_model": check_size(d_model, "d_model"),
+            "d_ff": check_size(d_ff, "d_ff"),
         }
         names = (*(("num_heads",) if "head_dim_v" in SIZES[operation] else ()), *SIZES[operation])
-        sizes = {"batch": batch, "seq_len": parse_size(seq_len), **{name: known[name] for name in names}}
-        if is_chunked(operation, formulation_of(operation, impl, mode, dtype)):
+        sizes = {"batch": check_size(batch, "batch"), "seq_len": length, **{name: known[name] for name in names}}
+        if is_chunked(operation, formulation_of(operation, chosen, mode, dtype)):
+            chunk = None if chunk_size is None else parse_size(chunk_size, "chunk_size")
+            if chunk is not None and chunk > length:
+                raise ValueError(f"chunk_size must be <= seq_len = {length}, got {chunk}")
             # An outside package's own chunk length is known to the counts.
-            sizes |= {"chunk_size": parse_size(chunk_size or "128")} if chunk_size or "." not in impl else {}
-        elif chunk_size:
-            raise ValueError(f"chunk_size must be left out for {operation} {impl} {mode}, got {chunk_size!r}")
-        counted = count_case(operation, impl, mode, dtype, state_dtype, sizes)
+            default = {} if "." in chosen else {"chunk_size": min(128, length)}
+            sizes |= default if chunk is None else {"chunk_size": chunk}
+        elif chunk_size is not None:
+            raise ValueError(f"chunk_size must be left out for {what} {mode}, got {chunk_size!r}")
+        counted = count_case(operation, chosen, mode, dtype, state_dtype, sizes)
         if counted is None:
-            raise ValueError(f"mode must be one that is counted for {operation} {impl}, got {mode!r}")
+            raise ValueError(f"mode must be one that is counted for {what}, got {mode!r}")
         fitted = None
         folders = (results or committed_results()) if fit else []
         if folders:
             from .frames import load_results
 
             frame = load_results(folders, FIT_COLUMNS)
-            fitted = fit_efficiency(frame, operation, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+            fitted = fit_efficiency(frame, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
         if results and fit and fitted is None:
-            raise ValueError(f"results must hold enough measured rows of {operation} {impl} {mode} {dtype}, got fewer")
-        steps = sequential_steps(operation, impl, mode, dtype, sizes)
+            raise ValueError(f"results must hold enough measured rows of {what} {mode} {dtype}, got fewer")
+        steps = sequential_steps(operation, chosen, mode, dtype, sizes)
         prediction = predict(counted, accelerator, dtype, steps=steps, fit=fitted)
         row = {
             "op": operation,
-            "impl": impl,
+            "impl": chosen or None,
             "mode": mode,
             "accelerator": accelerator.key,
             "accelerator_part": accelerator.part,
@@ -420,7 +426,22 @@ def chosen_accelerator(gpu: str, roofs: str) -> Accelerator:
 
 def roofs_in_words(accelerator: Accelerator) -> str:
     """Return which rates an accelerator stands for: the specification, or which measurement."""
-    return accelerator.source if accelerator.is_measured else "specification"
+    return accelerator.source if accelerator.is_measured or accelerator.key == "cpu" else "specification"
+
+
+def _implementation(op: str, impl: str | None, known: Sequence[str]) -> str:
+    """Return the implementation that is predicted, "" for one that would do what the counts say and is not here."""
+    if impl is None:
+        return known[0] if known else ""
+    if impl not in known:
+        raise ValueError(f"impl must be {'one of ' + ', '.join(known) if known else 'left out'} for {op}, got {impl!r}")
+    return impl
+
+
+def _head_dim_qk(op: str, head_dim_qk: int | None, head_dim: int) -> int:
+    """Return the query-key head dim, the default where none is given; ValueError for a size that is none."""
+    check_size(head_dim, "head_dim")
+    return default_head_dim_qk(op, head_dim) if head_dim_qk is None else check_size(head_dim_qk, "head_dim_qk")
 
 
 def default_head_dim_qk(op: str, head_dim: int) -> int:

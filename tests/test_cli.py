@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -235,6 +236,21 @@ def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path) -> None:
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
     assert json.loads(run("predict", "tfla", "--gpu", "H100-NVL", "--format", "json"))["accelerator"] == "h100_nvl"
+
+
+def test_a_closed_standard_output_is_no_traceback() -> None:
+    command = shlex.join((*CALL, "gpus", "--format", "csv"))
+    finished = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True, env=ENVIRON, timeout=60)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_predict_takes_the_implementations_of_an_operation() -> None:
+    attention = json.loads(lrbench("predict", "attention", "--no-fit", "--format", "json").stdout)
+    assert attention["impl"] == "flash_attn.v2"
+    refused = lrbench("predict", "attention", "--impl", "tfla")
+    assert refused.returncode == 2
+    assert "impl must be one of flash_attn.v2, " in refused.stderr
+    assert refused.stderr.endswith("for attention, got 'tfla'\n")
 
 
 def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu() -> None:

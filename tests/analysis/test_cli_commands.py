@@ -11,12 +11,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lrbench.analysis.cli_commands import default_head_dim_qk, parse_list, parse_size, register
+from lrbench.analysis.cli_commands import default_head_dim_qk, register
 from lrbench.analysis.counts import count
 
 from . import rows as made
 
 FAMILIES = {"tfla": ("mlstm_sig", "mlstm_exp", "simple_gla")}
+IMPLEMENTATIONS = {
+    **dict.fromkeys(FAMILIES["tfla"], ("tfla", "torch", "fla.chunk_simple_gla")),
+    "attention": ("flash_attn.v2", "torch.sdpa_flash"),
+}
 
 
 def resolve(kernel: str, op: str | None) -> str:
@@ -32,7 +36,7 @@ def show(rows: Sequence[Mapping[str, Any]], output_format: str) -> None:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    register(app, show=show, resolve_operation=resolve)
+    register(app, show=show, resolve_operation=resolve, implementations=lambda op: IMPLEMENTATIONS.get(op, ()))
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -40,7 +44,7 @@ def run(*arguments: object) -> str:
 
 def stderr(*arguments: object) -> str:
     app = typer.Typer()
-    register(app, show=show, resolve_operation=resolve)
+    register(app, show=show, resolve_operation=resolve, implementations=lambda op: IMPLEMENTATIONS.get(op, ()))
     return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False).stderr
 
 
@@ -186,8 +190,14 @@ def test_figures_are_written(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["count", "tfla", "--op", "rwkv9"], "op must be one of mlstm_sig, mlstm_exp, simple_gla, got 'rwkv9'"),
-        (["count", "tfla", "--seq-len", "0"], "a size must be a positive integer such as 512 or 8k, got '0'"),
+        (["count", "tfla", "--seq-len", "0"], "seq_len must be a positive integer such as 512 or 8k, got '0'"),
+        (["count", "tfla", "--seq-len", ""], "seq_len must be a positive integer .*, got ''"),
+        (["count", "tfla", "--chunk-size", ""], "chunk_size must be a positive integer .*, got ''"),
         (["count", "tfla", "--batch", "-3"], "batch must be a positive integer, got -3"),
+        (["count", "tfla", "--batch", "9" * 400], "batch must be at most 2147483647, got 999"),
+        (["count", "tfla", "--num-heads", "0"], "num_heads must be a positive integer, got 0"),
+        (["count", "tfla", "--head-dim-qk", "0"], "head_dim_qk must be a positive integer, got 0"),
+        (["count", "rglru", "--channels", "0"], "channels must be a positive integer, got 0"),
         (["count", "tfla", "--seq-len", "64", "--chunk-size", "128"], "chunk_size must be <= seq_len = 64, got 128"),
         (["count", "tfla", "--causal-factor", "0.2"], r"causal_factor must be in \[0.5, 1\], got 0.2"),
         (["count", "attention", "--counting", "published"], "counting must be detailed for attention"),
@@ -201,7 +211,19 @@ def test_figures_are_written(tmp_path: Path) -> None:
         (["predict", "tfla", "--gpu", "v100"], "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
         (["predict", "tfla", "--gpu", "b200", "--roofs", "measured"], "roofs must be spec for b200"),
         (["chunk-size", "tfla", "--roofs", "best"], "roofs must be spec, measured, or a file or folder .*, got 'best'"),
-        (["predict", "attention", "--chunk-size", "64"], "chunk_size must be left out for attention tfla fw, got '64'"),
+        (["predict", "attention", "--chunk-size", "64"], "chunk_size must be left out for attention flash_attn.v2 fw"),
+        (["predict", "rglru", "--chunk-size", "64"], "chunk_size must be left out for rglru fw, got '64'"),
+        (["predict", "tfla", "--chunk-size", "1m"], "chunk_size must be <= seq_len = 8192, got 1048576"),
+        (["predict", "tfla", "--chunk-size", ""], "chunk_size must be a positive integer .*, got ''"),
+        (["predict", "tfla", "--impl", "zzz"], "impl must be one of tfla, torch, .* for mlstm_sig, got 'zzz'"),
+        (["predict", "attention", "--impl", "tfla"], "impl must be one of flash_attn.v2, .* for attention, got 'tfla'"),
+        (["predict", "rglru", "--impl", "tfla"], "impl must be left out for rglru, got 'tfla'"),
+        (["predict", "tfla", "--batch", "0"], "batch must be a positive integer, got 0"),
+        (["predict", "tfla", "--head-dim", "0"], "head_dim must be a positive integer, got 0"),
+        (["predict", "tfla", "--head-dim-qk", "0"], "head_dim_qk must be a positive integer, got 0"),
+        (["predict", "tfla", "--num-heads", "0"], "num_heads must be a positive integer, got 0"),
+        (["predict", "rglru", "--channels", "0"], "channels must be a positive integer, got 0"),
+        (["plot", "runtime", "nowhere", "--op", ","], "a list of names must have at least one name, got ','"),
         (["plot", "pie", "nowhere"], "kind must be one of runtime, .*, got 'pie'"),
         (["plot", "runtime", "nowhere", "-o", "a.gif"], "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
         (["plot", "runtime", "nowhere"], r"got nowhere \(does not exist\)"),
@@ -214,13 +236,16 @@ def test_bad_input_is_one_clear_line(arguments: list[str], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_sizes_and_lists() -> None:
-    assert [parse_size(text) for text in ("8k", "1M", "300")] == [8192, 2**20, 300]
-    for text in ("", "k", "1.5k", "-2", "8kb", "٣"):
-        with pytest.raises(ValueError, match="a size must be a positive integer"):
-            parse_size(text)
-    assert parse_list("a, b,") == ("a", "b")
-    assert parse_list(None) is None
+def test_predict_takes_the_operations_first_implementation() -> None:
+    for arguments, impl in ((("attention",), "flash_attn.v2"), (("rglru",), None), (("tfla",), "tfla")):
+        assert json.loads(run("predict", *arguments, "--no-fit", "--format", "json"))["impl"] == impl
+    short = json.loads(run("predict", "tfla", "--seq-len", "64", "--no-fit", "--format", "json"))
+    assert short["chunk_size"] == 64
+
+
+def test_the_rates_of_a_cpu_are_said_to_be_measured() -> None:
+    row = json.loads(run("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit", "--format", "json"))
+    assert "measured" in row["roofs"]
 
 
 def test_default_head_dims() -> None:

@@ -29,7 +29,12 @@ def run(*arguments: object) -> str:
 
     app = typer.Typer()
     app.command("other")(lambda: None)
-    register(app, show=lambda rows, _: print(json.dumps(list(rows))), resolve_operation=resolve)
+    register(
+        app,
+        show=lambda rows, _: print(json.dumps(list(rows))),
+        resolve_operation=resolve,
+        implementations=lambda op: (),
+    )
     result = CliRunner().invoke(app, ["count", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
