@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from .. import kernels
@@ -163,7 +164,8 @@ def known_bad_rows(environment: Environment) -> list[Row]:
                 dtype=known.dtypes[0] if known.dtypes else baseline.dtypes[0],
                 **sizes,
             )
-            applies = baselines.known_bad_here(baseline, case, versions, environment.capability) is not None
+            alone = dataclasses.replace(baseline, known_bad=(known,))
+            applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
             rows.append(
                 {
                     "impl": baseline.name,

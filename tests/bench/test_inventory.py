@@ -1,0 +1,21 @@
+"""What is here: each known failure is told apart from its baseline's others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lrbench.bench import baselines, inventory
+from lrbench.bench.baselines.spec import KnownBad
+from lrbench.tests.bench.test_sweep import ENVIRONMENT
+
+
+def test_a_known_failure_applies_only_where_its_own_conditions_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = KnownBad(reason="fails", source="a note", versions={"torch": ">=2"})
+    gone = KnownBad(reason="failed once", source="a note", versions={"torch": "<2"})
+    baseline = dataclasses.replace(baselines.BASELINES[0], known_bad=(there, gone))
+    monkeypatch.setattr(baselines, "BASELINES", (baseline,))
+    monkeypatch.setattr(baselines, "installed_versions", lambda: {"torch": "2.13.0"})
+    rows = inventory.known_bad_rows(ENVIRONMENT)
+    assert [(row["when"], row["applies_here"]) for row in rows] == [("torch >=2", "yes"), ("torch <2", "no")]
