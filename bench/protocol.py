@@ -13,15 +13,18 @@ from .case import Case
 from .plan import PlannedCase
 
 
-def encode_request(item: PlannedCase, *, action: str, budget_s: float, shared: str | None) -> dict[str, Any]:
+def encode_request(
+    item: PlannedCase, *, action: str, budget_s: float, shared: str | None, device_kind: str | None = None
+) -> dict[str, Any]:
     """Return a request to check and measure a case ("run"), only check it ("verify"), call it once ("compile"), or call
-    it under a profiler ("profile")."""
+    it under a profiler ("profile"); a worker on another device than ``device_kind``, where that is given, refuses."""
     return {
         "action": action,
         "case": dataclasses.asdict(item.case),
         "target": _encode_target(item.target),
         "budget_s": budget_s,
         "shared": shared,
+        "device_kind": device_kind,
     }
 
 

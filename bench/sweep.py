@@ -43,7 +43,7 @@ class Settings:
         budget_s: seconds of timing per case after which sampling stops.
         resume: leave out cases that :func:`.store.finished_cases` counts as finished in ``output``.
         executor: local or ray.
-        devices: GPUs to spread the implementations over.
+        devices: GPUs to spread the implementations over, at most as many as this machine has (1 on a CPU).
         jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
@@ -105,11 +105,14 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     """Run the cases and write their rows.
 
     Raises:
-        ValueError: an unknown accelerator or executor.
+        ValueError: an unknown accelerator or executor, or more devices than there are.
         OSError: the output cannot be written; rows measured so far stay in the journal.
     """
     run_id = uuid.uuid4().hex
     run = Run.start(run_id, environment, settings.accelerator)
+    here = max(1, environment.device_count)
+    if settings.executor == "local" and not 1 <= settings.devices <= here:
+        raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
     executor = get_executor(settings.executor, devices=settings.devices)
     settings.output.mkdir(parents=True, exist_ok=True)
     recovered = store.recover(settings.output)
@@ -174,7 +177,12 @@ def _outcomes(
     progress.begin(len(todo), "measuring")
     yield from refused
     with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
-        limits = Limits(timeout_s=settings.timeout_s, budget_s=settings.budget_s, shared=shared)
+        limits = Limits(
+            timeout_s=settings.timeout_s,
+            budget_s=settings.budget_s,
+            shared=shared,
+            device_kind=environment.device_kind,
+        )
         groups = group_by_implementation(runnable)
         with contextlib.closing(executor.run(groups, limits, progress.started)) as outcomes:
             for outcome in outcomes:
@@ -270,7 +278,7 @@ def _compile_ahead(planned: Sequence[PlannedCase], settings: Settings, progress:
     batches = [list(itertools.islice(cases, n, None, settings.jobs)) for n in range(settings.jobs)]
     progress.begin(len(cases), "compiling")
     executor = LocalExecutor(workers_per_device=settings.jobs)
-    limits = Limits(timeout_s=settings.timeout_s, budget_s=0.0, action="compile")
+    limits = Limits(timeout_s=settings.timeout_s, budget_s=0.0, action="compile", device_kind="cuda")
     with contextlib.closing(executor.run([b for b in batches if b], limits, progress.started)) as outcomes:
         for item, _ in outcomes:
             # Whether it compiled shows when it is measured; a failure is counted once, there.

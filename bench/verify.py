@@ -46,7 +46,7 @@ def verify(
             yield _row(item, refusal["status"], refusal["reason"], {})
         else:
             runnable.append(item)
-    limits = Limits(timeout_s=timeout_s, budget_s=0.0, action="verify")
+    limits = Limits(timeout_s=timeout_s, budget_s=0.0, action="verify", device_kind=environment.device_kind)
     for item, reply in LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None):
         yield _row(item, reply["status"], reply["reason"], reply["columns"])
 

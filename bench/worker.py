@@ -315,6 +315,9 @@ def _die_with_parent() -> None:
 
 def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
+        wanted = request["device_kind"]
+        if wanted not in (None, worker.device):
+            raise CaseFailure("error", f"the worker runs on {worker.device}, the sweep is about {wanted}")
         item = decode_request(request)
         worker.references.folder = Path(request["shared"]) if request["shared"] else None
         if request["action"] == "compile":

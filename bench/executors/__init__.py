@@ -26,12 +26,14 @@ class Limits:
         budget_s: seconds of timing after which sampling stops.
         action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches.
         shared: folder in which workers share references, or None.
+        device_kind: "cuda" or "cpu", what the cases are to run on; None is whatever the worker finds.
     """
 
     timeout_s: float
     budget_s: float
     action: str = "run"
     shared: str | None = None
+    device_kind: str | None = None
 
 
 class Executor(Protocol):

@@ -108,7 +108,13 @@ def run_group(
             try:
                 if worker is None:
                     worker = WorkerProcess(environ)
-                request = encode_request(item, action=limits.action, budget_s=limits.budget_s, shared=limits.shared)
+                request = encode_request(
+                    item,
+                    action=limits.action,
+                    budget_s=limits.budget_s,
+                    shared=limits.shared,
+                    device_kind=limits.device_kind,
+                )
                 reply = worker.ask(request, limits.timeout_s, stop=stop)
                 if not reply.pop("usable"):
                     worker.kill()

@@ -319,6 +319,26 @@ def test_unknown_executor_lists_the_known_ones(tmp_path: Path) -> None:
         run(tmp_path, [faults.planned("right")], executor="slurm")
 
 
+@pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
+def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: int, devices: int, most: int) -> None:
+    environment = dataclasses.replace(ENVIRONMENT, device_count=device_count)
+    settings = Settings(output=tmp_path / "out", devices=devices)
+    with pytest.raises(ValueError, match=f"devices must be from 1 to {most} on a processor, 1 thread, got {devices}"):
+        sweep.sweep([faults.planned("right")], environment, settings, Silent())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
+    environment = dataclasses.replace(ENVIRONMENT, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
+    settings = Settings(output=tmp_path, budget_s=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        outcome = sweep.sweep([faults.planned("right")], environment, settings, Silent())
+    (record,) = outcome.records
+    assert (record.status, record.time_ms) == ("error", None)
+    assert record.reason == "the worker runs on cpu, the sweep is about cuda"
+
+
 def test_compile_ahead_takes_one_length_of_ours_and_every_shape_of_theirs() -> None:
     from lrbench.bench.plan import Request, plan
 
