@@ -35,7 +35,6 @@ MIN_CHUNK = 16
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
 _PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")})
-_NO_CHUNK = f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {{op!r}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +71,7 @@ def coefficients(
     Raises:
         ValueError: an operation without a chunkwise formulation, or a mode other than fw, bw, fwbw.
     """
-    if op not in CHUNKWISE_OPERATIONS:
-        raise ValueError(_NO_CHUNK.format(op=op))
-    passes = _passes(mode)
+    check_chunkwise(op, mode)
     width = DTYPE_BYTES[dtype]
     head = Head(
         length=0,
@@ -83,17 +80,21 @@ def coefficients(
         causal=causal_factor,
         widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
     )
-    at = [[_chunk(op, dataclasses.replace(head, length=length), each) for each in passes] for length in (0, 1, 2)]
+    at = [
+        [_chunk(op, dataclasses.replace(head, length=length), each) for each in _PASSES[mode]] for length in (0, 1, 2)
+    ]
     flops = [float(sum(tally.flops for tally in tallies)) for tallies in at]
     moved = [float(sum(tally.bytes for tally in tallies)) for tallies in at]
     a = (flops[2] - 2 * flops[1] + flops[0]) / 2
     return Coefficients(a=a, b=flops[1] - flops[0] - a, c=flops[0], p=moved[1] - moved[0], q=moved[0])
 
 
-def _passes(mode: str) -> tuple[str, ...]:
+def check_chunkwise(op: str, mode: str) -> None:
+    """Raise ValueError for an operation or a mode without a chunk length."""
+    if op not in CHUNKWISE_OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {op!r}")
     if mode not in _PASSES:
         raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
-    return _PASSES[mode]
 
 
 def _chunk(op: str, head: Head, mode: str) -> Tally:
@@ -152,9 +153,7 @@ def chunk_size_report(
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
     """
-    if op not in CHUNKWISE_OPERATIONS:
-        raise ValueError(_NO_CHUNK.format(op=op))
-    passes = _passes(mode)
+    check_chunkwise(op, mode)
     chunks = feasible_chunks(seq_len)
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
@@ -168,11 +167,15 @@ def chunk_size_report(
     chunkwise = functools.partial(
         count,
         op,
+        batch=batch,
+        seq_len=seq_len,
+        num_heads=sizes["num_heads"],
+        head_dim_qk=head_dim_qk,
+        head_dim_v=head_dim_v,
         formulation="chunkwise",
         dtype=dtype,
         state_dtype=state_dtype,
         causal_factor=causal_factor,
-        **sizes,
     )
     counted = [chunkwise(mode=mode, chunk_size=chunk) for chunk in chunks]
     closed = coefficients(
@@ -202,7 +205,7 @@ def chunk_size_report(
                 "intensity": each.intensity,
                 "causal_factor": each.causal_factor,
                 "model_memory_bytes": _modelled_memory(
-                    {name: chunkwise(mode=name, chunk_size=chunk) for name in passes}
+                    {name: chunkwise(mode=name, chunk_size=chunk) for name in _PASSES[mode]}
                 ),
                 "measured_ms": row.get("time_ms"),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),

@@ -1,10 +1,11 @@
-"""How figures look: one colour per author, one marker per operation, one line style per variant, the same everywhere.
+"""How figures look: one colour per operation, one marker per author, one line style per variant, the same everywhere.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; markers and line styles repeat what colour says.
+Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,37 +34,64 @@ OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
         "gla": "GLA",
         "selective_scan": "Mamba",
         "rglru": "RG-LRU",
+        "linear_scan": "linear scan",
         "wkv4": "WKV-4",
         "gated_mlp": "gated MLP",
     }
 )
 
-_PROVIDER_COLOURS: Mapping[str, str] = MappingProxyType(
+_OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
     {
-        "lrbench": "#0072B2",
-        "mlstm_kernels": "#D55E00",
-        "fla": "#009E73",
-        "mamba_ssm": "#CC79A7",
-        "flash_attn": "#222222",
-        "torch": "#8C8C8C",
-        "lightning_attn": "#56B4E9",
-        "liger_kernel": "#E69F00",
-        "accelerated_scan": "#B59B00",
+        "mlstm_sig": "#0072B2",
+        "mlstm_exp": "#D55E00",
+        "simple_gla": "#009E73",
+        "retention": "#CC79A7",
+        "gated_retention": "#882255",
+        "mamba2_ssd": "#E69F00",
+        "lightning": "#56B4E9",
+        "attention": "#222222",
+        "gla": "#117733",
+        "selective_scan": "#332288",
+        "rglru": "#0072B2",
+        "linear_scan": "#56B4E9",
+        "wkv4": "#D55E00",
+        "gated_mlp": "#009E73",
     }
 )
-_SPARE_COLOURS = ("#56B4E9", "#E69F00", "#B59B00", "#8C564B")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "d")
+"""Ten operations of one family differ for every kind of colour vision; the other families are drawn by themselves."""
+
+_PROVIDER_MARKERS: Mapping[str, str] = MappingProxyType(
+    {
+        "lrbench": "o",
+        "mlstm_kernels": "s",
+        "fla": "^",
+        "mamba_ssm": "D",
+        "flash_attn": "v",
+        "torch": "P",
+        "lightning_attn": "X",
+        "liger_kernel": "<",
+        "accelerated_scan": ">",
+        "xformers": "p",
+        "jax": "h",
+    }
+)
+_SPARE_MARKERS = ("*", "d", "H", "8")
 _DASHES: tuple[tuple[str, Any], ...] = (
     ("limit", (0, (4, 1.6))),
-    ("fused", (0, (4, 1.6))),
     ("cudnn", (0, (4, 1.6))),
     ("parallel", (0, (5, 1.4, 1, 1.4))),
     ("recurrent", (0, (1, 1.4))),
     ("native_autograd", (0, (1, 1.4))),
-    ("custbw", (0, (4, 1.6))),
+    ("fused", (0, (4, 1.6))),
+    ("custbw", (0, (5, 1.4, 1, 1.4))),
+    ("xl_chunk", (0, (7, 1.2))),
+    ("cpu", (0, (1, 1.4))),
     ("v2", (0, (1, 1.4))),
     ("v3", (0, (4, 1.6))),
 )
+
+CURVES = ("#0072B2", "#D55E00", "#009E73", "#882255", "#E69F00", "#56B4E9", "#222222", "#117733")
+"""Colours of lines that stand for no operation: accelerators, head dims, factors."""
 
 INK, MUTED, GRID = "#1A1A1A", "#6B6B6B", "#E3E3E3"
 WARNING = "#B00020"
@@ -114,6 +143,8 @@ class SeriesStyle:
     dashes: Any
     width: float
     label: str
+    bold: bool = False
+    hollow: bool = False
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
@@ -122,9 +153,10 @@ class SeriesStyle:
             "marker": self.marker,
             "linestyle": self.dashes,
             "linewidth": self.width,
-            "markersize": 5.2 if self.width > 1.5 else 4.2,
-            "markeredgecolor": "white",
-            "markeredgewidth": 0.6,
+            "markersize": 5.4,
+            "markerfacecolor": "white" if self.hollow else self.colour,
+            "markeredgecolor": self.colour if self.hollow else "white",
+            "markeredgewidth": 1.0 if self.hollow else 0.5,
             "label": self.label,
         }
 
@@ -140,26 +172,27 @@ def series_style(op: str, impl: str) -> SeriesStyle:
     """Return the style of an implementation; it depends on nothing but its names."""
     provider, _, variant = impl.rpartition(".")
     provider = provider or "lrbench"
-    colour = _PROVIDER_COLOURS.get(provider)
-    if colour is None:
-        colour = _SPARE_COLOURS[zlib.crc32(provider.encode()) % len(_SPARE_COLOURS)]
-    operations = list(OPERATION_LABELS)
-    rank = operations.index(op) if op in operations else zlib.crc32(op.encode())
-    dashes = next((dash for marker, dash in _DASHES if marker in variant), "solid")
+    ours = provider == "lrbench"
+    dashes = next((dash for part, dash in _DASHES if part in variant), "solid")
     return SeriesStyle(
-        colour=_shade(colour, (0.0, -0.4, 0.4)[rank % 3] if provider in ("lrbench", "mlstm_kernels", "fla") else 0.0),
-        marker=_MARKERS[rank % len(_MARKERS)],
-        dashes=dashes if impl != "torch" else (0, (1, 1.4)),
-        width=2.1 if provider == "lrbench" else 1.2,
+        colour=_OPERATION_COLOURS.get(op) or CURVES[zlib.crc32(op.encode()) % len(CURVES)],
+        marker=_PROVIDER_MARKERS.get(provider) or _SPARE_MARKERS[zlib.crc32(provider.encode()) % len(_SPARE_MARKERS)],
+        dashes=(0, (1, 1.4)) if impl == "torch" else dashes,
+        width=2.1 if ours else 1.2,
         label=series_label(op, impl),
+        bold=ours,
     )
 
 
-def _shade(colour: str, amount: float) -> str:
-    """Return ``colour`` mixed with black (amount < 0) or white (amount > 0)."""
-    target = 0 if amount < 0 else 255
-    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(c + (target - c) * abs(amount)):02X}" for c in channels)
+def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:
+    """Return the style of the ``index``-th line that stands for no operation and has no measured points."""
+    return SeriesStyle(
+        colour=CURVES[index % len(CURVES)],
+        marker="",
+        dashes=(0, (4, 1.6)) if dashed else "solid",
+        width=1.6,
+        label=label,
+    )
 
 
 def binary(value: float) -> str:
@@ -206,17 +239,17 @@ def log_axis(axis: Any, low: float, high: float) -> None:
     if span <= 8:
         subs = (1, 1.5, 2, 3, 4, 5, 7) if span > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
     elif span > 200:
-        subs = (1, 3)
+        subs = (1, 3) if span <= 5000 else (1,)
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=30))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
 
 
-def styled() -> AbstractContextManager[None]:
-    """Return a context in which matplotlib draws in this style."""
+def styled(scale: float = 1.0) -> AbstractContextManager[None]:
+    """Return a context in which matplotlib draws in this style, its text ``scale`` times as large."""
     import matplotlib
 
-    settings: Any = dict(RC)
+    settings: Any = {name: value * scale if name.endswith("size") else value for name, value in RC.items()}
     return matplotlib.rc_context(settings)
 
 
@@ -235,15 +268,44 @@ def check_format(path: str | Path) -> Path:
     return path
 
 
-def save_figure(figure: Figure, path: str | Path) -> Path:
+def set_alt_text(figure: Figure, text: str) -> None:
+    """Give a figure the sentence that says what it shows to who cannot see it."""
+    figure.set_label(text)
+
+
+def alt_text(figure: Figure) -> str:
+    """Return one sentence on what a figure shows, for readers who cannot see it; files carry it in their metadata."""
+    return str(figure.get_label())
+
+
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = 200) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
+    The alt text goes with it: as Description of a PNG, as title and desc of an SVG, as Subject of a PDF.
+
+    Args:
+        dpi: pixels per inch of a PNG.
+
     Raises:
-        ValueError: another ending.
+        ValueError: another ending, or a resolution that is not positive.
     """
     path = check_format(path)
+    if dpi < 1:
+        raise ValueError(f"dpi must be positive, got {dpi}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix.lower()]
+    text = alt_text(figure)
+    described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
+    undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+    file = io.BytesIO()
+    ending = path.suffix.lower()
+    metadata = {undated[ending]: None, **({described[ending]: text} if text else {})}
+    # Composed figures fill the width that was asked for; others are cropped to what they show.
+    crop: dict[str, Any] = {} if text else {"bbox_inches": "tight", "pad_inches": 0.12}
     with styled():
-        figure.savefig(path, dpi=200, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+        figure.savefig(file, dpi=dpi, format=ending[1:], metadata=metadata, **crop)
+    content = file.getvalue()
+    if ending == ".svg":
+        # matplotlib would write a description into the RDF block only, which no screen reader looks at.
+        content = content.replace(b"</title>", f"</title>\n <desc>{escape(text)}</desc>".encode(), 1)
+    path.write_bytes(content)
     return path

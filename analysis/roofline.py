@@ -6,29 +6,22 @@ it and on no other: rows from a CPU or from another GPU are left out of a GPU's 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..bench.case import SIZE_COLUMNS
 from .accelerators import Accelerator, Roofs, get_accelerator
-from .figure_style import GRID, INK, MUTED, WARNING, log_axis, new_figure, rate, series_style, styled
+from .counts import count_case
+from .figure_layout import Line, Panel, Words, compose
+from .figure_style import INK, MUTED, SeriesStyle, binary, rate, series_style
 from .frames import best_rows, ok_rows
-from .plots import (
-    LEGEND_WIDTH,
-    MODE_TITLES,
-    PANEL_WIDTH,
-    Selection,
-    add_headings,
-    add_legend,
-    add_note,
-    choose,
-    describe,
-    failure_note,
-    figure_height,
-    label_ends,
-    unmeasured,
-)
+from .result_figures import modes_of
 from .roofs import with_stored_roofs
+from .runtime_model import SUSPECT_MARGIN
+from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, unmeasured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,76 +31,195 @@ if TYPE_CHECKING:
 
 def roofline(
     frame: pd.DataFrame,
-    gpu: str | Accelerator,
+    gpus: str | Accelerator | Sequence[str | Accelerator],
     selection: Selection = Selection(),  # noqa: B008, frozen
-    *,
-    beside: Sequence[str] = (),
+    width: float | None = None,
 ) -> Figure:
-    """Draw the roofline of ``gpu`` with the points that were measured on it, one panel per mode.
+    """Draw the rooflines of ``gpus`` with the points measured on each, and under them the share of the roof reached.
 
-    Implementations with a chunk axis are drawn as trajectories over chunk size (the longest and fastest one
-    labelled at its ends), others as points. The newest measured roof, where there is one and it is not the roof that is
-    drawn, is dashed. Suspect rows are ringed.
+    One column per mode. Implementations with a chunk axis are drawn as trajectories over chunk size (the longest and
+    fastest one labelled at its ends), others as points. The first accelerator's newest measured roof, where there is
+    one and it is not the roof that is drawn, is dashed. Points above the measured roof, under the time of their
+    compulsory bytes, or otherwise suspect are ringed, and the note says why.
 
     Args:
-        gpu: the accelerator, or its key or alias; its rates, specified or measured (:func:`.roofs.with_roofs`), are the
-            roof.
+        gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
+            or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first that has rows are hollow.
         selection: rows.
-        beside: further accelerators whose roofs are drawn without points.
+        width: inches; None: what suits the number of modes.
 
     Raises:
-        ValueError: unknown accelerators, or no row measured on ``gpu``.
+        ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
-    accelerator = get_accelerator(gpu) if isinstance(gpu, str) else gpu
-    if not accelerator.is_measured:
-        accelerator = with_stored_roofs(accelerator)
-    others = [get_accelerator(name) for name in beside]
-    mine = frame[frame["device_accelerator"] == accelerator.key]
-    if ok_rows(mine).empty:
+    named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
+    accelerators = [get_accelerator(each) if isinstance(each, str) else each for each in named]
+    keys = [each.key for each in accelerators]
+    if "cpu" in keys and len(keys) > 1:
+        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
+    having = [key for key in keys if not ok_rows(frame[frame["device_accelerator"] == key]).empty]
+    if not having:
         found = ", ".join(sorted({str(v) for v in ok_rows(frame)["device_accelerator"].dropna()})) or "none"
-        raise ValueError(f"results must hold rows measured on {accelerator.key} for its roofline, got rows of: {found}")
-    chosen = choose(mine, selection, seq_len=True)
-    points = best_rows(chosen.rows, ("op", "impl", "mode", "chunk_size"))
-    points = points[(points["intensity"] > 0) & (points["tflops"] > 0)]
-    modes = [mode for mode in MODE_TITLES if mode in set(points["mode"])]
-    with styled():
-        width = PANEL_WIDTH * len(modes) + LEGEND_WIDTH
-        figure = new_figure(width, figure_height(points))
-        axes_row = figure.subplots(1, len(modes), squeeze=False, sharex=True, sharey=True)[0]
-        low, high = _intensity_range(points["intensity"], accelerator, chosen.dtype)
-        floor = 10 ** math.floor(math.log10(0.7 * float(points["tflops"].min())))
-        for axes, mode in zip(axes_row, modes, strict=True):
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            for other in others:
-                _roof(axes, other, chosen.dtype, low, high, main=False)
-            _roof(axes, accelerator, chosen.dtype, low, high, main=True)
-            _points(axes, points[points["mode"] == mode])
-            axes.set_title(MODE_TITLES[mode])
-            axes.set_xlabel("arithmetic intensity (FLOP per byte moved)")
-            axes.set_xlim(low, high)
-            peak = max(a.peak_flops(chosen.dtype) or 0 for a in (accelerator, *others)) / 1e12
-            axes.set_ylim(floor, peak * 2.2)
-            log_axis(axes.xaxis, low, high)
-            log_axis(axes.yaxis, floor, peak)
-        axes_row[0].set_ylabel("TFLOP/s")
-        last = points[points["mode"] == modes[-1]].groupby(["op", "impl"])["tflops"].max()
-        rank = points.groupby(["op", "impl"])["tflops"].max().to_dict() | last.to_dict()
-        add_legend(figure, axes_row[-1], sorted(rank, key=lambda key: -rank[key]), width)
-        setting = describe(chosen, "counted FLOPs and bytes")
-        add_headings(figure, f"Roofline: {accelerator.name}", setting, width)
-        note = _roofline_note(frame, points, accelerator, chosen.dtype)
-        add_note(figure, f"{note} {failure_note(unmeasured(chosen, 'seq_len'))}".strip(), width)
-    return figure
+        raise ValueError(
+            f"results must hold rows measured on {' or '.join(keys)} for its roofline, got rows of: {found}"
+        )
+    accelerators.sort(key=lambda each: each.key != having[0])
+    main = accelerators[0]
+    if not main.is_measured:
+        main = accelerators[0] = with_stored_roofs(main)
+    chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
+    points = [(each, _points(frame, each, chosen, selection)) for each in accelerators if each.key in having]
+    modes = modes_of(points[0][1])
+    shown = [rows for _, rows in points]
+    low = 0.6 * min(float(rows["intensity"].min()) for rows in shown)
+    high = 1.8 * max(float(rows["intensity"].max()) for rows in shown)
+    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
+    low, high = min(low, min(ridges) / 12), max(high, 4 * max(ridges))
+    floor = 10 ** math.floor(math.log10(0.7 * min(float(rows["tflops"].min()) for rows in shown)))
+    peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators) / 1e12
+    chunks = sorted({float(chunk) for rows in shown for chunk in rows["chunk_size"].dropna()})
+    roofs, shares = [], []
+    for mode in modes:
+        of_mode = [(each, rows[rows["mode"] == mode]) for each, rows in points]
+        roofs.append(
+            Panel(
+                title=MODE_TITLES[mode],
+                lines=[line for n, (_, rows) in enumerate(of_mode) for line in _trajectories(rows, hollow=n > 0)],
+                x_label="arithmetic intensity (FLOP per byte moved)",
+                y_label="TFLOP/s",
+                x_limits=(low, high),
+                y_limits=(floor, peak * 2.2),
+                decorate=functools.partial(_roofs, accelerators=accelerators, dtype=chosen.dtype, low=low, high=high),
+                leaders=False,
+            )
+        )
+        shares.append(
+            Panel(
+                title=f"{MODE_TITLES[mode]}: % of roof",
+                lines=[line for n, (_, rows) in enumerate(of_mode) for line in _shares(rows, chunks, hollow=n > 0)],
+                x_label="chunk size L (tokens)",
+                y_label="% of the roof",
+                sizes=[*chunks, 2 * max(chunks, default=8)],
+                y_limits=(0, max(100.0, 1.05 * max(float(rows["share"].max()) for rows in shown))),
+                y_log=False,
+                decorate=functools.partial(_share_axis, chunks=chunks),
+            )
+        )
+    words = Words(
+        title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
+        setting=describe(chosen, "counted FLOPs and bytes"),
+        note=" ".join((_note(frame, points, accelerators, chosen.dtype), failure_note(unmeasured(chosen, "seq_len")))),
+    )
+    return compose([roofs, shares], words, width, heights=(1.3, 0.85))
 
 
-def _intensity_range(intensities: pd.Series, accelerator: Accelerator, dtype: str) -> tuple[float, float]:
-    """Return axis limits that hold every point and the ridge."""
-    ridge = accelerator.intensity(dtype) or float(intensities.max())
-    return 0.6 * min(float(intensities.min()), ridge / 8), 1.8 * max(float(intensities.max()), 3 * ridge)
+def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
+    """Return the points measured on ``accelerator`` in the chosen setting, with their share of its roof and doubts."""
+    same = dataclasses.replace(
+        selection, dtype=chosen.dtype, tokens=chosen.tokens, head_dim=chosen.head_dim, seq_len=chosen.seq_len
+    )
+    rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
+    rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
+    rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
+    if rows.empty:
+        raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
+    reached = [each._asdict() for each in rows.itertuples(index=False)]
+    return rows.assign(
+        share=[100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached],
+        doubt=[doubt(row, accelerator) for row in reached],
+        device=accelerator.key,
+    )
 
 
-def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: float, *, main: bool) -> None:
+def _roof_at(row: dict[str, Any], accelerator: Accelerator) -> float:
+    """Return min(beta I, alpha) in FLOP/s at a row's intensity; alpha is the vector rate without matrix products."""
+    peak = accelerator.peak_flops(row["dtype"]) if row["tensor_flops"] else accelerator.vector_flops
+    return min(accelerator.bandwidth_bytes_s * row["intensity"], peak or math.inf)
+
+
+def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
+    """Return why a measured point should not be believed as it is drawn, or None.
+
+    A row may say so itself (:func:`.runtime_model.suspect_reason`). Else it is held to the measured roof, where there
+    is one, and to the time that its compulsory bytes take at the measured bandwidth (specified, where none was
+    measured). The CPU's rates are no limits, so its rows are not held to them.
+    """
+    if isinstance(row["suspect"], str):
+        return row["suspect"]
+    if accelerator.key == "cpu":
+        return None
+    measured = accelerator.measured
+    bandwidth = measured.bandwidth_bytes_s if measured else accelerator.bandwidth_bytes_s
+    alpha = measured.matrix_flops.get(row["dtype"]) if measured and row["tensor_flops"] else None
+    if alpha is not None:
+        roof = min(bandwidth * row["intensity"], alpha)
+        if row["tflops"] * 1e12 > SUSPECT_MARGIN * roof:
+            return f"{row['tflops']:.0f} TFLOP/s is above the measured roof of {rate(roof, 'FLOP/s')} at its intensity"
+    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if row[name] == row[name] and row[name] is not None}
+    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
+    counted = count_case(row["op"], row["impl"], row["mode"], row["dtype"], state_dtype, sizes)
+    least_ms = 0.0 if counted is None else 1e3 * counted.compulsory_bytes / bandwidth
+    if row["time_ms"] * SUSPECT_MARGIN < least_ms:
+        return f"{row['time_ms']:.4g} ms is less than the {least_ms:.4g} ms of the compulsory bytes"
+    return None
+
+
+def _trajectories(rows: pd.DataFrame, *, hollow: bool) -> list[Line]:
+    """Return a line per implementation, FLOP/s over intensity in the order of chunk size."""
+    labelled = None if hollow else _longest_trajectory(rows)
+    lines = []
+    for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
+        line = line.sort_values("chunk_size")
+        ends = None
+        if (op, impl) == labelled:
+            ends = (f"L = {binary(line['chunk_size'].iloc[0])}", f"L = {binary(line['chunk_size'].iloc[-1])}")
+        lines.append(
+            Line(
+                x=line["intensity"].tolist(),
+                y=line["tflops"].tolist(),
+                style=_style(str(op), str(impl), line, hollow=hollow),
+                ends=ends,
+                ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist(),
+            )
+        )
+    return lines
+
+
+def _style(op: str, impl: str, line: pd.DataFrame, *, hollow: bool) -> SeriesStyle:
+    style = series_style(op, impl)
+    if not hollow:
+        return style
+    return dataclasses.replace(style, hollow=True, label=f"{style.label}, {line['device'].iloc[0]}")
+
+
+def _shares(rows: pd.DataFrame, chunks: Sequence[float], *, hollow: bool) -> list[Line]:
+    """Return a line per implementation, % of the roof over chunk size; beyond the chunks those without any."""
+    beyond = 2 * max(chunks, default=8)
+    lines = []
+    for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
+        line = line.assign(chunk=line["chunk_size"].astype(float).fillna(beyond)).sort_values("chunk")
+        style = _style(str(op), str(impl), line, hollow=hollow)
+        lines.append(Line(x=line["chunk"].tolist(), y=line["share"].tolist(), style=style))
+    return lines
+
+
+def _share_axis(axes: Axes, chunks: Sequence[float]) -> None:
+    """Name the place of implementations without a chunk axis, and draw the roof."""
+    beyond = 2 * max(chunks, default=8)
+    ticks = [tick for tick in axes.get_xticks() if tick < beyond]
+    if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
+        ticks = ticks[:-1]
+    axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
+    axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
+
+
+def _roofs(axes: Axes, *, accelerators: Sequence[Accelerator], dtype: str, low: float, high: float) -> None:
+    for n, accelerator in reversed(list(enumerate(accelerators))):
+        _roof(axes, accelerator, dtype, low, high, main=n == 0, named=len(accelerators) > 1)
+
+
+def _roof(
+    axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: float, *, main: bool, named: bool
+) -> None:
     """Draw min(beta I, alpha): specified solid, measured dashed, labelled along both legs."""
     peak, bandwidth = accelerator.peak_flops(dtype), accelerator.bandwidth_bytes_s
     if peak is None:
@@ -116,17 +228,18 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
     colour = INK if main else MUTED
     xs = [low, ridge, high]
     axes.plot(xs, [min(bandwidth * x, peak) / 1e12 for x in xs], color=colour, linewidth=1.3 if main else 0.8, zorder=2)
+    name = f"{accelerator.name.removeprefix('NVIDIA ')} " if named else ""
+    axes.annotate(
+        f"{name}{rate(peak, 'FLOP/s')}",
+        (high, peak / 1e12),
+        xytext=(-3, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize="small" if main else "x-small",
+        color=colour,
+    )
     if not main:
-        axes.annotate(
-            accelerator.name.removeprefix("NVIDIA "),
-            (high, peak / 1e12),
-            xytext=(-2, 2),
-            textcoords="offset points",
-            ha="right",
-            va="bottom",
-            fontsize=7,
-            color=MUTED,
-        )
         return
     measured = _measured_beside(accelerator, dtype)
     if measured is not None:
@@ -134,18 +247,8 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
         xs = [low, reached / copied, high]
         ys = [min(copied * x, reached) / 1e12 for x in xs]
         axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
-    axes.annotate(
-        rate(peak, "FLOP/s"),
-        (high, peak / 1e12),
-        xytext=(-3, 3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=7.5,
-        color=INK,
-    )
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
-    start = low * (ridge / low) ** 0.5
+    start = low * (ridge / low) ** 0.12
     axes.annotate(
         rate(bandwidth, "B/s"),
         (start, bandwidth * start / 1e12),
@@ -156,7 +259,7 @@ def _roof(axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: fl
         transform_rotates_text=True,
         ha="left",
         va="bottom",
-        fontsize=7.5,
+        fontsize="small",
         color=INK,
     )
     if accelerator.vector_flops < peak:
@@ -175,34 +278,13 @@ def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
     axes.annotate(
         f"{rate(accelerator.vector_flops, 'FLOP/s')} fp32 vector",
         (high, accelerator.vector_flops / 1e12),
-        xytext=(-3, 3),
+        xytext=(-3, 2),
         textcoords="offset points",
         ha="right",
         va="bottom",
-        fontsize=7,
+        fontsize="x-small",
         color=MUTED,
     )
-
-
-def _points(axes: Axes, points: pd.DataFrame) -> None:
-    labelled = _longest_trajectory(points)
-    for (op, impl), line in points.groupby(["op", "impl"], sort=True):
-        style = series_style(str(op), str(impl))
-        line = line.sort_values("chunk_size")
-        axes.plot(line["intensity"], line["tflops"], zorder=4 if style.width > 1.5 else 3, **style.line())
-        if (op, impl) == labelled:
-            label_ends(axes, line["chunk_size"], line["intensity"], line["tflops"], style.colour)
-    for row in points[points["suspect"].notna()].itertuples():
-        axes.plot(
-            [row.intensity],
-            [row.tflops],
-            marker="o",
-            markersize=11,
-            markerfacecolor="none",
-            markeredgecolor=WARNING,
-            zorder=5,
-        )
-    axes.grid(color=GRID)
 
 
 def _longest_trajectory(points: pd.DataFrame) -> object:
@@ -215,22 +297,34 @@ def _longest_trajectory(points: pd.DataFrame) -> object:
     return None if groups.empty else groups.index[-1]
 
 
-def _roofline_note(frame: pd.DataFrame, points: pd.DataFrame, accelerator: Accelerator, dtype: str) -> str:
+def _note(
+    frame: pd.DataFrame,
+    points: Sequence[tuple[Accelerator, pd.DataFrame]],
+    accelerators: Sequence[Accelerator],
+    dtype: str,
+) -> str:
+    main = accelerators[0]
     parts = []
-    measured = _measured_beside(accelerator, dtype)
+    if any(rows["chunk_size"].isna().any() for _, rows in points):
+        parts.append("None: no chunk axis.")
+    measured = _measured_beside(main, dtype)
     if measured is not None:
         parts.append(
             f"Dashed: measured, {rate(measured.matrix_flops[dtype], 'FLOP/s')} and "
             f"{rate(measured.bandwidth_bytes_s, 'B/s')} ({measured.source})."
         )
-    elif accelerator.is_measured:
-        parts.append(f"The roof is measured: {accelerator.source}.")
-    elsewhere = ok_rows(frame[frame["device_accelerator"] != accelerator.key])
+    elif main.is_measured:
+        parts.append(f"The roof is measured: {main.source}.")
+    bare = [each.name for each in accelerators if each.key not in {known.key for known, _ in points}]
+    if bare:
+        parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
+    elsewhere = ok_rows(frame[~frame["device_accelerator"].isin([each.key for each in accelerators])])
     if not elsewhere.empty:
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
         many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
         parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
-    suspects = points[points["suspect"].notna()]
-    for row in suspects.itertuples():
-        parts.append(f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}.")
+    for _, rows in points:
+        for row in rows[rows["doubt"].notna()].itertuples():
+            chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
+            parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
     return " ".join(parts)

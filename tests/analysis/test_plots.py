@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
-from lrbench.analysis.figure_style import FORMATS, OPERATION_LABELS, save_figure, series_label, series_style
-from lrbench.analysis.plots import KINDS, Selection, failure_note, plot
-from lrbench.analysis.roofline import roofline
+from lrbench.analysis.figure_style import FORMATS, alt_text, save_figure, series_label
+from lrbench.analysis.plots import RESULT_KINDS, Selection, plot
+from lrbench.analysis.selection import failure_note
 
 from . import rows as made
+from .figures import lines, text
 
 
 @pytest.fixture(scope="module")
 def sweep() -> pd.DataFrame:
     return made.frame(made.default_sweep())
-
-
-def lines(figure: Figure, panel: int) -> dict[str, list[tuple[float, float]]]:
-    """Return label -> points of a panel's labelled lines."""
-    return {
-        str(line.get_label()): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        for line in figure.axes[panel].lines
-        if not str(line.get_label()).startswith("_")
-    }
-
-
-def text(figure: Figure) -> str:
-    return " ".join(" ".join(t.get_text().split()) for t in figure.texts)
 
 
 def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFrame) -> None:
@@ -64,7 +54,7 @@ def figure_label(figure: Figure) -> str:
     return figure.axes[0].get_ylabel()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RESULT_KINDS)
 def test_failures_are_named(sweep: pd.DataFrame, kind: str) -> None:
     said = text(plot(kind, sweep, Selection(ops=("mlstm_exp", "mlstm_sig"))))
     assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
@@ -127,57 +117,6 @@ def test_empty_selections_are_refused(sweep: pd.DataFrame) -> None:
         plot("head-dim", sweep[sweep["head_dim_v"] == 256])
 
 
-def test_roofline_points_are_the_rows(sweep: pd.DataFrame) -> None:
-    figure = roofline(sweep, "h200", Selection(head_dim=256))
-    drawn = lines(figure, 0)
-    tfla = sweep[
-        (sweep["op"] == "mlstm_sig")
-        & (sweep["impl"] == "tfla")
-        & (sweep["mode"] == "fw")
-        & (sweep["seq_len"] == 8192)
-        & (sweep["head_dim_v"] == 256)
-    ].sort_values("chunk_size")
-    assert drawn[series_label("mlstm_sig", "tfla")] == list(zip(tfla["intensity"], tfla["tflops"], strict=True))
-    assert max(max(line.get_ydata()) for line in figure.axes[0].lines) == pytest.approx(989)
-    assert "Dashed: measured, 790 TFLOP/s and 4.29 TB/s" in text(figure)
-
-
-def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
-    cpu_case = made.case("mlstm_sig", "torch", dtype="fp32")
-    cpu = made.frame([made.row(cpu_case, accelerator="cpu", time_ms=50.0)])
-    with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
-        roofline(cpu, "h200")
-    figure = roofline(pd.concat([sweep, cpu], ignore_index=True), "h200", Selection(head_dim=256))
-    assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
-    assert "1 row measured on another device" in text(figure)
-
-
-def test_suspect_rows_are_ringed(sweep: pd.DataFrame) -> None:
-    suspect = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
-    assert suspect["suspect"].notna().all()
-    figure = roofline(suspect, "h200")
-    assert "Ringed, suspect: tfla fw: " in text(figure)
-
-
-def test_styles_are_the_same_everywhere_and_tell_implementations_apart() -> None:
-    known = [
-        *((op, impl) for op in ("mlstm_sig", "mlstm_exp") for impl in ("tfla", "limit_chunk", "torch", "parallel")),
-        ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),
-        ("mlstm_exp", "mlstm_kernels.xl_chunk"),
-        ("mlstm_exp", "mlstm_kernels.limit_chunk"),
-        ("gla", "fla.chunk_gla"),
-        ("gla", "fla.fused_chunk_gla"),
-        ("attention", "torch.sdpa_flash"),
-        ("attention", "torch.sdpa_cudnn"),
-        ("attention", "flash_attn.v2"),
-        ("attention", "flash_attn.v4"),
-    ]
-    looks = {(s.colour, s.marker, str(s.dashes)) for s in (series_style(op, impl) for op, impl in known)}
-    assert len(looks) == len(known)
-    assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
-    assert len(set(OPERATION_LABELS.values())) == len(OPERATION_LABELS)
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_figures_are_reproducible_files(sweep: pd.DataFrame, tmp_path: Path, suffix: str) -> None:
     files = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
@@ -185,6 +124,22 @@ def test_figures_are_reproducible_files(sweep: pd.DataFrame, tmp_path: Path, suf
         save_figure(plot("chunk-size", sweep), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].stat().st_size > 5000
+
+
+def test_files_carry_the_alt_text(sweep: pd.DataFrame, tmp_path: Path) -> None:
+    figure = plot("runtime", sweep, Selection(head_dim=256, ops=("mlstm_sig",)))
+    said = alt_text(figure)
+    assert said.startswith("Runtime over sequence length (NVIDIA H200 SXM")
+    assert "time per call (ms) over sequence length T (tokens), panels forward, forward + backward; 3 lines" in said
+    assert "(mLSTMsig · lrbench tfla) to" in said
+    assert said.endswith(".")
+    assert "\n" not in said
+    png, svg = save_figure(figure, tmp_path / "a.png"), save_figure(figure, tmp_path / "a.svg")
+    with Image.open(png) as image:
+        assert image.text["Description"] == said
+    root = ElementTree.parse(svg).getroot()
+    assert root.findtext("{http://www.w3.org/2000/svg}desc") == said
+    assert root.findtext("{http://www.w3.org/2000/svg}title") == said
 
 
 def test_other_endings_are_refused(sweep: pd.DataFrame, tmp_path: Path) -> None:
@@ -197,9 +152,47 @@ def test_trade_off_runs_from_much_memory_to_little_over_chunk_size(sweep: pd.Dat
     points = lines(figure, 0)[series_label("mlstm_sig", "tfla")]
     memory = [x for x, _ in points]
     assert memory == sorted(memory, reverse=True)
-    labels = {text.get_text() for text in figure.axes[0].texts}
-    assert {"L = 64", "L = 128", "L = 1k"} <= labels
+    # Of lines of two points the ends say nothing that the others do not.
+    assert {text.get_text() for text in figure.axes[0].texts} == {"L = 64", "L = 1k"}
     assert series_label("attention", "flash_attn.v4") not in lines(figure, 0)
+
+
+def test_runtime_and_memory_stand_over_one_another(sweep: pd.DataFrame) -> None:
+    """Figures 15 and 16: the same implementations in every panel, memory under runtime."""
+    figure = plot("runtime-memory", sweep, Selection(head_dim=512))
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["time per call (ms)", "", "peak memory (GiB)", ""]
+    assert [set(lines(figure, panel)) for panel in (0, 1)] == [set(lines(figure, panel)) for panel in (2, 3)]
+    one = plot("runtime-memory", sweep, Selection(head_dim=512, modes=("fwbw",)))
+    assert [axes.get_title(loc="left") for axes in one.axes] == [
+        "Forward + backward: runtime",
+        "Forward + backward: memory",
+    ]
+
+
+def test_rate_work_and_time_belong_together(sweep: pd.DataFrame) -> None:
+    """Figure 23: TFLOP/s x ms = GFLOP at every chunk size."""
+    figure = plot("rate", sweep, Selection(head_dim=256, ops=("mlstm_sig",), modes=("fw",)))
+    rate, work, time = (dict(lines(figure, panel)[series_label("mlstm_sig", "tfla")]) for panel in range(3))
+    assert set(rate) == set(work) == set(time) == set(map(float, made.CHUNKS))
+    for chunk in rate:
+        assert rate[chunk] * time[chunk] * 1e-3 == pytest.approx(work[chunk])
+
+
+def test_suspect_points_are_ringed_and_explained(sweep: pd.DataFrame) -> None:
+    impossible = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
+    figure = plot("runtime", impossible)
+    assert "Ringed, suspect: tfla fw: " in text(figure)
+    rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
+    assert "Ringed" not in text(plot("runtime", sweep))
+
+
+def test_kinds_need_results_or_refuse_them(sweep: pd.DataFrame) -> None:
+    with pytest.raises(ValueError, match="results must name files or folders for the figure runtime, got none"):
+        plot("runtime")
+    with pytest.raises(ValueError, match="results must be left out for the figure flops, which is drawn from the coun"):
+        plot("flops", sweep)
 
 
 def test_long_reasons_are_shortened() -> None:

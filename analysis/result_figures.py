@@ -1,0 +1,232 @@
+"""Figures from results: runtime and memory over sequence length, chunk size and head dim. Rooflines: :mod:`.roofline`.
+
+Every function takes a frame of result rows (:func:`.frames.load_results`) and returns a matplotlib figure. Cases that
+were not measured are named under the figure, never dropped silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .figure_layout import Line, Panel, Words, compose
+from .figure_style import binary, series_style
+from .frames import best_rows, ok_rows
+from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, unmeasured
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+LABELS = {
+    "seq_len": "sequence length T (tokens)",
+    "chunk_size": "chunk size L (tokens)",
+    "head_dim_v": "value head dim (elements)",
+}
+TIME, MEMORY = "time per call (ms)", "peak memory (GiB)"
+INCLUDED = "memory includes inputs"
+
+
+def _time_ms(rows: pd.DataFrame) -> pd.Series:
+    return rows["time_ms"]
+
+
+def _memory_gib(rows: pd.DataFrame) -> pd.Series:
+    return rows["peak_memory_bytes"] / 2**30
+
+
+def panel(
+    rows: pd.DataFrame,
+    mode: str,
+    x: str,
+    y: Callable[[pd.DataFrame], pd.Series],
+    y_label: str,
+    *,
+    title: str | None = None,
+) -> Panel:
+    """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
+    shown = rows[rows["mode"] == mode]
+    lines = []
+    for (op, impl), line in shown.groupby(["op", "impl"], sort=True):
+        line = line.sort_values(x)
+        lines.append(
+            Line(
+                x=line[x].tolist(),
+                y=y(line).tolist(),
+                style=series_style(str(op), str(impl)),
+                ringed=line["suspect"].notna().to_numpy().nonzero()[0].tolist(),
+            )
+        )
+    return Panel(
+        title=MODE_TITLES[mode] if title is None else title,
+        lines=lines,
+        x_label=LABELS[x],
+        y_label=y_label,
+        sizes=sorted(float(value) for value in set(rows[x])),
+    )
+
+
+def modes_of(rows: pd.DataFrame) -> list[str]:
+    """Return the modes that ``rows`` have, in the order of the panels."""
+    return [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
+
+
+def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
+    """Return what stands under a figure: why points are ringed, and what was not measured."""
+    said = [
+        f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
+        for row in shown[shown["suspect"].notna()].itertuples()
+    ]
+    return " ".join([*said, failure_note(unmeasured(chosen, x))]).strip()
+
+
+def _best(rows: pd.DataFrame, x: str) -> pd.DataFrame:
+    """Keep the fastest row per implementation, mode and x."""
+    return best_rows(rows, ("op", "impl", "mode", x))
+
+
+def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
+    """Choose rows at one sequence length of implementations with a chunk axis."""
+    chosen = choose(frame, selection, seq_len=True)
+    rows = chosen.rows[chosen.rows["chunk_size"].notna()]
+    if ok_rows(rows).empty:
+        raise ValueError("results must hold measured rows with a chunk size for this figure, got none")
+    return dataclasses.replace(chosen, rows=rows)
+
+
+def runtime_over_length(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime of one call over sequence length at constant tokens, every implementation at its best chunk size.
+
+    TFLA paper, figure 5.
+    """
+    chosen = choose(frame, selection)
+    rows = _best(chosen.rows, "seq_len")
+    words = Words(
+        title="Runtime over sequence length",
+        setting=describe(chosen, "best chunk size each", "median"),
+        note=notes(chosen, "seq_len", rows),
+    )
+    return compose([[panel(rows, mode, "seq_len", _time_ms, TIME) for mode in modes_of(rows)]], words, width)
+
+
+def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
+    chosen = choose(frame, selection)
+    rows = _with_memory(_best(chosen.rows, "seq_len"))
+    words = Words(
+        title="Memory over sequence length",
+        setting=describe(chosen, "fastest chunk size each", INCLUDED),
+        note=notes(chosen, "seq_len", rows),
+    )
+    return compose([[panel(rows, mode, "seq_len", _memory_gib, MEMORY) for mode in modes_of(rows)]], words, width)
+
+
+def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
+    chosen = choose(frame, selection)
+    rows = _with_memory(_best(chosen.rows, "seq_len"))
+    words = Words(
+        title="Runtime and memory over sequence length",
+        setting=describe(chosen, "fastest chunk size each", "median time", INCLUDED),
+        note=notes(chosen, "seq_len", rows),
+    )
+    modes = modes_of(rows)
+    if len(modes) == 1:
+        title = MODE_TITLES[modes[0]]
+        pair = ((_time_ms, TIME, f"{title}: runtime"), (_memory_gib, MEMORY, f"{title}: memory"))
+        return compose([[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words, width)
+    grid = [
+        [panel(rows, mode, "seq_len", y, label) for mode in modes]
+        for y, label in ((_time_ms, TIME), (_memory_gib, MEMORY))
+    ]
+    return compose(grid, words, width)
+
+
+def _with_memory(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows[rows["peak_memory_bytes"].notna()]
+    if rows.empty:
+        raise ValueError("results must hold rows with measured memory for this figure, got none")
+    return rows
+
+
+def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime of one call over chunk size, implementations with a chunk axis."""
+    chosen = _chunked(frame, selection)
+    rows = _best(chosen.rows, "chunk_size")
+    words = Words(
+        title="Runtime over chunk size",
+        setting=describe(chosen, "median"),
+        note=notes(chosen, "chunk_size", rows),
+    )
+    return compose([[panel(rows, mode, "chunk_size", _time_ms, TIME) for mode in modes_of(rows)]], words, width)
+
+
+def memory_against_runtime(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
+    chosen = _chunked(frame, selection)
+    rows = _with_memory(_best(chosen.rows, "chunk_size"))
+    row_of_panels = []
+    for mode in modes_of(rows):
+        over_chunks = panel(rows, mode, "chunk_size", _time_ms, TIME)
+        memory = panel(rows, mode, "chunk_size", _memory_gib, MEMORY)
+        lines = []
+        for time, held in zip(over_chunks.lines, memory.lines, strict=True):
+            named = time.style.bold and len(time.x) > 2
+            ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
+            lines.append(dataclasses.replace(time, x=held.y, ends=ends))
+        row_of_panels.append(dataclasses.replace(over_chunks, lines=lines, x_label=MEMORY, sizes=None, leaders=False))
+    words = Words(
+        title="Runtime against memory, over chunk size",
+        setting=describe(chosen, "median time", INCLUDED),
+        note=notes(chosen, "chunk_size", rows),
+    )
+    return compose([row_of_panels], words, width)
+
+
+def runtime_over_head_dim(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime of one call over value head dim at constant embedding dim, every implementation at its best chunk size.
+
+    Implementations with one head dim only are left out. TFLA paper, figure 17.
+    """
+    chosen = choose(frame, selection, head_dim=False, seq_len=True)
+    rows = chosen.rows
+    several = rows.groupby(["op", "impl"])["head_dim_v"].transform("nunique") > 1
+    rows = rows[several]
+    if ok_rows(rows).empty:
+        raise ValueError("results must hold more than one head dim for this figure, got one")
+    chosen = dataclasses.replace(chosen, rows=rows)
+    best = _best(rows, "head_dim_v")
+    words = Words(
+        title="Runtime over head dim",
+        setting=describe(chosen, "best chunk size each", "median"),
+        note=notes(chosen, "head_dim_v", best),
+    )
+    return compose([[panel(best, mode, "head_dim_v", _time_ms, TIME) for mode in modes_of(best)]], words, width)
+
+
+def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
+    chosen = _chunked(frame, selection)
+    rows = _best(chosen.rows, "chunk_size")
+    rows = rows[rows["flops"].notna()]
+    if rows.empty:
+        raise ValueError("results must hold counted rows for this figure, got none")
+    quantities: tuple[tuple[Callable[[pd.DataFrame], pd.Series], str, str], ...] = (
+        (lambda rows: rows["tflops"], "TFLOP/s", "rate"),
+        (lambda rows: rows["flops"] / 1e12, "TFLOP per call", "work"),
+        (_time_ms, TIME, "time"),
+    )
+    grid = [
+        [
+            panel(rows, mode, "chunk_size", y, label, title=f"{MODE_TITLES[mode]}: {what}")
+            for y, label, what in quantities
+        ]
+        for mode in modes_of(rows)
+    ]
+    words = Words(
+        title="FLOP/s, FLOPs and runtime over chunk size",
+        setting=describe(chosen, "counted FLOPs", "median"),
+        note=notes(chosen, "chunk_size", rows),
+    )
+    return compose(grid, words, width)

@@ -1,0 +1,438 @@
+"""Figures from the counts and the runtime model alone: how FLOPs, intensity and the best chunk length depend on sizes.
+
+They are the TFLA paper's figures 18 to 21, 24 and 25, for any chunkwise operation. :func:`runtime_over_chunk_size`
+takes measured rows to stand beside the model where there are some.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .accelerators import Accelerator, get_accelerator
+from .chunk_size import check_chunkwise, coefficients, feasible_chunks
+from .counts import FORMULATIONS, Count, count
+from .counts.formulations import is_counted, one_of
+from .counts.model import DTYPE_BYTES
+from .figure_layout import Line, Panel, Words, compose
+from .figure_style import CURVES, MUTED, OPERATION_LABELS, SeriesStyle, curve_style, series_style
+from .frames import best_rows, latest_rows
+from .runtime_model import runtime_model
+from .selection import MODE_TITLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
+CHUNK = "chunk size L (tokens)"
+OPTIMUM = "best chunk size L (tokens)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theory:
+    """The problem that a figure of the model is about; the paper's 7B model unless said otherwise.
+
+    Attributes:
+        gpus: accelerators, keys or aliases.
+        head_dim, head_dim_qk: value and query-key head dim; ``head_dim_qk`` None: half of it for mLSTM, else equal.
+        tokens: batch x sequence length; with heads of ``head_dim`` the embedding dim is 4096.
+        causal_factor: share of the causal square that is computed, in [0.5, 1].
+    """
+
+    op: str = "mlstm_sig"
+    gpus: tuple[str, ...] = ("a100", "h100", "b200")
+    head_dim: int = 512
+    head_dim_qk: int | None = None
+    seq_len: int = 8192
+    tokens: int = 65536
+    mode: str = "fw"
+    dtype: str = "bf16"
+    state_dtype: str = "fp32"
+    causal_factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what no chunkwise problem has.
+
+        Raises:
+            ValueError: with the name of the field, what it must be and what it is.
+        """
+        for name in ("head_dim", "head_dim_qk", "seq_len", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value}")
+        if not self.gpus:
+            raise ValueError("gpu must name at least one accelerator, got none")
+        if not 0.5 <= self.causal_factor <= 1:
+            raise ValueError(f"causal_factor must be in [0.5, 1], got {self.causal_factor}")
+        one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
+        one_of("state_dtype", self.state_dtype, tuple(DTYPE_BYTES))
+        check_chunkwise(self.op, self.mode)
+
+    @property
+    def share(self) -> float:
+        """p_qk = d_qk / d_hv."""
+        if self.head_dim_qk is not None:
+            return self.head_dim_qk / self.head_dim
+        return 0.5 if self.op in ("mlstm_sig", "mlstm_exp") else 1.0
+
+    def accelerators(self) -> list[Accelerator]:
+        """Return the accelerators named; ValueError for an unknown one."""
+        return [get_accelerator(name) for name in dict.fromkeys(self.gpus)]
+
+    def setting(self, *parts: str) -> str:
+        """Return what holds for a whole figure."""
+        name = OPERATION_LABELS.get(self.op, self.op)
+        return " · ".join((f"{name} {MODE_TITLES[self.mode].lower()}", *parts))
+
+
+def _key_dim(head_dim: int, share: float) -> int:
+    return max(1, round(share * head_dim))
+
+
+def _counted(
+    theory: Theory, formulation: str, head_dim: int, chunk_size: int | None, *, heads: int, batch: int
+) -> Count:
+    return count(
+        theory.op,
+        formulation=formulation,
+        mode=theory.mode,
+        seq_len=theory.seq_len,
+        batch=batch,
+        num_heads=heads,
+        head_dim_qk=_key_dim(head_dim, theory.share),
+        head_dim_v=head_dim,
+        chunk_size=chunk_size,
+        dtype=theory.dtype,
+        state_dtype=theory.state_dtype,
+        causal_factor=None if formulation == "recurrent" else theory.causal_factor,
+    )
+
+
+def _closed(theory: Theory, head_dim: int, *, intensity: float | None = None, share: float | None = None) -> float:
+    """Return L_opt,FLOP, or L_opt,Runtime at an accelerator's intensity."""
+    each = coefficients(
+        theory.op,
+        head_dim_qk=_key_dim(head_dim, theory.share if share is None else share),
+        head_dim_v=head_dim,
+        causal_factor=theory.causal_factor,
+        dtype=theory.dtype,
+        state_dtype=theory.state_dtype,
+        mode=theory.mode,
+    )
+    return each.flop_optimal() if intensity is None else each.runtime_optimal(intensity)
+
+
+def _dtype_on(accelerator: Accelerator, dtype: str) -> str:
+    """Return the dtype whose rate an accelerator is drawn at: a part without bf16 (V100) at its fp16 rate, as in 25."""
+    for name in (dtype, "fp16") if dtype == "bf16" else (dtype,):
+        if accelerator.peak_flops(name) is not None:
+            return name
+    known = ", ".join(accelerator.matrix_flops)
+    raise ValueError(f"dtype must be one of {known} on {accelerator.key}, got {dtype!r}")
+
+
+def _intensity(accelerator: Accelerator, dtype: str) -> float:
+    found = accelerator.intensity(_dtype_on(accelerator, dtype))
+    assert found is not None
+    return found
+
+
+def _short(accelerator: Accelerator) -> str:
+    return accelerator.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def _powers(low: int, high: int) -> list[int]:
+    return [2**n for n in range(low.bit_length() - 1, high.bit_length()) if low <= 2**n <= high]
+
+
+def flops_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
+    """FLOPs of the chunkwise form over chunk size, between the recurrent and the parallel form's (TFLA, figure 18)."""
+    chunks = _powers(1, theory.seq_len)
+    constant = [
+        f for f in ("recurrent", "parallel") if f in FORMULATIONS[theory.op] and is_counted(theory.op, f, theory.mode)
+    ]
+    panels = []
+    for head_dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
+        lines = [
+            Line(
+                x=chunks,
+                y=[_counted(theory, "chunkwise", head_dim, chunk, heads=1, batch=1).flops / 1e9 for chunk in chunks],
+                style=curve_style(0, "chunkwise"),
+            )
+        ]
+        for n, formulation in enumerate(constant, start=1):
+            flops = _counted(theory, formulation, head_dim, None, heads=1, batch=1).flops / 1e9
+            lines.append(
+                Line(x=[chunks[0], chunks[-1]], y=[flops, flops], style=curve_style(n, formulation, dashed=True))
+            )
+        panels.append(
+            Panel(
+                title=f"head dim {_key_dim(head_dim, theory.share)} (qk), {head_dim} (v)",
+                lines=lines,
+                x_label=CHUNK,
+                y_label="GFLOP per head",
+                sizes=chunks,
+            )
+        )
+    values = [value for panel in panels for line in panel.lines for value in line.y]
+    limits = (0.7 * min(values), 1.4 * max(values))
+    words = Words(
+        title="FLOPs between the recurrent and the parallel form",
+        setting=theory.setting(f"T = {theory.seq_len:,}", f"causal factor {theory.causal_factor:g}"),
+    )
+    return compose([[dataclasses.replace(panel, y_limits=limits) for panel in panels]], words, width)
+
+
+def flop_optimal_over_head_dim(theory: Theory, width: float | None = None) -> Figure:
+    """The chunk size of least FLOPs over head dim, for two ratios d_qk / d_v and three causal factors (TFLA, 19)."""
+    panels = []
+    for share in (0.5, 1.0):
+        lines = []
+        for n, factor in enumerate((0.5, 0.75, 1.0)):
+            each = dataclasses.replace(theory, causal_factor=factor)
+            optima = [_closed(each, head_dim, share=share) for head_dim in HEAD_DIMS]
+            lines.append(Line(x=HEAD_DIMS, y=optima, style=curve_style(n, f"causal factor {factor:g}")))
+        panels.append(
+            Panel(
+                title=f"d_qk = {share:g} d_v",
+                lines=lines,
+                x_label="value head dim d_v (elements)",
+                y_label=OPTIMUM,
+                sizes=HEAD_DIMS,
+            )
+        )
+    words = Words(
+        title="FLOP-optimal chunk size over head dim", setting=theory.setting("closed form, grows as the square root")
+    )
+    return compose([_same_limits(panels)], words, width)
+
+
+def runtime_optimal_over_head_dim(theory: Theory, width: float | None = None) -> Figure:
+    """The chunk size of least modelled time over head dim, by accelerator and dtype of states (TFLA, figure 24)."""
+    panels = []
+    for state_dtype in ("fp32", "bf16"):
+        each = dataclasses.replace(theory, state_dtype=state_dtype)
+        lines = []
+        for n, accelerator in enumerate(theory.accelerators()):
+            intensity = _intensity(accelerator, theory.dtype)
+            optima = [_closed(each, head_dim, intensity=intensity) for head_dim in HEAD_DIMS]
+            lines.append(Line(x=HEAD_DIMS, y=optima, style=curve_style(n, _short(accelerator))))
+        optima = [_closed(each, head_dim) for head_dim in HEAD_DIMS]
+        lines.append(
+            Line(
+                x=HEAD_DIMS, y=optima, style=dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2)
+            )
+        )
+        panels.append(
+            Panel(
+                title=f"{state_dtype} states",
+                lines=lines,
+                x_label="value head dim d_v (elements)",
+                y_label=OPTIMUM,
+                sizes=HEAD_DIMS,
+            )
+        )
+    words = Words(
+        title="Runtime-optimal chunk size over head dim",
+        setting=theory.setting(
+            f"d_qk = {theory.share:g} d_v", theory.dtype, f"causal factor {theory.causal_factor:g}", "closed form"
+        ),
+    )
+    return compose([_same_limits(panels)], words, width)
+
+
+def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -> Figure:
+    """The chunk size of least modelled time over an accelerator's FLOP per byte, by head dim (TFLA, figure 25)."""
+    marked = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
+    low, high = 0.6 * min(50.0, *(i for _, i in marked)), 1.6 * max(500.0, *(i for _, i in marked))
+    xs = [low * (high / low) ** (n / 60) for n in range(61)]
+    dims = HEAD_DIMS[1:]
+    lines = [
+        Line(
+            x=xs,
+            y=[_closed(theory, head_dim, intensity=x) for x in xs],
+            style=curve_style(n, f"d_v = {head_dim}"),
+        )
+        for n, head_dim in enumerate(dims)
+    ]
+    panel = Panel(
+        title="",
+        lines=lines,
+        x_label="accelerator intensity (FLOP per byte)",
+        y_label=OPTIMUM,
+        x_limits=(low, high),
+        # Below the lines there is room for the accelerators' names.
+        y_limits=(0.22 * min(min(line.y) for line in lines), 1.25 * max(max(line.y) for line in lines)),
+        decorate=lambda axes: _mark_intensities(axes, marked, vertical=True),
+    )
+    words = Words(
+        title="Runtime-optimal chunk size over accelerator intensity",
+        setting=theory.setting(
+            f"d_qk = {theory.share:g} d_v",
+            f"{theory.state_dtype} states",
+            f"causal factor {theory.causal_factor:g}",
+            "closed form",
+        ),
+    )
+    return compose([[panel]], words, width or 6.6)
+
+
+def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
+    """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
+    marked = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
+    chunks = list(feasible_chunks(theory.seq_len))
+    panels = []
+    for state_dtype in ("fp32", "bf16"):
+        each = dataclasses.replace(theory, state_dtype=state_dtype)
+        lines = [
+            Line(
+                x=chunks,
+                y=[_counted(each, "chunkwise", head_dim, chunk, heads=1, batch=1).intensity for chunk in chunks],
+                style=curve_style(n, f"d_v = {head_dim}"),
+            )
+            for n, head_dim in enumerate((64, 128, 256, 512))
+        ]
+        panels.append(
+            Panel(
+                title=f"{state_dtype} states",
+                lines=lines,
+                x_label=CHUNK,
+                y_label="FLOP per byte moved",
+                sizes=chunks,
+                decorate=lambda axes: _mark_intensities(axes, marked, vertical=False),
+            )
+        )
+    words = Words(
+        title="Arithmetic intensity over chunk size",
+        setting=theory.setting(
+            f"T = {theory.seq_len:,}", f"d_qk = {theory.share:g} d_v", f"causal factor {theory.causal_factor:g}"
+        ),
+        note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
+    )
+    return compose([_same_limits(panels)], words, width)
+
+
+def _mark_intensities(axes: Axes, marked: Sequence[tuple[str, float]], *, vertical: bool) -> None:
+    """Draw accelerators' intensities as thin lines with their names; those within 5 % of one another share a label."""
+    groups: list[list[tuple[str, float]]] = []
+    for each in sorted(marked, key=lambda each: each[1]):
+        if groups and each[1] < 1.05 * groups[-1][0][1]:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    previous, turn = 0.0, 0
+    for group in groups:
+        intensity = group[0][1]
+        # Beside one another, names take turns in where along the line they stand.
+        turn = 1 - turn if not vertical and intensity < 1.4 * previous else 0
+        previous = intensity
+        line, transform = (
+            (axes.axvline, axes.get_xaxis_transform()) if vertical else (axes.axhline, axes.get_yaxis_transform())
+        )
+        for _, place in group:
+            line(place, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            ", ".join(f"{name} ({place:.0f})" for name, place in group),
+            (intensity, 0.02) if vertical else (0.02 + 0.42 * turn, intensity),
+            xycoords=transform,
+            xytext=(-1, 0) if vertical else (0, 1),
+            textcoords="offset points",
+            rotation=90 if vertical else 0,
+            ha="right" if vertical else "left",
+            va="bottom",
+            fontsize="x-small",
+            color=MUTED,
+        )
+
+
+def _same_limits(panels: Sequence[Panel]) -> list[Panel]:
+    values = [value for panel in panels for line in panel.lines for value in line.y]
+    limits = (0.8 * min(values), 1.25 * max(values))
+    return [dataclasses.replace(panel, y_limits=limits) for panel in panels]
+
+
+def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, width: float | None = None) -> Figure:
+    """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
+
+    Args:
+        frame: result rows; their devices are drawn as well, in the colour of their model. None: the model alone.
+
+    Raises:
+        ValueError: no row of ``frame`` is of this problem.
+    """
+    heads, batch = max(1, 4096 // theory.head_dim), max(1, theory.tokens // theory.seq_len)
+    measured = None if frame is None else _same_problem(frame, theory, heads, batch)
+    keys = [each.key for each in theory.accelerators()]
+    keys += [] if measured is None else [key for key in measured["device_accelerator"].unique() if key not in keys]
+    chunks = list(feasible_chunks(theory.seq_len))
+    counted = [_counted(theory, "chunkwise", theory.head_dim, chunk, heads=heads, batch=batch) for chunk in chunks]
+    lines = []
+    for n, key in enumerate(keys):
+        accelerator = get_accelerator(key)
+        dtype = _dtype_on(accelerator, theory.dtype)
+        times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
+        lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{_short(accelerator)}, model")))
+        if measured is not None:
+            lines += _measured_lines(measured[measured["device_accelerator"] == key], theory.op, _short(accelerator), n)
+    panel = Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)
+    words = Words(
+        title="Runtime over chunk size, model and measurement"
+        if measured is not None
+        else "Modelled runtime over chunk size",
+        setting=theory.setting(
+            f"T = {theory.seq_len:,}",
+            f"batch {batch}",
+            f"{heads} heads",
+            f"head dim {_key_dim(theory.head_dim, theory.share)} (qk), {theory.head_dim} (v)",
+            f"{theory.dtype}, {theory.state_dtype} states",
+        ),
+        note=f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
+        f"{theory.causal_factor:g}.",
+    )
+    return compose([[panel]], words, width or 6.8)
+
+
+def _same_problem(frame: pd.DataFrame, theory: Theory, heads: int, batch: int) -> pd.DataFrame:
+    """Return the fastest measured row per implementation, device and chunk size of the problem that is modelled."""
+    wanted = {
+        "op": theory.op,
+        "mode": theory.mode,
+        "dtype": theory.dtype,
+        "state_dtype": theory.state_dtype,
+        "seq_len": theory.seq_len,
+        "batch": batch,
+        "num_heads": heads,
+        "head_dim_v": theory.head_dim,
+        "head_dim_qk": _key_dim(theory.head_dim, theory.share),
+    }
+    rows = latest_rows(frame)
+    for name, value in wanted.items():
+        rows = rows[rows[name] == value]
+    rows = rows[rows["chunk_size"].notna() & rows["device_accelerator"].notna()]
+    rows = best_rows(rows, ("op", "impl", "device_accelerator", "chunk_size"))
+    if rows.empty:
+        listed = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        raise ValueError(f"results must hold measured rows of the problem that is modelled ({listed}), got none")
+    return rows
+
+
+def _measured_lines(rows: pd.DataFrame, op: str, device: str, index: int) -> list[Line]:
+    lines = []
+    for impl, line in rows.groupby("impl", sort=True):
+        line = line.sort_values("chunk_size")
+        own = series_style(op, str(impl))
+        style = SeriesStyle(
+            colour=CURVES[index % len(CURVES)],
+            marker=own.marker,
+            dashes=(0, (1, 1.4)),
+            width=1.2,
+            label=f"{device}, {impl} measured",
+            bold=own.bold,
+        )
+        ringed = line["suspect"].notna().to_numpy().nonzero()[0].tolist()
+        lines.append(Line(x=line["chunk_size"].tolist(), y=line["time_ms"].tolist(), style=style, ringed=ringed))
+    return lines
