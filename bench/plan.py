@@ -376,13 +376,15 @@ def _plan_baseline(
     baseline: Baseline, request: Request, preset: Preset, modes: Sequence[str], dtypes: Sequence[str]
 ) -> Iterable[PlannedCase]:
     explicit = bool(request.impls)
-    qk_ratio = _qk_ratio(baseline.op, request.kernel)
+    swept = baseline.op if _same_sizes(baseline, request) else None
+    # What runs beside the family takes the family's sizes; what is itself swept, or is ours, its own ratio.
+    own = swept or (baseline.op if baseline.op in _family(request.kernel) else _family(request.kernel)[0])
+    qk_ratio = baselines.get_operation(own).qk_ratio
     for mode, dtype in itertools.product(_ordered(modes), dtypes):
         if not explicit and (mode not in baseline.modes or dtype not in baseline.dtypes):
             continue
         for sizes in _problems(request, preset, qk_ratio, mode):
             chunk_sizes = request.chunk_sizes or preset.chunk_sizes
-            swept = baseline.op if _same_sizes(baseline, request) else None
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
                 columns: dict[str, Any] = dict(adapted)
                 case = Case(
@@ -407,12 +409,6 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     if baseline.op in _family(request.kernel):
         return True
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
-
-
-def _qk_ratio(op: str, kernel: str) -> float:
-    """The operation's own default ratio if it is ours, else that of the family's first operation."""
-    family = _family(kernel)
-    return kernels.get_operation(op if op in family else family[0]).qk_ratio
 
 
 def _ordered(modes: Sequence[str]) -> list[str]:

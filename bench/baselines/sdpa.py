@@ -50,6 +50,7 @@ BASELINES = (
         name="torch.sdpa_cpu",
         tested="2.11.0",
         build="bench.baselines.sdpa:build_flash",
+        supports="bench.baselines.sdpa:supports_cpu",
         dtypes=("fp32", "bf16"),
         devices=("cpu",),
         settings=f"SDPBackend.FLASH_ATTENTION (torch's blocked CPU kernel), {_LAYOUT}",
@@ -57,13 +58,18 @@ BASELINES = (
 )
 
 
-def supports_flash(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
-    """Return why FlashAttention-2 cannot run these sizes, or None."""
+def supports_cpu(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why torch's blocked CPU kernel cannot run these sizes, or None."""
     if sizes["head_dim_qk"] != sizes["head_dim_v"]:
         return f"head_dim_qk must equal head_dim_v, got {sizes['head_dim_qk']} and {sizes['head_dim_v']}"
+    return None
+
+
+def supports_flash(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why FlashAttention-2 cannot run these sizes, or None."""
     if sizes["head_dim_v"] > MAX_HEAD_DIM_FLASH:
         return f"head_dim_v must be at most {MAX_HEAD_DIM_FLASH}, got {sizes['head_dim_v']}"
-    return None
+    return supports_cpu(sizes, dtype, state_dtype)
 
 
 def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

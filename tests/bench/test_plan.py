@@ -162,6 +162,15 @@ def test_operations_of_baselines_keep_their_own_sizes_unless_head_dims_are_named
     assert {c.case.head_dim_v for c in cases("cuda", ops=("attention",), head_dims=(64, 256))} == {64, 256}
 
 
+def test_an_operation_of_baselines_has_equal_head_dims_when_it_is_swept() -> None:
+    for op in ("attention", "gla"):
+        swept = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", ops=(op,), head_dims=(64,))}
+        assert swept == {(64, 64)}
+    # Beside the family it keeps the family's sizes.
+    beside = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", head_dims=(64,)) if c.case.op == "gla"}
+    assert beside == {(32, 64)}
+
+
 def test_steps_have_one_token_and_no_chunk() -> None:
     planned = cases("cuda", impls=("tfla",), modes=("step",), head_dims=(256,))
     assert {(c.case.seq_len, c.case.chunk_size) for c in planned} == {(1, None)}

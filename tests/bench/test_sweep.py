@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,14 @@ ENVIRONMENT = Environment(
     memory_bytes=2**34, torch_version="2.13.0", triton_version="3.6.0", cuda_version=None, driver_version=None,
     python_version="3.11", lrbench_version="0.1.0", git_commit="c" * 40, git_dirty=False,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_gpu() -> Iterator[None]:
+    """These sweeps are about a CPU: on a machine with a GPU their workers do not see it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
 
 
 class Silent:
@@ -171,6 +179,19 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     assert (len(outcome.records), outcome.remaining) == (1, 2)
     rest = run(tmp_path, planned, resume=True)
     assert (rest.skipped, len(rest.records), rest.remaining) == (1, 2, 0)
+
+
+def test_attention_is_measured_at_the_head_dims_asked_for(tmp_path: Path) -> None:
+    from lrbench.bench.plan import Request, plan
+
+    sizes = {"seq_lens": (64,), "head_dims": (64,), "num_heads": 1, "batch": 1, "modes": ("fw",)}
+    outcome = run(tmp_path, plan(Request(ops=("attention",), **sizes), device_kind="cpu"))
+    (record,) = outcome.records
+    assert (record.impl, record.status, record.reason) == ("torch.sdpa_cpu", "ok", None)
+    assert (record.head_dim_qk, record.head_dim_v) == (64, 64)
+    unequal = run(tmp_path, plan(Request(ops=("attention",), head_dims_qk=(32,), **sizes), device_kind="cpu"))
+    (record,) = unequal.records
+    assert (record.status, record.reason) == ("unsupported", "head_dim_qk must equal head_dim_v, got 32 and 64")
 
 
 def test_refusals_need_no_worker(tmp_path: Path) -> None:
@@ -331,9 +352,7 @@ def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: in
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
     environment = dataclasses.replace(ENVIRONMENT, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
     settings = Settings(output=tmp_path, budget_s=0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        outcome = sweep.sweep([faults.planned("right")], environment, settings, Silent())
+    outcome = sweep.sweep([faults.planned("right")], environment, settings, Silent())
     (record,) = outcome.records
     assert (record.status, record.time_ms) == ("error", None)
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
