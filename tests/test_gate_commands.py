@@ -1,0 +1,233 @@
+"""compare, check, baseline update and history from outside: output, exit codes and messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyarrow.parquet as pq
+import pytest
+
+from lrbench import cli
+from lrbench.bench import live
+
+from .analysis.measured import failed, measured, run_of, samples, write
+
+Lrbench = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lrbench:
+    """Run a command in this process; return its exit code and what it wrote to both streams."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lrbench", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> dict[str, Path]:
+    """Result files: a baseline, the same again, one slower, one that lost a case, one on another device."""
+    return {
+        "old": write(run_of(4, seed=1, noise=0.002), tmp_path / "old.parquet"),
+        "same": write(run_of(4, seed=2, noise=0.002), tmp_path / "same.parquet"),
+        "slow": write(run_of(4, seed=3, noise=0.002, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
+        "short": write(run_of(3, seed=4, noise=0.002), tmp_path / "short.parquet"),
+        "elsewhere": write(run_of(4, seed=5, accelerator="h100"), tmp_path / "elsewhere.parquet"),
+        "unclear": write(
+            [measured(chunk_size=16 * n, times=samples(2.04, noise=0.02, seed=n)) for n in (1, 2, 3, 4)],
+            tmp_path / "unclear.parquet",
+        ),
+    }
+
+
+def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (0, "", "passed on h200_sxm: 4 ok\n")
+    code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"])
+    assert code == 1
+    assert out.count("regression") == 4
+    assert "warning: the environments differ (baseline | run): triton_version: 3.6.0 | 3.7.1" in err
+    assert err.endswith("FAILED on h200_sxm: 4 regression\n")
+
+
+def test_check_of_a_run_that_lost_a_case(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    assert lrbench("check", runs["short"], "--baseline", runs["old"])[0] == 1
+    code, _, err = lrbench("check", runs["short"], "--baseline", runs["old"], "--allow-missing")
+    assert (code, err) == (0, "passed on h200_sxm: 1 missing (allowed), 3 ok\n")
+
+
+def test_check_takes_its_own_thresholds(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "loose.toml"
+    path.write_text("[defaults]\ntime = 0.2\n", encoding="utf-8")
+    assert lrbench("check", runs["slow"], "--baseline", runs["old"], "--thresholds", path)[0] == 0
+    path.write_text("[defaults]\ntimes = 0.2\n", encoding="utf-8")
+    code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--thresholds", path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"lrbench: {path}: defaults must be a table without other keys than time, memory")
+    assert err.count("\n") == 1
+
+
+def test_unclear_cases_fail_on_demand(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    assert lrbench("check", runs["unclear"], "--baseline", runs["old"])[0] == 0
+    assert lrbench("check", runs["unclear"], "--baseline", runs["old"], "--fail-unclear")[0] == 1
+
+
+def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    code, _, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun")
+    assert code == 1
+    assert "not measured again: the run is of " in err
+
+
+def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured again takes the place of what was slow; the outcome says so."""
+    fast = {row["case_id"]: row for row in run_of(4, seed=9, noise=0.002)}
+    monkeypatch.setattr(live, "why_not_again", lambda rows, environment: None)
+    monkeypatch.setattr(live, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
+    code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
+    assert code == 0
+    assert "measuring 4 cases again" in err
+    assert all(case["measured_again"] and case["verdict"] == "ok" for case in json.loads(out)["cases"])
+
+
+def test_reports(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary, junit = tmp_path / "summary.md", tmp_path / "junit.xml"
+    summary.write_text("before\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    arguments = ("check", runs["slow"], "--baseline", runs["old"])
+    code, out, _ = lrbench(*arguments, "--summary", "--junit", junit, "--format", "json")
+    assert code == 1
+    assert json.loads(out)["counts"] == {"regression": 4}
+    assert summary.read_text(encoding="utf-8").startswith(
+        "before\n### lrbench check FAILED on h200_sxm: 4 regression\n"
+    )
+    assert ElementTree.parse(junit).getroot().get("failures") == "4"
+    assert ElementTree.fromstring(lrbench(*arguments, "--format", "junit")[1]).get("failures") == "4"
+    assert lrbench(*arguments, "--format", "markdown")[1].startswith("### lrbench check FAILED")
+    assert lrbench(*arguments, "--format", "csv")[1].startswith(
+        "verdict,op,impl,mode,case,old_ms,new_ms,ratio,low,high"
+    )
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    assert lrbench(*arguments, "--summary")[0] == 2
+
+
+def test_a_folder_that_holds_the_run_is_a_baseline_without_it(lrbench: Lrbench, tmp_path: Path) -> None:
+    new = write(run_of(2, seed=2, slower=1.2, measured_at="2026-02-01T00:00:00+00:00"), tmp_path / "new.parquet")
+    assert lrbench("check", new, "--baseline", tmp_path)[0] == 0
+    write(run_of(2, seed=1), tmp_path / "old.parquet")
+    assert lrbench("check", new, "--baseline", tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize("command", ["check", "compare"])
+def test_bad_input_is_one_line_and_exit_2(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, command: str
+) -> None:
+    truncated = tmp_path / "truncated.parquet"
+    truncated.write_bytes(runs["old"].read_bytes()[:2000])
+    other = tmp_path / "other.parquet"
+    table = pq.read_table(runs["old"])
+    position = table.column_names.index("schema_version")
+    pq.write_table(table.set_column(position, "schema_version", [[99] * len(table)]), other)
+    nothing = write([measured(op="retention")], tmp_path / "nothing.parquet")
+    for first, message in (
+        (truncated, "results must be parquet files, got"),
+        (other, "schema_version must be 1, got 99"),
+        (nothing, "a case in common" if command == "check" else "no case of A matches one of B"),
+        (tmp_path / "missing.parquet", "does not exist"),
+        ("nonsense", "a selector must be a file, a folder or KEY:VALUE terms"),
+        ("run:zzz", "run:zzz selects no row"),
+    ):
+        second = ("--baseline", runs["old"]) if command == "check" else (runs["old"],)
+        code, out, err = lrbench(command, first, *second)
+        assert (code, out) == (2, ""), first
+        assert err.startswith("lrbench: ") and err.count("\n") == 1, err
+        assert message in err
+
+
+def test_other_accelerators_exit_2(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    code, out, err = lrbench("check", runs["elsewhere"], "--baseline", runs["old"])
+    assert (code, out) == (2, "")
+    assert "measured on h100_sxm and the baseline on h200_sxm" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "a.parquet", "--baseline", "b.parquet"),
+        ("compare", "a.parquet", "b.parquet"),
+        ("history", "op:x"),
+        ("baseline", "update", "a.parquet"),
+    ],
+)
+def test_unknown_format(lrbench: Lrbench, command: tuple[str, ...]) -> None:
+    code, _, err = lrbench(*command, "--format", "yaml")
+    assert code == 2
+    assert err.startswith("lrbench: format must be one of table, json, csv")
+
+
+def test_compare(lrbench: Lrbench, runs: dict[str, Path]) -> None:
+    code, out, err = lrbench("compare", runs["old"], runs["slow"], "--by", "mode")
+    assert code == 0
+    assert out.count(" slower") >= 4
+    assert "warning: the environments differ (A | B): triton_version: 3.6.0 | 3.7.1" in err
+    code, out, _ = lrbench("compare", "run:run1", "run:run2", "--results", runs["old"].parent, "--format", "json")
+    data = json.loads(out)
+    assert (code, data["A"], len(data["cases"])) == (0, "run:run1", 4)
+    assert {case["verdict"] for case in data["cases"]} == {"same"}
+    assert lrbench("compare", runs["old"], runs["slow"], "--by", "colour")[0] == 2
+
+
+def test_compare_live(lrbench: Lrbench, tmp_path: Path) -> None:
+    arguments = (
+        "compare", "torch", "mlstm_kernels.native_custbw", "--live", "--op", "mlstm_exp", "--mode", "fw", "--seq-len",
+        "128", "--head-dim", "64", "--chunk-size", "32", "--num-heads", "1", "--batch", "1", "--dtype", "fp32",
+    )  # fmt: skip
+    code, out, err = lrbench(*arguments, "--rounds", "10", "--output", tmp_path, "--format", "json")
+    if "is not installed" in err:
+        pytest.skip("mlstm_kernels is not installed")
+    assert code == 0, err
+    (case,) = json.loads(out)["cases"]
+    assert (case["a"]["impl"], case["b"]["impl"]) == ("torch", "mlstm_kernels.native_custbw")
+    (path,) = tmp_path.glob("live-tfla-*.parquet")
+    assert len(pq.read_table(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (("torch", "torch"), "--live compares two implementations, got torch twice"),
+        (("torch", "nonsense"), "impl nonsense has no case in this sweep"),
+    ],
+)
+def test_compare_live_bad_names(lrbench: Lrbench, sides: tuple[str, str], message: str) -> None:
+    code, _, err = lrbench("compare", *sides, "--live")
+    assert code == 2
+    assert err.startswith(f"lrbench: {message}")
+
+
+def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "base" / "h200_sxm"
+    code, out, err = lrbench("baseline", "update", runs["old"], "--into", folder, "--by", "me", "--format", "json")
+    assert (code, json.loads(out)["promoted_by"]) == (0, "me")
+    assert err == f"baseline: {folder / 'old.parquet'}, provenance: old.baseline.json\n"
+    assert lrbench("baseline", "update", runs["old"], "--into", folder)[0] == 2
+    write([failed("oom", "full", measured_at="2026-03-01T00:00:00+00:00", chunk_size=16)], folder / "x.parquet")
+    figure = tmp_path / "history.png"
+    code, out, err = lrbench("history", "chunk_size:16", "--results", folder, "--output", figure)
+    assert code == 0
+    assert "oom" in out and "aaaaaaaaaa" in out
+    assert figure.stat().st_size > 1000
+    rows = json.loads(lrbench("history", "op:mlstm_sig", "--results", folder, "--limit", "2", "--format", "json")[1])
+    assert len({row["case_id"] for row in rows}) == 2
+    assert lrbench("history", "chunk_size:16", "--results", folder, "--output", tmp_path / "h.gif")[0] == 2
