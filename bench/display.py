@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 import time
@@ -172,7 +173,8 @@ def records_as_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
 def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
-    A cell holds the median time in ms and the chunk length it was reached with.
+    A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
+    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
     """
     ours = [record for record in records if record.time_ms is not None]
     shapes = sorted({record.seq_len or 0 for record in ours})
@@ -194,8 +196,36 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             row[_short(record.seq_len or 0)] = _time_cell(record)
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
-        tables.append((f"{MODE_NAMES[mode]}, {dtype}{at}: ms @ best chunk, by sequence length", list(rows.values())))
+        title = f"{MODE_NAMES[mode]}, {dtype}{at}: ms @ best chunk, by sequence length"
+        modelled = _model_rows([r for r in ours if (r.mode, r.dtype) == (mode, dtype)])
+        merged: list[Row] = []
+        for key, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["heads x qk/v"])):
+            merged += [*group, *modelled.get(key, ())]
+        tables.append((title, merged))
     return tables
+
+
+def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
+    """Return by operation and heads the row of modelled times on ``--gpu``; none where that is what was measured."""
+    best: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in records:
+        if record.model_time_ms is None or record.accelerator == record.device_accelerator:
+            continue
+        lengths = best.setdefault((record.op, _heads(record)), {})
+        before = lengths.get(record.seq_len or 0)
+        if before is None or record.model_time_ms < (before.model_time_ms or 0):
+            lengths[record.seq_len or 0] = record
+    return {
+        (op, heads): [
+            {
+                "operation": op,
+                "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
+                "heads x qk/v": heads,
+                **{_short(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
+            }
+        ]
+        for (op, heads), lengths in best.items()
+    }
 
 
 def _row_key(record: Record) -> tuple[Any, ...]:
@@ -218,9 +248,11 @@ def _short(length: int) -> str:
 
 
 def _time_cell(record: Record) -> str:
-    chunk = f" @{record.chunk_size}" if record.chunk_size else ""
-    flag = " ?" if record.suspect else ""
-    return f"{record.time_ms:.4g}{chunk}{flag}"
+    return _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
+
+
+def _cell_at(time_ms: float | None, record: Record) -> str:
+    return f"{time_ms:.4g}" + (f" @{record.chunk_size}" if record.chunk_size else "")
 
 
 def reasons(records: Sequence[Record]) -> list[Row]:

@@ -48,3 +48,29 @@ def test_the_progress_bar_fits_eighty_columns() -> None:
     assert (what, done, left) == ("measuring", "2/2826", "left")
     assert all(time.replace(":", "").replace("-", "0").isdigit() for time in (elapsed, remaining))
     assert second.rstrip() == f"1 oom, 1 error; {display.describe(item)}"
+
+
+def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
+    times = {(64, 512): (5.0, 0.5), (128, 512): (7.0, 0.25), (64, 1024): (9.0, 0.75)}
+    rows = [
+        dataclasses.replace(
+            RECORD,
+            chunk_size=chunk,
+            seq_len=seq_len,
+            time_ms=time_ms,
+            model_time_ms=model_ms,
+            accelerator="h100_sxm",
+            device_accelerator="cpu",
+        )
+        for (chunk, seq_len), (time_ms, model_ms) in times.items()
+    ]
+    other = [dataclasses.replace(row, op="simple_gla", model_time_ms=None) for row in rows]
+    ((_, table),) = display.best_tables([*rows, *other])
+    shown = [(row["operation"], row["implementation"], row["512"], row["1k"]) for row in table]
+    assert shown == [
+        (RECORD.op, RECORD.impl, "5 @64", "9 @64"),
+        (RECORD.op, "(model of h100_sxm)", "0.25 @128", "0.75 @64"),
+        ("simple_gla", RECORD.impl, "5 @64", "9 @64"),
+    ]
+    there = [dataclasses.replace(row, device_accelerator="h100_sxm") for row in rows]
+    assert [len(table) for _, table in display.best_tables(there)] == [1]
