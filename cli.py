@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from .analysis.cli_commands import register
+from .analysis.report.command import register as register_report
 from .bench.gate_commands import register as register_gate
 
 app = typer.Typer(
@@ -231,6 +232,7 @@ def _implementations(op: str) -> list[str]:
 
 register(app, show=_show, resolve_operation=_resolve_operation, implementations=_implementations)
 register_gate(app)
+register_report(app)
 
 
 def main() -> None:

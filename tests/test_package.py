@@ -18,7 +18,7 @@ from lrbench.bench.baselines import BASELINES
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "bench", "kernels", "notebooks")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
-PACKAGE_DATA = {"analysis": ".toml", "notebooks": ".ipynb"}
+PACKAGE_DATA = {"analysis": (".toml", ".j2"), "notebooks": (".ipynb",)}
 
 
 def source_files() -> list[str]:
@@ -34,7 +34,7 @@ def belongs_in_wheel(path: str) -> bool:
     folder, _, name = path.partition("/")
     if not name:
         return path in ROOT_MODULES
-    return folder in FOLDERS and (name.endswith(".py") or name.endswith(PACKAGE_DATA.get(folder, ".py")))
+    return folder in FOLDERS and name.endswith((".py", *PACKAGE_DATA.get(folder, ())))
 
 
 @pytest.fixture(scope="module")

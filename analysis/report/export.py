@@ -1,0 +1,209 @@
+"""From the notebook to one file: parameters in, execution, HTML without a link to anything, and a PDF of that.
+
+The HTML comes from a template of its own rather than from one of nbconvert's, whose pages load require.js, MathJax and
+mermaid: formulas are set here, and there is nothing to load.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .markup import with_formulas
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "notebooks" / "report.ipynb"
+TEMPLATE = Path(__file__).with_name("template.html.j2")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PACKAGES = ("nbformat", "nbclient", "nbconvert", "ipykernel")
+TIMEOUT_S = 600
+NOWHERE = "127.0.0.1:1"
+
+
+def check_extra() -> None:
+    """Raise ValueError where the packages of the extra are not installed."""
+    import importlib.util
+
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"a report needs {', '.join(missing)}: pip install 'lrbench[report]'")
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """Return a notebook's nodes."""
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
+def with_parameters(notebook: NotebookNode, parameters: Mapping[str, Any]) -> NotebookNode:
+    """Return the notebook with a cell of assignments after the one tagged ``parameters``, as papermill does it.
+
+    Raises:
+        ValueError: no cell has the tag, or a parameter is not assigned in it.
+    """
+    import nbformat
+
+    notebook = nbformat.from_dict(notebook)
+    tagged = [n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ())]
+    if len(tagged) != 1:
+        raise ValueError(f"the notebook must have one cell tagged parameters, got {len(tagged)}")
+    known = set(re.findall(r"^(\w+)\s*=", notebook.cells[tagged[0]].source, re.MULTILINE))
+    unknown = sorted(set(parameters) - known)
+    if unknown:
+        raise ValueError(f"parameters must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    given = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
+    notebook.cells.insert(tagged[0] + 1, given)
+    return notebook
+
+
+def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNode:
+    """Run a notebook in place with the running Python, from ``folder`` [the current one].
+
+    Raises:
+        RuntimeError: a cell failed; the message names it and its error.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    # The kernel talks over sockets in a folder of its own, not over ports that others on the machine can reach.
+    transport = {"transport": "ipc"} if os.name == "posix" else {}
+    with tempfile.TemporaryDirectory(prefix="lrbench-") as sockets:
+        manager = KernelManager(
+            kernel_name="python3",
+            # No folders: kernels that are installed elsewhere under the name python3 are not this Python.
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            connection_file=str(Path(sockets) / "kernel.json"),
+            **transport,
+        )
+        client = NotebookClient(
+            notebook,
+            km=manager,
+            timeout=TIMEOUT_S,
+            resources={"metadata": {"path": str(folder or Path.cwd())}},
+            extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
+        )
+        try:
+            # In a clone of the repository its folders must not pass for packages of their names. The kernel is ours, so
+            # the client is told to end it.
+            client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+        except CellExecutionError as error:
+            number = next((n for n, cell in enumerate(notebook.cells, start=1) if _failed(cell)), 0)
+            raise RuntimeError(f"cell {number} of the notebook failed: {error.ename}: {error.evalue}") from error
+    return notebook
+
+
+def _failed(cell: NotebookNode) -> bool:
+    return any(output.output_type == "error" for output in cell.get("outputs", ()))
+
+
+def to_html(notebook: NotebookNode) -> str:
+    """Return an executed notebook as one page that needs nothing beside it."""
+    from nbconvert.exporters import HTMLExporter
+
+    sections = []
+    for cell in notebook.cells:
+        if cell.cell_type != "markdown":
+            continue
+        heading = re.match(r"## +(.+)\n*", cell.source)
+        if heading:
+            title = heading[1].strip()
+            slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+            cell.source = cell.source[heading.end() :]
+            cell.metadata.update(title=title, slug=slug)
+            sections.append({"title": title, "slug": slug})
+        cell.source = with_formulas(cell.source)
+    exporter = HTMLExporter(
+        template_file=str(TEMPLATE),
+        exclude_anchor_links=True,
+        require_js_url="",
+        mathjax_url="",
+        mermaid_js_url="",
+        jquery_url="",
+    )
+    resources = {"report": {"title": _title(notebook), "sections": sections}}
+    with warnings.catch_warnings():
+        # The exporter looks for alt texts on outputs; those of the report stand in its own HTML.
+        warnings.simplefilter("ignore")
+        page, _ = exporter.from_notebook_node(notebook, resources=resources)
+    return str(page)
+
+
+def _title(notebook: NotebookNode) -> str:
+    import html
+
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            found = re.search(r"<h1>(.*?)</h1>", output.get("data", {}).get("text/html", ""))
+            if found:
+                return html.unescape(found[1])
+    return "lrbench report"
+
+
+def build(parameters: Mapping[str, Any], output: Path) -> Path:
+    """Execute the report's notebook and write the page; the file appears when it is whole."""
+    notebook = with_parameters(read_notebook(NOTEBOOK), parameters)
+    page = to_html(execute(notebook))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".{output.name}.partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(output)
+    return output
+
+
+def find_browser() -> str | None:
+    """Return the program that prints pages to PDF: LRBENCH_BROWSER, else a Chromium or Chrome on the PATH; or None."""
+    named = os.environ.get("LRBENCH_BROWSER")
+    if named:
+        return shutil.which(named)
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: str = NOWHERE) -> list[str]:
+    """Return the command that runs a Chromium without a window, all of whose requests go to ``proxy``.
+
+    Args:
+        profile: an empty folder that the browser may fill.
+        arguments: what it is to do, and the page.
+        proxy: host and port; by default nobody answers there, so that neither page nor browser reaches a network.
+    """
+    quiet = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
+    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"]
+    quiet += ["--disable-features=NetworkTimeServiceQuerying", "--component-updater=url-source=file:///dev/null"]
+    quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
+    # Chromium refuses its sandbox to root, as whom containers run.
+    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    return [browser, *quiet, *sandbox, *arguments]
+
+
+def to_pdf(page: Path, output: Path, browser: str) -> Path:
+    """Print a page to PDF.
+
+    Raises:
+        RuntimeError: the browser failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="lrbench-") as profile:
+        printing = ["--no-pdf-header-footer", f"--print-to-pdf={output.resolve()}", page.resolve().as_uri()]
+        try:
+            done = subprocess.run(
+                browser_command(browser, profile, *printing), capture_output=True, text=True, timeout=TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RuntimeError(f"{browser} printed no PDF: {error}") from error
+    if done.returncode or not output.is_file():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"{browser} printed no PDF: {last}")
+    return output

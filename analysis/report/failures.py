@@ -1,0 +1,59 @@
+"""Cases without a time, grouped by who failed and why."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..figure_style import binary
+from ..frames import failed_rows
+from .markup import ABSENT, Html, size, table
+from .subject import Subject, lengths, name_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
+
+
+def failure_groups(subject: Subject) -> list[pd.DataFrame]:
+    """Return the failed rows, largest group first: of one implementation, mode and status, with reasons that differ in
+    figures only.
+    """
+    failed = failed_rows(subject.rows)
+    alike = failed["reason"].fillna("").map(lambda reason: NUMBER.sub("#", reason))
+    groups = [group for _, group in failed.groupby(["op", "impl", "mode", "status", alike], dropna=False, sort=True)]
+    return sorted(groups, key=len, reverse=True)
+
+
+def failure_table(groups: list[pd.DataFrame]) -> Html:
+    """Return one row for each group, with the reason of its first case."""
+    rows = []
+    for group in groups:
+        first = next(group.itertuples(index=False))
+        rows.append(
+            [
+                name_cell(first),
+                first.mode,
+                first.status,
+                size(len(group)),
+                lengths(group["seq_len"].dropna()) if group["seq_len"].notna().any() else ABSENT,
+                _listed(group["head_dim_v"]),
+                _listed(group["chunk_size"]),
+                reason(group),
+            ]
+        )
+    header = ["implementation", "mode", "status", "cases", "sequence lengths", "head dims", "chunk lengths", "reason"]
+    return table("Cases without a time", header, rows)
+
+
+def reason(group: pd.DataFrame) -> str:
+    """Return the first reason of a group, and how many more there are that differ in their figures."""
+    reasons = list(dict.fromkeys(str(each) for each in group["reason"].dropna()))
+    if not reasons:
+        return "no reason was stored"
+    return reasons[0] if len(reasons) == 1 else f"{reasons[0]} (and {len(reasons) - 1} more that differ in figures)"
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(binary(value) for value in sorted({int(value) for value in values.dropna()})) or ABSENT

@@ -1,0 +1,109 @@
+"""A report's figures: those of :mod:`..plots` and :mod:`..roofline`, one mode each, with what they show in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..accelerators import known_accelerators
+from ..figure_style import binary
+from ..frames import best_rows
+from ..plots import plot
+from ..roofline import roofline
+from .markup import ABSENT, Cell, Html, details, figure, grid, join, numeric, paragraph, table
+from .subject import MODE_TITLES, Subject, choose, name_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+GIB = 2**30
+
+
+def over(subject: Subject, kind: str, x: str, column: str, *, x_name: str, y_name: str, scale: float = 1.0) -> Html:
+    """Return one figure for each mode, and the numbers in it as tables.
+
+    Args:
+        kind: a kind of :func:`..plots.plot`.
+        x: the size column along the x axis.
+        column: what is drawn; divided by ``scale`` it is in the unit of ``y_name``.
+        x_name, y_name: how the two are called, units included.
+    """
+    drawn, tables, missing = [], [], []
+    for mode in subject.modes:
+        try:
+            drawing = plot(kind, subject.rows, subject.selection(mode))
+        except ValueError as error:
+            missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
+            continue
+        rows = _shown(subject, mode, x, column)
+        drawn.append(figure(drawing))
+        tables.append(_numbers(mode, rows, x, column, x_name, y_name, scale))
+    numbers = details("The numbers", join(*tables)) if tables else Html("")
+    return join(grid(drawn), *map(paragraph, missing), numbers)
+
+
+def _shown(subject: Subject, mode: str, x: str, column: str) -> pd.DataFrame:
+    """Return the rows of a figure: every implementation's fastest for each ``x``, and a column ``x`` alone varies."""
+    at_length = x != "seq_len"
+    rows = choose(subject.rows, subject.selection(mode), head_dim=x != "head_dim_v", seq_len=at_length).rows
+    rows = rows[rows[x].notna() & rows[column].notna()]
+    if x == "head_dim_v":
+        rows = rows[rows.groupby(["op", "impl"])[x].transform("nunique") > 1]
+    return best_rows(rows, ("op", "impl", "mode", x))
+
+
+def _numbers(mode: str, rows: pd.DataFrame, x: str, column: str, x_name: str, y_name: str, scale: float) -> Html:
+    sizes = sorted({int(value) for value in rows[x]})
+    body: list[list[str | Cell]] = []
+    for _, group in rows.groupby(["op", "impl"], sort=True):
+        values = {int(row[x]): row for _, row in group.iterrows()}
+        cells = [_value(values.get(size), x, column, scale) for size in sizes]
+        body.append([name_cell(next(iter(values.values()))), *cells])
+    caption = f"{MODE_TITLES[mode]}: {y_name} over {x_name}"
+    return table(caption, ["implementation", *(binary(size) for size in sizes)], body)
+
+
+def _value(row: pd.Series | None, x: str, column: str, scale: float) -> str | Cell:
+    if row is None:
+        return ABSENT
+    chunk = row["chunk_size"]
+    shown = "" if x == "chunk_size" or chunk != chunk else f"L {binary(chunk)}"
+    return numeric(row[column] / scale, detail=shown)
+
+
+def trade_off(subject: Subject) -> Html:
+    """Return runtime against memory over chunk size, one figure for each mode."""
+    return _each_mode(subject, lambda mode: plot("trade-off", subject.rows, subject.selection(mode)))
+
+
+def rooflines(subject: Subject) -> Html:
+    """Return the roofline of the accelerator with what was measured on it, one figure for each mode.
+
+    Where nothing was measured on it, the measured GPU's, if it is a known one; a CPU row stands on no GPU's roofline.
+    """
+    said = ""
+    key = subject.accelerator.key
+    if not subject.on_target:
+        said = f"Nothing was measured on {subject.accelerator.name} ({key}), so nothing stands on its roofline."
+        if subject.device == "cpu" or subject.device not in known_accelerators():
+            return paragraph(f"{said} The rows are of {subject.device_name}.")
+        key = subject.device
+        said += f" This one is of {subject.device_name}, where the rows were measured."
+
+    accelerator = subject.accelerator if subject.on_target else key
+
+    def draw(mode: str) -> Figure:
+        return roofline(subject.rows, accelerator, subject.selection(mode))
+
+    return join(paragraph(said), _each_mode(subject, draw))
+
+
+def _each_mode(subject: Subject, draw: Callable[[str], Figure]) -> Html:
+    drawn, missing = [], []
+    for mode in subject.modes:
+        try:
+            drawn.append(figure(draw(mode)))
+        except ValueError as error:
+            missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
+    return join(grid(drawn), *map(paragraph, missing))

@@ -1,0 +1,192 @@
+"""How many times as fast: our kernels beside every baseline, each at its fastest chunk size, with an interval.
+
+A baseline of an operation of ours is compared at equal sizes. One whose mathematics differs is compared at equal
+tokens, sequence length and embedding dim, in the setting of the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...bench.case import SIZE_COLUMNS
+from ..figure_style import binary
+from ..frames import best_rows
+from ..statistics import bootstrap_ratio_interval
+from .markup import ABSENT, Cell, Html, numeric, size, table
+from .subject import OURS, Subject, name_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SAME_SIZES = ("mode", "dtype", *(name for name in SIZE_COLUMNS if name != "chunk_size"))
+SAME_WORK = ("mode", "dtype", "seq_len", "tokens", "embedding_dim")
+TIMES = "\N{MULTIPLICATION SIGN}"
+ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One of our kernels beside a baseline, on the same problem.
+
+    Attributes:
+        ours, theirs: the rows, as named tuples of their columns.
+        ratio: theirs over our median time; above 1 ours is faster.
+        low, high: 95 % bootstrap interval of it, from the samples of both; None where they were not stored.
+        memory: our peak memory over theirs, or None.
+    """
+
+    ours: Any
+    theirs: Any
+    ratio: float
+    low: float | None
+    high: float | None
+    memory: float | None
+
+    @property
+    def same_run(self) -> bool:
+        """Whether one run measured both: an interval does not tell how runs differ."""
+        return bool(self.ours.run_id == self.theirs.run_id)
+
+    @property
+    def same_operation(self) -> bool:
+        """Whether both compute the same function."""
+        return bool(self.ours.op == self.theirs.op)
+
+    def differences(self) -> list[str]:
+        """Return in which versions the two sides' environments differ."""
+        pairs = [(name, getattr(self.ours, name), getattr(self.theirs, name)) for name in ENVIRONMENT]
+        return [f"{name.removesuffix('_version')} {a} beside {b}" for name, a, b in pairs if a and b and a != b]
+
+    def interval(self) -> str:
+        """Return the interval in words, or an empty text."""
+        return "" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+
+
+def compare(ours: Any, theirs: Any) -> Comparison:
+    """Compare two measured rows."""
+    low = high = None
+    samples = [row.time_samples_ms for row in (theirs, ours)]
+    if all(each is not None and len(each) > 1 for each in samples):
+        interval = bootstrap_ratio_interval(*samples)
+        low, high = interval.low, interval.high
+    memory = ours.peak_memory_bytes / theirs.peak_memory_bytes
+    return Comparison(
+        ours=ours,
+        theirs=theirs,
+        ratio=theirs.time_ms / ours.time_ms,
+        low=low,
+        high=high,
+        memory=None if math.isnan(memory) else float(memory),
+    )
+
+
+def comparisons(subject: Subject) -> list[Comparison]:
+    """Return our fastest kernel beside every baseline, for every problem that both were measured on."""
+    rows = subject.trusted
+    best = best_rows(rows, ("op", "impl", *SAME_SIZES))
+    ours = best_rows(best[best["provider"] == OURS], ("op", *SAME_SIZES))
+    baselines = best[best["provider"] != OURS]
+    known = set(ours["op"])
+    same = _matched(ours, baselines[baselines["op"].isin(known)], ("op", *SAME_SIZES))
+    other = baselines[~baselines["op"].isin(known)]
+    if subject.chosen is not None:
+        shown = subject.chosen.rows.index
+        other, ours = other[other.index.isin(shown)], ours[ours.index.isin(shown)]
+    return [compare(*pair) for pair in (*same, *_matched(_widest(ours), other, SAME_WORK))]
+
+
+def _widest(ours: pd.DataFrame) -> pd.DataFrame:
+    """Keep the operations that were measured at most sequence lengths: those that stand for the others."""
+    if ours.empty:
+        return ours
+    count = ours.groupby("op")["seq_len"].nunique()
+    return ours[ours["op"].isin(count.index[count == count.max()])]
+
+
+def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[tuple[Any, Any]]:
+    """Return the pairs of rows that agree in ``by``; null agrees with null."""
+    by = list(by)
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for row in ours.itertuples(index=False):
+        found.setdefault(_key(row, by), []).append(row)
+    return [(mine, row) for row in theirs.itertuples(index=False) for mine in found.get(_key(row, by), [])]
+
+
+def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
+    values = (getattr(row, name) for name in by)
+    return tuple(None if value != value else value for value in values)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
+    """Return a row for each baseline, operation of ours, mode and head dim, with a column for each sequence length."""
+    lines: dict[tuple[Any, ...], list[Comparison]] = {}
+    for each in found:
+        lines.setdefault(_line(each), []).append(each)
+    columns = sorted({int(each.theirs.seq_len) for each in found})
+    rows = []
+    for line in sorted(
+        lines, key=lambda key: [f"{part:012.1f}" if isinstance(part, float | int) else str(part) for part in key]
+    ):
+        group = lines[line]
+        at = {int(each.theirs.seq_len): each for each in group}
+        first = group[0]
+        rows.append(
+            [
+                name_cell(first.theirs),
+                name_cell(first.ours),
+                first.theirs.mode,
+                size(first.ours.head_dim_v),
+                *(_ratio_cell(at.get(length)) for length in columns),
+                numeric(geometric_mean(each.ratio for each in group), unit=TIMES),
+                _memory_cell(group),
+                remarks(group),
+            ]
+        )
+    header = [
+        "baseline",
+        "ours",
+        "mode",
+        "head dim",
+        *(f"T = {binary(length)}" for length in columns),
+        "geometric mean",
+        "our memory / theirs",
+        "remarks",
+    ]
+    caption = f"Speed-up: their median time over ours, 95 % interval, {subject.device_name}"
+    return table(caption, header, rows)
+
+
+def _line(each: Comparison) -> tuple[Any, ...]:
+    theirs, ours = each.theirs, each.ours
+    dims = _key(ours, ("head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff"))
+    return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, theirs.tokens)
+
+
+def _ratio_cell(each: Comparison | None) -> str | Cell:
+    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval())
+
+
+def _memory_cell(group: list[Comparison]) -> str | Cell:
+    ratios = [each.memory for each in group if each.memory]
+    return numeric(geometric_mean(ratios), unit=TIMES) if ratios else ABSENT
+
+
+def remarks(group: list[Comparison]) -> str:
+    """Return what a reader of these ratios should know: other mathematics, other runs, other versions."""
+    notes = [] if group[0].same_operation else ["other mathematics"]
+    apart = sum(not each.same_run for each in group)
+    if apart:
+        notes.append("two runs" if apart == len(group) else f"two runs in {apart} of {len(group)}")
+    notes += sorted({difference for each in group for difference in each.differences()})
+    if any(isinstance(row.throttled, str) for each in group for row in (each.ours, each.theirs)):
+        notes.append("clocks lowered in part")
+    return "; ".join(notes)

@@ -1,0 +1,148 @@
+"""What a report is about: the rows, the device that they were measured on, and the setting that its figures hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..accelerators import Accelerator, get_accelerator
+from ..figure_style import binary, series_label
+from ..frames import best_rows, latest_rows, load_results, ok_rows
+from ..roofs import with_stored_roofs
+from ..selection import MODE_TITLES, Chosen, Selection, choose
+from .markup import Cell
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OURS = "lrbench"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The rows of a report.
+
+    Attributes:
+        accelerator: what the report is about (``--gpu``), with its newest calibration.
+        results: where the rows are from, as the user named it.
+        everything: the newest row of every case on every device.
+        device: key of the measured device, or its name where it has none.
+        rows: those of ``everything`` that were measured on ``device``.
+        chosen: what figures show, see :func:`..selection.choose`; None where nothing was measured.
+        trusted: the measured rows of ``rows`` that are not suspect.
+    """
+
+    accelerator: Accelerator
+    results: tuple[str, ...]
+    everything: pd.DataFrame
+    device: str
+    rows: pd.DataFrame
+    chosen: Chosen | None
+    trusted: pd.DataFrame
+
+    @property
+    def on_target(self) -> bool:
+        """Whether the rows were measured on the accelerator that the report is about."""
+        return self.device == self.accelerator.key
+
+    @property
+    def device_name(self) -> str:
+        """The measured device as its driver names it."""
+        return " / ".join(sorted({str(name) for name in self.rows["device_name"].dropna()})) or self.device
+
+    @property
+    def modes(self) -> list[str]:
+        """Modes with measured rows, in the order of figures."""
+        present = set(ok_rows(self.rows)["mode"])
+        return [mode for mode in MODE_TITLES if mode in present]
+
+    def selection(self, mode: str) -> Selection:
+        """Return the selection of a figure of one mode, in the setting that the whole report shows."""
+        return Selection(
+            device=self.device,
+            modes=(mode,),
+            dtype=self.chosen.dtype if self.chosen else None,
+            tokens=self.chosen.tokens if self.chosen else None,
+        )
+
+    def setting(self) -> str:
+        """Return the setting of the figures in words: tokens, embedding dim, dtype, head dim."""
+        if self.chosen is None:
+            return ""
+        rows = ok_rows(self.chosen.rows)
+        parts = [f"{self.chosen.tokens:,} tokens"] if self.chosen.tokens else []
+        widths = {int(value) for value in rows["embedding_dim"].dropna()}
+        parts += [f"embedding dim {widths.pop():,}"] if len(widths) == 1 else []
+        parts.append(self.chosen.dtype)
+        parts += [f"value head dim {self.chosen.head_dim}"] if self.chosen.head_dim else []
+        return ", ".join(parts)
+
+    def best(self, mode: str) -> pd.DataFrame:
+        """Return every implementation's fastest trusted row at every sequence length, in the report's setting."""
+        if self.chosen is None:
+            return self.trusted.iloc[:0]
+        rows = self.trusted[self.trusted.index.isin(self.chosen.rows.index) & (self.trusted["mode"] == mode)]
+        return best_rows(rows, ("op", "impl", "seq_len"))
+
+    def seq_len(self) -> int | None:
+        """Return the sequence length at which single figures are given: the one that figures choose."""
+        if self.chosen is None:
+            return None
+        return choose(self.rows, Selection(device=self.device, dtype=self.chosen.dtype), seq_len=True).seq_len
+
+
+def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
+    """Load results and decide what the report shows.
+
+    The device is ``gpu`` where something was measured on it, else the device with most measured rows.
+
+    Raises:
+        ValueError: an unknown accelerator, or bad results, see :func:`..frames.load_results`.
+    """
+    accelerator = with_stored_roofs(get_accelerator(gpu))
+    everything = latest_rows(load_results(results, samples=True)).reset_index(drop=True)
+    if everything.empty:
+        raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
+    device = _device(everything, accelerator.key)
+    named = everything["device_accelerator"].fillna(everything["device_name"])
+    rows = everything[named == device]
+    measured = ok_rows(rows)
+    chosen = choose(rows, Selection(device=device)) if len(measured) else None
+    return Subject(
+        accelerator=accelerator,
+        results=tuple(str(path) for path in results),
+        everything=everything,
+        device=device,
+        rows=rows,
+        chosen=chosen,
+        trusted=measured[measured["suspect"].isna()],
+    )
+
+
+def _device(frame: pd.DataFrame, wanted: str) -> str:
+    named = frame["device_accelerator"].fillna(frame["device_name"])
+    measured = named[frame.index.isin(ok_rows(frame).index)]
+    if wanted in set(measured) or measured.empty:
+        return wanted if wanted in set(named) else str(named.mode()[0])
+    return str(measured.mode()[0])
+
+
+def name_of(row: Any) -> str:
+    """Return how an implementation is called, from anything with ``op`` and ``impl``."""
+    return series_label(str(row.op), str(row.impl))
+
+
+def name_cell(row: Any) -> Cell:
+    """Return a table's cell that names an implementation in two lines: the operation, and who computes it."""
+    operation, _, by = name_of(row).partition(" · ")
+    return Cell(text=operation, detail=by)
+
+
+def lengths(values: Sequence[float]) -> str:
+    """Return sequence lengths in words: T = 8k; T = 1k, 2k; T = 1k to 64k."""
+    ordered = sorted({int(value) for value in values})
+    if len(ordered) > 3:
+        return f"T = {binary(ordered[0])} to {binary(ordered[-1])}"
+    return f"T = {', '.join(binary(value) for value in ordered)}"

@@ -1,0 +1,378 @@
+"""The report: what it says follows from the rows, what is missing is said, and the page is whole in itself."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbench.analysis.frames import latest_rows, load_results, ok_rows
+from lrbench.analysis.report import export, markup
+from lrbench.analysis.report.contents import Report
+from lrbench.analysis.report.speedups import comparisons
+from lrbench.analysis.report.summary import sentences
+from lrbench.bench import clock
+
+from . import rows as made
+from .report_page import COMMITTED, ROOT, committed_page
+
+CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
+SECTIONS = (
+    "title", "summary", "results", "runtime", "memory", "head_dim", "chunk_size", "optimal_chunks", "rooflines",
+    "speedups", "failures", "environment", "data",
+)  # fmt: skip
+SAMPLES = [0.99, 0.995, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.005, 1.01]
+
+
+def row(op: str, impl: str, time_ms: float | None = None, *, tested: Mapping[str, Any] | None = None, **fields: Any):  # type: ignore[no-untyped-def]
+    """Return a row of a case; ``tested`` are columns of the record, ``fields`` of the case."""
+    columns = dict(tested or {})
+    if time_ms is not None:
+        columns |= {"time_ms": time_ms, "time_samples_ms": [time_ms * each for each in SAMPLES]}
+    return made.row(made.case(op, impl, **fields), **columns)
+
+
+def report(rows: Iterable[Mapping[str, Any]], folder: Path, gpu: str = "h200") -> Report:
+    return Report.load([made.write(rows, folder / "rows.parquet")], gpu)
+
+
+def words(piece: markup.Html) -> str:
+    """Return what a reader sees of a piece, images in words."""
+    text = re.sub(r'<img[^>]*?alt="([^"]*)"[^>]*>', r"\1", piece.text)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def summary(made_report: Report) -> dict[str, str]:
+    told = sentences(made_report.subject, made_report.comparisons, made_report.choices)
+    return {about: " ".join(each) for about, each in told}
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.25])
+def test_summary_computes_its_figures_from_the_rows(factor: float, tmp_path: Path) -> None:
+    baseline = row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 1.25 * factor)
+    told = summary(report([row("mlstm_sig", "tfla", 1.25), baseline], tmp_path))
+    assert told["Measured"].startswith("2 cases of 2 implementations and 1 operation were run on NVIDIA H200")
+    ours, theirs = "mLSTMsig · lrbench tfla", "mLSTMsig · mlstm_kernels xl_chunk_siging"
+    fastest, time_ms = (ours, 1.25) if factor > 1 else (theirs, 1.25 * factor)
+    assert f"the fastest is {fastest} at T = 8k." in told["Forward"]
+    assert f"{fastest} takes {markup.number(time_ms)} ms" in told["Forward"]
+    found = re.search(r"lrbench tfla is ([\d.]+) times \(([\d.]+) to ([\d.]+)\) as fast as (.*?)\.$", told["Forward"])
+    assert found is not None
+    ratio, low, high = (float(found[n]) for n in (1, 2, 3))
+    assert ratio == pytest.approx(factor, abs=0.005)
+    assert 0.98 * factor < low <= ratio <= high < 1.02 * factor
+    assert found[4] == theirs
+
+
+def test_summary_says_where_which_is_fastest(tmp_path: Path) -> None:
+    times = {1024: (30.0, 10.0), 2048: (30.0, 20.0), 8192: (30.0, 40.0)}
+    rows = [
+        row(op, impl, times[length][n], seq_len=length)
+        for length in times
+        for n, (op, impl) in enumerate((("mlstm_sig", "tfla"), ("attention", "flash_attn.v4")))
+    ]
+    told = summary(report(rows, tmp_path))["Forward"]
+    assert "the fastest is attention · flash_attn v4 at T = 1k, 2k; mLSTMsig · lrbench tfla at T = 8k." in told
+    assert "Beside other mathematics, at equal tokens and embedding dim, mLSTMsig · lrbench tfla is 1.33 times" in told
+
+
+def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
+    failed = [
+        row("mlstm_sig", "limit_chunk", seq_len=length, tested={"status": "oom", "reason": f"{length} bytes too many"})
+        for length in (1024, 2048)
+    ]
+    failed.append(row("mlstm_exp", "tfla", tested={"status": "crash", "reason": "<aborted> & gone"}))
+    made_report = report([row("mlstm_sig", "tfla", 1.0), *failed], tmp_path)
+    assert "1 was timed, 3 were not (2 oom, 1 crash)" in summary(made_report)["Measured"]
+    told = summary(made_report)["Failures"]
+    assert "limit_chunk fw, 2 oom: 1024 bytes too many (and 1 more that differ in figures)" in told
+    assert "mLSTMexp · lrbench tfla fw, 1 crash: <aborted> & gone" in told
+    shown = made_report.failures().text
+    assert "&lt;aborted&gt; &amp; gone" in shown
+    assert shown.count("<tr>") == 1 + 2
+
+
+def test_suspect_rows_count_in_no_comparison(tmp_path: Path) -> None:
+    rows = [
+        row("mlstm_sig", "tfla", 1.0, tested={"suspect": "faster than its traffic"}, chunk_size=64),
+        row("mlstm_sig", "tfla", 2.0, chunk_size=128),
+        row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 6.0),
+    ]
+    made_report = report(rows, tmp_path)
+    assert [each.ratio for each in made_report.comparisons] == pytest.approx([3.0])
+    assert "1 row was suspect (faster than its traffic)" in summary(made_report)["With care"]
+
+
+def test_comparisons_match_problem_by_problem() -> None:
+    """Held to a plain loop over the committed rows: equal sizes, each side at its fastest chunk size."""
+    subject = Report.load([COMMITTED], "h200").subject
+    rows = ok_rows(latest_rows(load_results(COMMITTED)))
+    rows = rows[rows["suspect"].isna() & (rows["op"] == "mlstm_sig")]
+    sizes = ["mode", "dtype", "batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v"]
+    ours = rows[rows["provider"] == "lrbench"].groupby(sizes)["time_ms"].min()
+    theirs = rows[rows["provider"] == "mlstm_kernels"].groupby(sizes)["time_ms"].min()
+    expected = sorted((theirs / ours).dropna())
+    found = [c for c in comparisons(subject) if c.theirs.op == "mlstm_sig"]
+    assert len(expected) > 30
+    assert sorted(c.ratio for c in found) == pytest.approx(expected)
+    assert all(c.low <= c.ratio <= c.high for c in found if c.low is not None and c.high is not None)
+
+
+def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None:
+    times = {64: 3.0, 128: 2.0, 256: 1.5, 512: 1.0, 1024: 4.0}
+    made_report = report([row("mlstm_sig", "tfla", times[chunk], chunk_size=chunk) for chunk in times], tmp_path)
+    (choice,) = made_report.choices
+    assert choice.row.chunk_size == 512
+    assert choice.modelled in times
+    assert choice.regret_ms == pytest.approx(times[choice.modelled] - 1.0)
+    assert "Chunk size" in summary(made_report)
+
+
+def nothing_timed() -> list[dict[str, Any]]:
+    return [row("mlstm_sig", "tfla", tested={"status": "unavailable", "reason": "pip install triton"})]
+
+
+def cpu_only() -> list[dict[str, Any]]:
+    lengths = (256, 1024)
+    fields = {"accelerator": "cpu", "roofline_fraction": None, "suspect": None, "model_time_ms": 0.5}
+    rows = [row("mlstm_sig", "torch", 9.0, seq_len=n, batch=1, dtype="fp32", tested=dict(fields)) for n in lengths]
+    return [{**each, "accelerator": "h200_sxm"} for each in rows]
+
+
+def channels_only() -> list[dict[str, Any]]:
+    return [
+        row("rglru", impl, time_ms, channels=4096, num_heads=None, head_dim_qk=None, head_dim_v=None, chunk_size=None,
+            state_dtype=None, batch=8)
+        for impl, time_ms in (("fused", 1.0), ("torch", 4.0))
+    ]  # fmt: skip
+
+
+LACKING = {
+    "nothing timed": (nothing_timed, {"runtime": "Nothing was timed", "results": "Nothing was timed"}),
+    "CPU only": (
+        cpu_only,
+        {
+            "summary": "Nothing was measured on NVIDIA H200 SXM (h200_sxm)",
+            "rooflines": "so nothing stands on its roofline",
+            "runtime": "What the runtime model gives for",
+            "optimal_chunks": "No problem was timed at two chunk lengths",
+        },
+    ),
+    "no baselines, one sequence length": (
+        lambda: [row("mlstm_sig", "tfla", 1.0)],
+        {
+            "summary": "hold no timed baseline",
+            "head_dim": "results must hold more than one head dim",
+            "speedups": "there is nothing to compare",
+            "failures": "Every case was timed",
+        },
+    ),
+    "no heads and no chunks": (channels_only, {"chunk_size": "not drawn", "summary": "RG-LRU"}),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_the_results_lack_is_said(name: str, tmp_path: Path) -> None:
+    rows, expected = LACKING[name]
+    made_report = report(rows(), tmp_path)
+    pieces = {section: getattr(made_report, section)() for section in SECTIONS}
+    assert all(words(piece) for piece in pieces.values())
+    for section, said in expected.items():
+        assert said in words(pieces[section])
+    if name == "CPU only":
+        assert "<img" not in pieces["rooflines"].text
+
+
+def test_other_devices_stay_out(tmp_path: Path) -> None:
+    rows = [row("mlstm_sig", "tfla", 1.0), *cpu_only()]
+    made_report = report(rows, tmp_path)
+    assert set(made_report.subject.rows["device_accelerator"]) == {"h200_sxm"}
+    assert "2 rows of other devices" in summary(made_report)["Measured"]
+
+
+def test_tables_escape_and_sort_by_values() -> None:
+    piece = markup.table("a < b", ["name", "time"], [["<x>", markup.numeric(1234.5)], ["y", markup.numeric(None)]])
+    assert "&lt;x&gt;" in piece.text
+    assert "<caption>a &lt; b</caption>" in piece.text
+    assert 'class="number" data-value="1234.5">1,234<' in piece.text
+    assert piece.text.count("data-value") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.8381, "0.838"),
+        (4.0, "4.00"),
+        (99.96, "100"),
+        (614.2, "614"),
+        (12345.0, "12,345"),
+        (0.0, "0"),
+        (-9.996, "-10.0"),
+        (1e-5, "1.00e-05"),
+        (None, markup.ABSENT),
+    ],
+)
+def test_numbers_have_the_digits_asked_for(value: float | None, shown: str) -> None:
+    assert markup.number(value) == shown
+
+
+def test_formulas_are_images_with_words() -> None:
+    text = markup.with_formulas(r"the roof is $\min(\beta I,\, \alpha)$ here")
+    assert text.startswith('the roof is <img class="formula" alt="min(beta I,, alpha)"')
+    assert "$" not in text
+    with pytest.raises(ValueError):
+        markup.formula(r"\nosuch{x}")
+
+
+def test_parameters_are_given_beside_the_defaults() -> None:
+    notebook = export.read_notebook(export.NOTEBOOK)
+    given = export.with_parameters(notebook, {"results": ["a b.parquet"], "gpu": "b200"})
+    tags = [cell.metadata.get("tags") for cell in given.cells]
+    at = tags.index(["parameters"])
+    assert tags[at + 1] == ["injected-parameters"]
+    scope: dict[str, Any] = {}
+    exec(given.cells[at].source + "\n" + given.cells[at + 1].source, scope)
+    assert (scope["results"], scope["gpu"]) == (["a b.parquet"], "b200")
+    assert len(notebook.cells) == len(given.cells) - 1
+    with pytest.raises(ValueError, match="parameters must be among gpu, results, got colour"):
+        export.with_parameters(notebook, {"colour": "red"})
+
+
+def test_a_cell_that_fails_is_named() -> None:
+    import nbformat
+
+    cells = [nbformat.v4.new_markdown_cell("x"), nbformat.v4.new_code_cell("raise KeyError('gone')")]
+    with pytest.raises(RuntimeError, match="cell 2 of the notebook failed: KeyError: 'gone'"):
+        export.execute(nbformat.v4.new_notebook(cells=cells))
+
+
+def test_methods_say_what_the_clock_does() -> None:
+    """The figures in the notebook's prose are those of the code."""
+    (methods,) = (
+        "".join(cell["source"])
+        for cell in json.loads(export.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+        if "".join(cell["source"]).startswith("## Methods")
+    )
+    said = " ".join(methods.split())
+    assert clock.MIN_SAMPLES == 10 and "At least ten samples" in said
+    on = clock.CI_TARGET
+    assert f"({100 * on['cuda']:g} % of the median on a GPU, {100 * on['cpu']:g} % on a CPU)" in said
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_are_committed_without_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert not [n for n, cell in enumerate(cells) if cell.get("outputs") or cell.get("execution_count")]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return committed_page()[0].read_text(encoding="utf-8")
+
+
+def test_committed_results_take_less_than_a_minute() -> None:
+    assert committed_page()[1] < 60
+
+
+def test_page_needs_nothing_beside_it(page: str) -> None:
+    """Whatever loads is in the page; links lead within it."""
+    loads = re.findall(r"""(?:src|href|srcset|action|poster|data)\s*=\s*["']([^"']{0,40})""", page)
+    assert len(loads) > 20
+    assert not [each for each in loads if not each.startswith(("data:", "#"))]
+    without_data = re.sub(r"data:[\w/+;=,-]*[A-Za-z0-9+/=]{100,}", "", page)
+    for banned in ("http://", "https://", "url(", "@import", "require", "MathJax", "mermaid", "jupyter"):
+        assert banned.lower() not in without_data.lower(), banned
+
+
+def test_page_has_every_section_and_no_code(page: str) -> None:
+    headings = re.findall(r'<h2 id="([^"]+)">', page)
+    assert headings == [
+        "summary", "at-one-sequence-length", "runtime-over-sequence-length", "memory-over-sequence-length", "head-dim",
+        "chunk-size", "best-chunk-length-and-regret", "roofline", "speed-up-over-baselines", "failures", "environment",
+        "methods", "data",
+    ]  # fmt: skip
+    assert headings == re.findall(r'<li><a href="#([^"]+)">', page)
+    assert "load_results" not in page
+    assert "Report.load" not in page
+    assert page.count("<h1>") == 1
+
+
+def test_every_image_has_words(page: str) -> None:
+    images = re.findall(r"<img[^>]*>", page)
+    assert len(images) > 20
+    alts = [re.search(r'alt="([^"]*)"', image) for image in images]
+    assert all(found and found[1].strip() for found in alts)
+    figures = [re.search(r'alt="([^"]*)"', image)[1] for image in images if 'class="formula"' not in image]  # type: ignore[index]
+    assert all("NVIDIA H200" in alt and re.search(r"\d", alt) for alt in figures)
+    assert len(set(figures)) == len(figures)
+
+
+def test_data_holds_the_rows(page: str) -> None:
+    found = re.search(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', page)
+    assert found is not None
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(found[1]).decode())))
+    frame = latest_rows(load_results(COMMITTED))
+    assert {each["case_id"] for each in rows} == set(frame["case_id"])
+    assert len(rows) == len(frame)
+    times = sorted(float(each["time_ms"]) for each in rows if each["time_ms"])
+    assert times == pytest.approx(sorted(frame["time_ms"].dropna()))
+
+
+def lrbench(*arguments: str, cwd: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    call = [CALL[0], "-c", before + CALL[2]]
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1"}
+    return subprocess.run([*call, *arguments], capture_output=True, text=True, env=environ, cwd=cwd, timeout=240)
+
+
+def test_command_writes_a_page_and_says_where(tmp_path: Path) -> None:
+    made.write([row("mlstm_sig", "tfla", 1.0), row("mlstm_sig", "tfla", 2.0, chunk_size=64)], tmp_path / "rows.parquet")
+    done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "out/mine.html\n"), done.stderr
+    assert done.stderr == ""
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html"]
+    assert "<h1>tfla on NVIDIA H200 SXM</h1>" in (tmp_path / "out/mine.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "results must be a parquet file or a folder with some, got nowhere (does not exist)"),
+        (("cut.parquet",), "results must be parquet files, got cut.parquet"),
+        ((".", "--gpu", "h1000"), "accelerator must be one of "),
+        (("cut.parquet", "-o", "report.docx"), "output must end in .html, got 'report.docx'"),
+        (("cut.parquet", "-o", "folder.html"), "output must be a file, got the folder folder.html"),
+    ],
+)
+def test_bad_input_exits_2_with_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "folder.html").mkdir()
+    done = lrbench("report", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"lrbench: {message}")
+    assert not list(tmp_path.glob("report.*"))
+
+
+def test_a_missing_extra_exits_2_with_the_command_that_brings_it(tmp_path: Path) -> None:
+    before = "import sys; sys.modules['nbclient'] = None\n"
+    done = lrbench("report", ".", cwd=tmp_path, before=before)
+    assert done.returncode == 2
+    assert done.stderr == "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n"
+
+
+def test_a_pdf_without_a_browser_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRBENCH_BROWSER", "no-such-browser")
+    done = lrbench("report", ".", "--pdf", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lrbench: pdf needs one of chromium, ")
