@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -77,3 +78,15 @@ def test_commands_exist(page: Path) -> None:
         assert name in commands, f"lrbench {line}"
         known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
         assert {argument for argument in arguments if argument.startswith("-")} <= known, f"lrbench {line}"
+
+
+def test_example_of_the_results_page_reads_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrations, profiles and texts lie beside the sweeps: the example passes them over."""
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "results.md").read_text(), re.M | re.S)
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/results.md", "exec"), names)
+    rows, fast = names["rows"], names["fast"]
+    assert len({*rows.run_id}) == len(list(ROOT.glob("results/h200_sxm/sweep-*.parquet")))
+    assert (fast > 0).all()
+    assert {"tfla", "flash_attn.v4"} <= set(fast.index.get_level_values("impl"))
