@@ -14,6 +14,7 @@ from ..analysis.roofs import check_output, write_roofs
 from . import calibrate as calibration
 from . import display, inventory, ncu, plan
 from .environment import Environment, probe_environment
+from .estimate import describe_s, estimate_s
 from .plan import PlannedCase, Request
 from .profiling import (
     build_row,
@@ -102,9 +103,10 @@ def sweep_command(
 def introduction(
     request: Request, preset: str, environment: Environment, accelerator: str | None, planned: Sequence[PlannedCase]
 ) -> list[str]:
-    """Return the first lines of a sweep: where it measures, about which accelerator, and what it leaves out."""
+    """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
     where = f"measuring on {environment.device_name}"
-    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases"]
+    time = describe_s(estimate_s(planned, environment))
+    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases, {time}"]
     if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(

@@ -8,6 +8,8 @@ import pytest
 
 from lrbench.bench import plan
 from lrbench.bench.plan import PRESETS, Request, parse_size, parse_sizes
+from lrbench.kernels import FAMILIES
+from lrbench.kernels.spec import MODES
 
 
 def cases(device_kind: str = "cpu", **axes: object) -> list[plan.PlannedCase]:
@@ -169,6 +171,17 @@ def test_an_operation_of_baselines_has_equal_head_dims_when_it_is_swept() -> Non
     # Beside the family it keeps the family's sizes.
     beside = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", head_dims=(64,)) if c.case.op == "gla"}
     assert beside == {(32, 64)}
+
+
+def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_some() -> None:
+    planned = cases("cuda", preset="full")
+    assert 10_000 < len(planned) < 20_000
+    ours = [item.case for item in planned if item.case.impl == "tfla"]
+    assert {case.op for case in ours} == set(FAMILIES["tfla"])
+    assert {case.mode for case in ours} == set(MODES)
+    assert {case.dtype for case in ours} == {"bf16", "fp16", "fp32"}
+    assert {case.state_dtype for case in ours if case.mode != "step"} == {"fp32", "bf16"}
+    assert {case.state_dtype for case in ours if case.mode == "step"} == {"fp32"}
 
 
 def test_steps_have_one_token_and_no_chunk() -> None:

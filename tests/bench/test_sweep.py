@@ -208,6 +208,9 @@ def test_refusals_need_no_worker(tmp_path: Path) -> None:
             target=dataclasses.replace(item.target, supports="kernels.scalar_decay.declare:supports_tfla"),
         ),
     ]
+    step = dataclasses.replace(item.case, mode="step", state_dtype="bf16", chunk_size=None)
+    able = dataclasses.replace(item.target, modes=("step",), state_dtypes=("fp32", "bf16"))
+    refused.append(PlannedCase(case=step, target=able))
     progress = Silent()
     outcome = run(tmp_path, refused, progress)
     assert progress.started_cases == []
@@ -218,6 +221,7 @@ def test_refusals_need_no_worker(tmp_path: Path) -> None:
         ("unsupported", "state_dtype must be one of fp32 for right, got bf16"),
         ("unavailable", "lrbench-no-such-package is not installed: pip install lrbench-no-such-package"),
         ("unsupported", "chunk_size must be a power of two >= 16, got 48"),
+        ("unsupported", "state_dtype must be fp32 in mode step, got bf16"),
     ]
 
 
