@@ -276,6 +276,15 @@ def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     assert not [n for n, cell in enumerate(cells) if cell.get("outputs") or cell.get("execution_count")]
 
 
+def test_tour_runs_in_ten_cells() -> None:
+    path = ROOT / "notebooks" / "tour.ipynb"
+    toured = export.execute(export.read_notebook(path), folder=path.parent)
+    cells = [cell for cell in toured.cells if cell.cell_type == "code"]
+    assert len(cells) == 10
+    assert all(cell.outputs for cell in cells)
+    assert '<img alt="Roofline' in cells[-1].outputs[-1].data["text/html"]
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
     return committed_page()[0].read_text(encoding="utf-8")
