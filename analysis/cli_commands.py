@@ -58,7 +58,7 @@ Modes = Annotated[str | None, typer.Option("--mode", help="Modes, comma-separate
 Ops = Annotated[str | None, typer.Option("--op", help="Operations, comma-separated [all; counts: one, mlstm_sig].")]
 Impls = Annotated[str | None, typer.Option("--impl", help="Implementations, comma-separated [all].")]
 Width = Annotated[float | None, typer.Option(help="Width in inches; 3.3 for a column of text [as wide as it needs].")]
-Dpi = Annotated[int, typer.Option(help="Pixels per inch of a PNG.")]
+Dpi = Annotated[int, typer.Option(help="Pixels per inch of a PNG; 300 for print.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Figure file: .png, .svg or .pdf.")]
 
 
@@ -332,7 +332,7 @@ def register(
         ] = None,
         output: Output = Path("figure.png"),
         width: Width = None,
-        dpi: Dpi = 200,
+        dpi: Dpi = 140,
         device: Annotated[str | None, typer.Option(help="Measured device, where results hold several.")] = None,
         dtype: SomeDtype = None,
         state_dtype: SomeStateDtype = None,
@@ -392,7 +392,7 @@ def register(
         gpu: Annotated[str, typer.Option(help="Accelerators, comma-separated; see `lrbench gpus`.")] = "h200",
         output: Output = Path("roofline.png"),
         width: Width = None,
-        dpi: Dpi = 200,
+        dpi: Dpi = 140,
         dtype: SomeDtype = None,
         state_dtype: SomeStateDtype = None,
         tokens: Tokens = None,

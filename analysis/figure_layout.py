@@ -296,7 +296,7 @@ def _label_ends(axes: Axes, line: Line) -> None:
             textcoords="offset points",
             ha="left" if outward > 0 else "right",
             va="center",
-            fontsize="x-small",
+            fontsize="small",
             color=line.style.colour,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
             zorder=6,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+DPI = 140
+"""Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
 OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
     {
@@ -278,7 +280,7 @@ def alt_text(figure: Figure) -> str:
     return str(figure.get_label())
 
 
-def save_figure(figure: Figure, path: str | Path, *, dpi: int = 200) -> Path:
+def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
     The alt text goes with it: as Description of a PNG, as title and desc of an SVG, as Subject of a PDF.

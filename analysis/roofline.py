@@ -35,16 +35,16 @@ def roofline(
     selection: Selection = Selection(),  # noqa: B008, frozen
     width: float | None = None,
 ) -> Figure:
-    """Draw the rooflines of ``gpus`` with the points measured on each, and under them the share of the roof reached.
+    """Draw the rooflines of ``gpus`` with the points measured on each, and the share of the roof that they reach.
 
-    One column per mode. Implementations with a chunk axis are drawn as trajectories over chunk size (the longest and
-    fastest one labelled at its ends), others as points. The first accelerator's newest measured roof, where there is
-    one and it is not the roof that is drawn, is dashed. Points above the measured roof, under the time of their
-    compulsory bytes, or otherwise suspect are ringed, and the note says why.
+    One column per mode; of one mode, roof and share stand side by side. Implementations with a chunk axis are drawn as
+    trajectories over chunk size (the longest and fastest one labelled at its ends), others as points. The first
+    accelerator's newest measured roof, where there is one and it is not the roof that is drawn, is dashed. Points above
+    the measured roof, under the time of their compulsory bytes, or otherwise suspect are ringed, and the note says why.
 
     Args:
         gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
-            or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first that has rows are hollow.
+            or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first with rows are hollow.
         selection: rows.
         width: inches; None: what suits the number of modes.
 
@@ -102,6 +102,7 @@ def roofline(
                 y_limits=(0, max(100.0, 1.05 * max(float(rows["share"].max()) for rows in shown))),
                 y_log=False,
                 decorate=functools.partial(_share_axis, chunks=chunks),
+                leaders=False,
             )
         )
     words = Words(
@@ -109,6 +110,8 @@ def roofline(
         setting=describe(chosen, "counted FLOPs and bytes"),
         note=" ".join((_note(frame, points, accelerators, chosen.dtype), failure_note(unmeasured(chosen, "seq_len")))),
     )
+    if len(modes) == 1:
+        return compose([[*roofs, *shares]], words, width)
     return compose([roofs, shares], words, width, heights=(1.3, 0.85))
 
 
@@ -236,7 +239,7 @@ def _roof(
         textcoords="offset points",
         ha="right",
         va="bottom",
-        fontsize="small" if main else "x-small",
+        fontsize="small",
         color=colour,
     )
     if not main:
@@ -282,7 +285,7 @@ def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
         textcoords="offset points",
         ha="right",
         va="bottom",
-        fontsize="x-small",
+        fontsize="small",
         color=MUTED,
     )
 

@@ -266,7 +266,7 @@ def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -
         y_label=OPTIMUM,
         x_limits=(low, high),
         # Below the lines there is room for the accelerators' names.
-        y_limits=(0.22 * min(min(line.y) for line in lines), 1.25 * max(max(line.y) for line in lines)),
+        y_limits=(0.15 * min(min(line.y) for line in lines), 1.25 * max(max(line.y) for line in lines)),
         decorate=lambda axes: _mark_intensities(axes, marked, vertical=True),
     )
     words = Words(
@@ -318,6 +318,8 @@ def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Fig
 
 def _mark_intensities(axes: Axes, marked: Sequence[tuple[str, float]], *, vertical: bool) -> None:
     """Draw accelerators' intensities as thin lines with their names; those within 5 % of one another share a label."""
+    from matplotlib.patheffects import withStroke
+
     groups: list[list[tuple[str, float]]] = []
     for each in sorted(marked, key=lambda each: each[1]):
         if groups and each[1] < 1.05 * groups[-1][0][1]:
@@ -327,7 +329,7 @@ def _mark_intensities(axes: Axes, marked: Sequence[tuple[str, float]], *, vertic
     previous, turn = 0.0, 0
     for group in groups:
         intensity = group[0][1]
-        # Beside one another, names take turns in where along the line they stand.
+        # Beside one another, names take turns at the two ends of the lines.
         turn = 1 - turn if not vertical and intensity < 1.4 * previous else 0
         previous = intensity
         line, transform = (
@@ -337,15 +339,17 @@ def _mark_intensities(axes: Axes, marked: Sequence[tuple[str, float]], *, vertic
             line(place, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
         axes.annotate(
             ", ".join(f"{name} ({place:.0f})" for name, place in group),
-            (intensity, 0.02) if vertical else (0.02 + 0.42 * turn, intensity),
+            (intensity, 0.02) if vertical else (0.99 if turn else 0.02, intensity),
             xycoords=transform,
             xytext=(-1, 0) if vertical else (0, 1),
             textcoords="offset points",
             rotation=90 if vertical else 0,
-            ha="right" if vertical else "left",
+            ha="right" if vertical or turn else "left",
             va="bottom",
-            fontsize="x-small",
+            fontsize="small",
             color=MUTED,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+            zorder=6,
         )
 
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from lrbench.analysis.cli_commands import default_head_dim_qk, register
 from lrbench.analysis.counts import count
+from lrbench.cli import main
 
 from . import rows as made
 
@@ -267,6 +270,44 @@ def test_predict_takes_the_operations_first_implementation() -> None:
 def test_the_rates_of_a_cpu_are_said_to_be_measured() -> None:
     row = json.loads(run("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit", "--format", "json"))
     assert "measured" in row["roofs"]
+
+
+@pytest.mark.parametrize("command", ["plot runtime {}", "roofline {} --gpu h200", "chunk-size tfla --results {}"])
+def test_results_of_an_unknown_schema_are_one_line_and_exit_2(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(made.write([made.row(made.case("mlstm_sig", "tfla"))], tmp_path / "a.parquet"))
+    column = table.schema.get_field_index("schema_version")
+    newer = table.set_column(column, "schema_version", pa.array([99] * len(table)))
+    pq.write_table(newer, tmp_path / "newer.parquet")
+    monkeypatch.setattr("sys.argv", ["lrbench", *command.format(tmp_path / "newer.parquet").split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if not each.startswith("--gpu")]
+    assert "schema_version must be " in line
+    assert "got 99 in " in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "count tfla --seq-len 64 --chunk-size 128",
+        "count tfla --causal-factor 0.4",
+        "chunk-size tfla --gpu h900",
+        "chunk-size tfla --causal-factor 0.4",
+        "plot flops --head-dim -1",
+        "plot runtime",
+        "roofline nowhere --gpu h900",
+    ],
+)
+def test_bad_input_exits_2(arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["lrbench", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if not each.startswith("--gpu")]
+    assert line.startswith("lrbench: ")
 
 
 def test_default_head_dims() -> None:

@@ -120,15 +120,18 @@ def cut_off(figure: Figure) -> list[str]:
     return beyond
 
 
+def drawn(kind: str, width: float | None) -> Figure:
+    """Draw a figure of all rows measured on the H200 at head dim 256, up to 16 implementations, or of the counts."""
+    frame = load_results(RESULTS) if kind in (*RESULT_KINDS, MODEL, "roofline") else None
+    if kind == "roofline":
+        return roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)
+    return plot(kind, frame, Selection(head_dim=256 if kind != "head-dim" else None), width=width)
+
+
 @pytest.mark.parametrize("width", [None, 3.3, 7.0])
 @pytest.mark.parametrize("kind", [*KINDS, "roofline"])
 def test_every_figure_fits(kind: str, width: float | None) -> None:
-    """All rows measured on the H200 at head dim 256: up to 16 implementations."""
-    frame = load_results(RESULTS) if kind in (*RESULT_KINDS, MODEL, "roofline") else None
-    if kind == "roofline":
-        figure = roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)
-    else:
-        figure = plot(kind, frame, Selection(head_dim=256 if kind != "head-dim" else None), width=width)
+    figure = drawn(kind, width)
     assert overlapping(figure) == []
     assert cut_off(figure) == []
     assert width is None or figure.get_figwidth() == width
@@ -137,10 +140,12 @@ def test_every_figure_fits(kind: str, width: float | None) -> None:
         assert "(" in label or "FLOP" in label or label == "% of the roof", f"{label!r} names no unit"
 
 
-def test_text_is_legible_in_a_column() -> None:
-    """At 3.3 inches nothing is set in less than 5 points; labels and ticks have at least 6.5."""
-    figure = plot("runtime", load_results(RESULTS), Selection(head_dim=256), width=3.3)
-    assert min(each.get_fontsize() for each in figure.texts) >= 6
+@pytest.mark.parametrize("kind", ["runtime", "trade-off", "intensity", "intensity-optimal", "roofline"])
+def test_text_is_legible_in_a_column(kind: str) -> None:
+    """At 3.3 inches nothing is set in less than 6 points; ticks and axes have at least 6.5."""
+    figure = drawn(kind, 3.3)
+    inside = [each for axes in figure.axes for each in axes.texts]
+    assert min(each.get_fontsize() for each in [*figure.texts, *inside]) > 5.95
     ticks = [label for axes in figure.axes for label in axes.get_xticklabels()]
     assert min(each.get_fontsize() for each in [*ticks, *(axes.xaxis.label for axes in figure.axes)]) >= 6.5
 

@@ -96,6 +96,18 @@ def test_the_cpu_shares_no_figure_with_a_gpu(sweep: pd.DataFrame) -> None:
         roofline(both, ["h200", "cpu"])
 
 
+def test_one_mode_stands_side_by_side(sweep: pd.DataFrame) -> None:
+    both = roofline(sweep, "h200", Selection(head_dim=256)).axes
+    assert [axes.get_title(loc="left") for axes in both] == [
+        "Forward",
+        "Forward + backward",
+        "Forward: % of roof",
+        "Forward + backward: % of roof",
+    ]
+    one, other = roofline(sweep, "h200", Selection(head_dim=256, modes=("bw", "fwbw"))).axes
+    assert one.get_position().y0 == pytest.approx(other.get_position().y0)
+
+
 def test_points_are_held_to_measured_roofs() -> None:
     """Between the measured and the specified roof lies what no row calls suspect by itself."""
     roofs = Roofs(matrix_flops=MappingProxyType({"bf16": 700e12}), bandwidth_bytes_s=4e12, source="a test")
