@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".*", "__pycache__", "build", "dist", "*.egg-info", "results")
 FILE = re.compile(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TYPES = re.compile(r"`pyproject\.toml` lists.*?```toml\n(.*?)```", re.DOTALL)
+ENGINE = re.compile(r"^\| `([\w/]+\.py)` \| (.*) \|$", re.MULTILINE)
 FAMILY = re.compile(r"in `kernels/__init__\.py`.*?```python\n(.*?)```", re.DOTALL)
 SIZES = ("--seq-len", "64,200", "--head-dim", "24", "--num-heads", "2", "--batch", "2")
 
@@ -58,6 +60,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (copy / path).write_text(content, encoding="utf-8")
     (line,) = FAMILY.findall(text)
     insert_after(copy / "kernels/__init__.py", "FAMILIES: dict[str, tuple[str, ...]] = {\n", line)
+    shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
+    (line,) = TYPES.findall(text)
+    insert_after(copy / "pyproject.toml", '    "lrbench.bench.vector_rate",\n', line)
     baselines = copy / "bench/baselines/__init__.py"
     (module,) = (Path(path).stem for path in files if path.startswith("bench/baselines/"))
     insert_after(baselines, "from .operations import OPERATIONS\n", f"from . import {module}\n")
@@ -87,7 +92,24 @@ def test_example_is_swept(copy: Path, tmp_path: Path) -> None:
 
 def test_example_follows_the_conventions(copy: Path) -> None:
     files = [path for path, _ in FILE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))]
-    shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
     for command in (("check",), ("format", "--check")):
         finished = run(copy, "-m", "ruff", *command, "--no-cache", *files)
         assert finished.returncode == 0, finished.stdout
+
+
+def test_example_has_the_types_that_it_says(copy: Path, tmp_path: Path) -> None:
+    files = [path for path, _ in FILE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))]
+    modules = [f"lrbench.{path.removesuffix('.py').replace('/', '.')}" for path in files if "tests" not in path]
+    named = [part for module in modules for part in ("-m", module.removesuffix(".__init__"))]
+    command = ("-m", "mypy", "--config-file", "pyproject.toml", "--cache-dir", str(tmp_path), *named)
+    finished = run(copy, *command, MYPYPATH=str(copy.parent))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_files_and_names_of_the_engine_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = ENGINE.findall(text[text.index("## Add an operation to the engine") : text.index("## Add a baseline")])
+    assert len(rows) >= 5
+    for path, what in rows:
+        code = (ROOT / path).read_text(encoding="utf-8")
+        assert [name for name in re.findall(r"`(\w+)`", what) if not re.search(rf"\b{name}\b", code)] == [], path
