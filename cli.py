@@ -56,7 +56,8 @@ def sweep(
     budget: Annotated[float | None, typer.Option(min=0.0, help="Seconds of timing per case.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a case is ended.")] = 120.0,
     time_limit: Annotated[
-        float | None, typer.Option(help="Seconds after which no case starts; --resume runs the rest.")
+        float | None,
+        typer.Option(min=0.0, help="Seconds after which no case starts; --resume runs the rest."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out cases --output has from this commit.")] = False,
     jobs: Annotated[int | None, typer.Option(min=0, help="Processes that compile ahead on a GPU [cores / 2].")] = None,

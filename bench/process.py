@@ -19,6 +19,8 @@ from .environment import worker_environ
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
+MAX_WAIT_S = 3600.0
+"""The longest single wait for a reply: select takes no infinite one as a number."""
 
 
 class WorkerDiedError(Exception):
@@ -99,7 +101,7 @@ class WorkerProcess:
             if left <= 0:
                 self.kill()
                 raise WorkerTimeoutError(f"no result within {timeout_s:g} s")
-            if not select.select([self._reply_read], [], [], left if stop is None else min(left, POLL_S))[0]:
+            if not select.select([self._reply_read], [], [], min(left, MAX_WAIT_S if stop is None else POLL_S))[0]:
                 continue
             chunk = os.read(self._reply_read, 1 << 20)
             if not chunk:

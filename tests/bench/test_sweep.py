@@ -194,6 +194,11 @@ def test_attention_is_measured_at_the_head_dims_asked_for(tmp_path: Path) -> Non
     assert (record.status, record.reason) == ("unsupported", "head_dim_qk must equal head_dim_v, got 32 and 64")
 
 
+def test_no_time_limit_is_too_long(tmp_path: Path) -> None:
+    (record,) = run(tmp_path, [faults.planned("right")], timeout_s=math.inf).records
+    assert (record.status, record.reason) == ("ok", None)
+
+
 def test_refusals_need_no_worker(tmp_path: Path) -> None:
     item = faults.planned("right")
     refused = [
