@@ -141,8 +141,14 @@ def _intensity(accelerator: Accelerator, dtype: str) -> float:
     return found
 
 
+def _marked(theory: Theory) -> list[tuple[str, float]]:
+    """Return the names and intensities of the accelerators, in ascending order."""
+    found = ((_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators())
+    return sorted(found, key=lambda each: each[1])
+
+
 def _short(accelerator: Accelerator) -> str:
-    return accelerator.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return accelerator.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD Instinct ")
 
 
 def _powers(low: int, high: int) -> list[int]:
@@ -247,7 +253,7 @@ def runtime_optimal_over_head_dim(theory: Theory, width: float | None = None) ->
 
 def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -> Figure:
     """The chunk size of least modelled time over an accelerator's FLOP per byte, by head dim (TFLA, figure 25)."""
-    marked = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
+    marked = _marked(theory)
     low, high = 0.6 * min(50.0, *(i for _, i in marked)), 1.6 * max(500.0, *(i for _, i in marked))
     xs = [low * (high / low) ** (n / 60) for n in range(61)]
     dims = HEAD_DIMS[1:]
@@ -265,9 +271,7 @@ def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -
         x_label="accelerator intensity (FLOP per byte)",
         y_label=OPTIMUM,
         x_limits=(low, high),
-        # Below the lines there is room for the accelerators' names.
-        y_limits=(0.15 * min(min(line.y) for line in lines), 1.25 * max(max(line.y) for line in lines)),
-        decorate=lambda axes: _mark_intensities(axes, marked, vertical=True),
+        decorate=lambda axes: _mark_across(axes, marked),
     )
     words = Words(
         title="Runtime-optimal chunk size over accelerator intensity",
@@ -277,13 +281,14 @@ def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -
             f"causal factor {theory.causal_factor:g}",
             "closed form",
         ),
+        note=f"Dotted, in FLOP per byte: {', '.join(f'{name} {intensity:.0f}' for name, intensity in marked)}.",
     )
     return compose([[panel]], words, width or 6.6)
 
 
 def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
-    marked = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
+    marked = _marked(theory)
     chunks = list(feasible_chunks(theory.seq_len))
     panels = []
     for state_dtype in ("fp32", "bf16"):
@@ -303,7 +308,7 @@ def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Fig
                 x_label=CHUNK,
                 y_label="FLOP per byte moved",
                 sizes=chunks,
-                decorate=lambda axes: _mark_intensities(axes, marked, vertical=False),
+                decorate=lambda axes: _mark_along(axes, marked),
             )
         )
     words = Words(
@@ -316,41 +321,60 @@ def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Fig
     return compose([_same_limits(panels)], words, width)
 
 
-def _mark_intensities(axes: Axes, marked: Sequence[tuple[str, float]], *, vertical: bool) -> None:
-    """Draw accelerators' intensities as thin lines with their names; those within 5 % of one another share a label."""
+def _mark_across(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
+    """Draw accelerators' intensities as upright thin lines, their names above the panel."""
+    for group in _neighbours(marked):
+        for _, intensity in group:
+            axes.axvline(intensity, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+        axes.annotate(
+            ", ".join(name for name, _ in group),
+            (group[0][1], 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(2, 2),
+            textcoords="offset points",
+            rotation=45,
+            rotation_mode="anchor",
+            ha="left",
+            va="bottom",
+            fontsize="small",
+            color=MUTED,
+        )
+
+
+def _mark_along(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
+    """Draw accelerators' intensities as level thin lines with their names on them, at two ends in turn where close."""
     from matplotlib.patheffects import withStroke
 
-    groups: list[list[tuple[str, float]]] = []
-    for each in sorted(marked, key=lambda each: each[1]):
-        if groups and each[1] < 1.05 * groups[-1][0][1]:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    previous, turn = 0.0, 0
-    for group in groups:
-        intensity = group[0][1]
-        # Beside one another, names take turns at the two ends of the lines.
-        turn = 1 - turn if not vertical and intensity < 1.4 * previous else 0
-        previous = intensity
-        line, transform = (
-            (axes.axvline, axes.get_xaxis_transform()) if vertical else (axes.axhline, axes.get_yaxis_transform())
-        )
-        for _, place in group:
-            line(place, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+    previous, right = 0.0, False
+    for group in _neighbours(marked):
+        for _, intensity in group:
+            axes.axhline(intensity, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+        right = not right and group[0][1] < 1.4 * previous
+        previous = group[0][1]
         axes.annotate(
-            ", ".join(f"{name} ({place:.0f})" for name, place in group),
-            (intensity, 0.02) if vertical else (0.99 if turn else 0.02, intensity),
-            xycoords=transform,
-            xytext=(-1, 0) if vertical else (0, 1),
+            ", ".join(f"{name} ({intensity:.0f})" for name, intensity in group),
+            (0.99 if right else 0.02, previous),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 1),
             textcoords="offset points",
-            rotation=90 if vertical else 0,
-            ha="right" if vertical or turn else "left",
+            ha="right" if right else "left",
             va="bottom",
             fontsize="small",
             color=MUTED,
             path_effects=[withStroke(linewidth=2, foreground="white")],
             zorder=6,
         )
+
+
+def _neighbours(marked: Sequence[tuple[str, float]]) -> list[list[tuple[str, float]]]:
+    """Return ascending intensities in groups, those within 5 % of one another together: their names share a place."""
+    groups: list[list[tuple[str, float]]] = []
+    for each in marked:
+        if groups and each[1] < 1.05 * groups[-1][0][1]:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 def _same_limits(panels: Sequence[Panel]) -> list[Panel]:

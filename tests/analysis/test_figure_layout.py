@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -120,9 +122,14 @@ def cut_off(figure: Figure) -> list[str]:
     return beyond
 
 
+@functools.cache
+def measured() -> pd.DataFrame:
+    return load_results(RESULTS)
+
+
 def drawn(kind: str, width: float | None) -> Figure:
     """Draw a figure of all rows measured on the H200 at head dim 256, up to 16 implementations, or of the counts."""
-    frame = load_results(RESULTS) if kind in (*RESULT_KINDS, MODEL, "roofline") else None
+    frame = measured() if kind in (*RESULT_KINDS, MODEL, "roofline") else None
     if kind == "roofline":
         return roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)
     return plot(kind, frame, Selection(head_dim=256 if kind != "head-dim" else None), width=width)

@@ -76,7 +76,8 @@ def test_runtime_optimal_chunks_grow_with_intensity_state_width_and_head_dim() -
     over_intensity = plot("intensity-optimal", theory=Theory(gpus=("h200",)))
     for x, y in lines(over_intensity, 0)["d_v = 256"]:
         assert y == pytest.approx(closed.runtime_optimal(x))
-    assert [each.get_text() for each in over_intensity.axes[0].texts] == ["H200 SXM (206)"]
+    assert [each.get_text() for each in over_intensity.axes[0].texts] == ["H200 SXM"]
+    assert "Dotted, in FLOP per byte: H200 SXM 206." in text(over_intensity)
 
 
 def test_intensity_grows_with_the_chunk_and_meets_the_accelerators() -> None:
