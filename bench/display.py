@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .case import Record
+from .case import Case, Record
 from .plan import PlannedCase
 
 FORMATS = ("table", "json", "csv")
@@ -89,7 +89,7 @@ def _cell(value: Any) -> Text:
 def describe(item: PlannedCase) -> str:
     """Return a case in a few words."""
     case = item.case
-    dims = f" dim {case.head_dim_qk}/{case.head_dim_v}" if case.head_dim_v else ""
+    dims = f" dim {_dims(case)}" if case.head_dim_v else ""
     chunk = f" chunk {case.chunk_size}" if case.chunk_size else ""
     return f"{case.op} {case.impl} {case.mode} T={case.seq_len}{dims}{chunk}"
 
@@ -235,7 +235,12 @@ def _row_key(record: Record) -> tuple[Any, ...]:
 def _heads(record: Record) -> str:
     if record.num_heads is None:
         return f"{record.channels} channels" if record.channels else ""
-    return f"{record.num_heads} x {record.head_dim_qk}/{record.head_dim_v}"
+    return f"{record.num_heads} x {_dims(record)}"
+
+
+def _dims(sizes: Case | Record) -> str:
+    """Return the head dims as 128/256, or the values' alone where there are no queries."""
+    return "/".join(str(dim) for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
 
 
 def _labelled(record: Record) -> str:

@@ -307,12 +307,12 @@ def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, devi
     return device_kind in devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 
 
-def _problems(request: Request, preset: Preset, qk_ratio: float, mode: str) -> Iterable[dict[str, int]]:
-    """The sizes of the family without a chunk length, in the order they are run."""
+def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, int]]:
+    """The sizes that describe an operation's problems, without a chunk length, in the order they are run."""
     seq_lens = (1,) if mode == "step" else request.seq_lens or preset.seq_lens
     for head_dim_v in request.head_dims or preset.head_dims:
         num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
-        for head_dim_qk in request.head_dims_qk or (max(1, int(head_dim_v * qk_ratio)),):
+        for head_dim_qk in request.head_dims_qk or (max(1, int(head_dim_v * operation.qk_ratio)),):
             for seq_len in seq_lens:
                 if mode == "step":
                     batch = request.batch or 16
@@ -320,13 +320,14 @@ def _problems(request: Request, preset: Preset, qk_ratio: float, mode: str) -> I
                     batch = request.batch
                 else:
                     batch = max(1, (request.tokens or preset.tokens) // seq_len)
-                yield {
+                sizes = {
                     "batch": batch,
                     "seq_len": seq_len,
                     "num_heads": num_heads,
                     "head_dim_qk": head_dim_qk,
                     "head_dim_v": head_dim_v,
                 }
+                yield {name: size for name, size in sizes.items() if name in operation.sizes}
 
 
 def drop_covered(chunk_sizes: Sequence[int], seq_len: int) -> list[int]:
@@ -348,7 +349,7 @@ def _plan_ours(
     for mode, dtype in itertools.product(_ordered(modes), dtypes):
         if not explicit and (mode not in implementation.modes or dtype not in implementation.dtypes):
             continue
-        for sizes in _problems(request, preset, operation.qk_ratio, mode):
+        for sizes in _problems(request, preset, operation, mode):
             chunks: list[int | None] = [None]
             if implementation.chunked and mode != "step":
                 axis = request.chunk_sizes or preset.chunk_sizes
@@ -379,13 +380,12 @@ def _plan_baseline(
 ) -> Iterable[PlannedCase]:
     explicit = bool(request.impls)
     swept = baseline.op if _same_sizes(baseline, request) else None
-    # What runs beside the family takes the family's sizes; what is itself swept, or is ours, its own ratio.
+    # What runs beside the family takes the family's sizes; what is itself swept, or is ours, its own.
     own = swept or (baseline.op if baseline.op in _family(request.kernel) else _family(request.kernel)[0])
-    qk_ratio = baselines.get_operation(own).qk_ratio
     for mode, dtype in itertools.product(_ordered(modes), dtypes):
         if not explicit and (mode not in baseline.modes or dtype not in baseline.dtypes):
             continue
-        for sizes in _problems(request, preset, qk_ratio, mode):
+        for sizes in _problems(request, preset, baselines.get_operation(own), mode):
             chunk_sizes = request.chunk_sizes or preset.chunk_sizes
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
                 columns: dict[str, Any] = dict(adapted)
