@@ -15,6 +15,7 @@ from . import calibrate as calibration
 from . import display, inventory, ncu, plan
 from .environment import Environment, probe_environment
 from .estimate import describe_s, estimate_s
+from .executors import get_executor
 from .plan import PlannedCase, Request
 from .profiling import (
     build_row,
@@ -60,13 +61,15 @@ def sweep_command(
         wrong; 130 after an interrupt.
 
     Raises:
-        ValueError: bad axes or names.
+        ValueError: bad axes or names, or a folder that cannot be written.
     """
     display.check_format(output_format)
     if accelerator is not None:
         accelerator = accelerators.get_accelerator(accelerator).key
-    # Names are checked before the machine is looked at, which takes seconds: a typing mistake answers at once.
+    # What is asked for is checked before the machine is looked at, which takes seconds: a mistake answers at once.
     plan.plan(request, device_kind="cuda")
+    get_executor(executor, devices=devices)
+    check_folder(output)
     wanted = executor == "local" if calibrate is None else calibrate
     measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
     environment = probe_environment() if measured is None else measured.environment
@@ -98,6 +101,15 @@ def sweep_command(
     for line in conclusion(outcome):
         display.note(line)
     return exit_code(outcome, strict=strict)
+
+
+def check_folder(output: Path) -> None:
+    """Make the folder that ``--output`` names; ValueError where it cannot be made or written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output).close()
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be written, got {output}: {error.strerror}") from error
 
 
 def introduction(

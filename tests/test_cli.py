@@ -272,12 +272,15 @@ def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu() -> None:
     assert h100["source"][:40] in table
 
 
-def test_an_output_that_is_a_file_exits_2(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    finished = lrbench(*TINY, "--output", str(blocked))
+@pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("a" * 300, "File name too long")])
+def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
+    name: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    finished = lrbench(*TINY, "--output", str(tmp_path / name))
     assert finished.returncode == 2
-    assert "Traceback" not in finished.stderr
+    message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}"
+    assert finished.stderr.splitlines() == [message]
 
 
 @pytest.mark.parametrize("command", ["kernels", "gpus", "doctor"])

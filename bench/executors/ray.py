@@ -20,14 +20,14 @@ class RayExecutor:
         devices: the most tasks at once.
 
     Raises:
-        RuntimeError: ray is not installed; the message has the pip command.
+        ValueError: ray is not installed; the message has the pip command.
     """
 
     def __init__(self, *, devices: int = 1) -> None:
         try:
             import ray
         except ImportError:
-            raise RuntimeError("the ray executor needs ray: pip install 'lrbench[cluster]'") from None
+            raise ValueError("the ray executor needs ray: pip install 'lrbench[cluster]'") from None
         self._ray = ray
         self.devices = devices
 

@@ -12,7 +12,7 @@ from lrbench.tests.bench import faults
 
 def test_ray_missing_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RuntimeError, match=r"the ray executor needs ray: pip install 'lrbench\[cluster\]'"):
+    with pytest.raises(ValueError, match=r"the ray executor needs ray: pip install 'lrbench\[cluster\]'"):
         get_executor("ray")
 
 
