@@ -75,8 +75,13 @@ class RunWriter:
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
         self.records: list[Record] = []
-        self._file: IO[bytes] = open(self.journal, "xb")  # noqa: SIM115, held open for the lock until the run ends
+        if self.journal.exists():
+            raise FileExistsError(f"a run of this name is there already: {self.journal}")
+        # A journal has its name only once it is locked: recover would take it for a dead run's in between.
+        unlocked = folder / f".{self.journal.name}.{os.getpid()}"
+        self._file: IO[bytes] = open(unlocked, "xb")  # noqa: SIM115, held open for the lock until the run ends
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(self.journal)
 
     def __enter__(self) -> RunWriter:
         return self

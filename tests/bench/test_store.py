@@ -151,6 +151,37 @@ def test_recover_leaves_a_live_run_alone(tmp_path: Path) -> None:
         assert writer.journal.exists()
 
 
+def test_recover_leaves_a_run_alone_that_is_about_to_lock_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = store.fcntl.flock
+    recovered: list[Path] = []
+
+    def lock_late(*arguments: int) -> None:
+        monkeypatch.setattr(store.fcntl, "flock", lock)
+        recovered.extend(store.recover(tmp_path))
+        lock(*arguments)
+
+    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    assert rows(write(tmp_path, RECORD, name="sweep-run")) == [dataclasses.asdict(RECORD)]
+    assert recovered == []
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
+
+
+def test_recover_leaves_a_run_alone_that_ends_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = store.RunWriter(tmp_path, "sweep-run")
+    writer.append(RECORD)
+    lock = store.fcntl.flock
+
+    def lock_late(*arguments: int) -> None:
+        writer.close()
+        lock(*arguments)
+
+    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    assert store.recover(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
+
+
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
