@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -226,29 +223,3 @@ def test_default_results_are_the_committed_ones() -> None:
     assert default_results("no_such_accelerator") == ()
     for folder in default_results("h200_sxm"):
         assert folder.name == "h200_sxm"
-
-
-@pytest.mark.parametrize(
-    ("roofs", "heavy"),
-    [("spec", "torch, triton, matplotlib, pandas"), ("measured", "torch, triton, matplotlib")],
-)
-def test_report_is_quick(roofs: str, heavy: str) -> None:
-    """Less than a second of processor time: what else the machine does must not decide.
-
-    Reading a calibration brings pandas in by way of pyarrow.
-    """
-    code = (
-        "import sys; from lrbench.analysis.chunk_size import chunk_size_report, default_results;"
-        "from lrbench.analysis.accelerators import get_accelerator; from lrbench.analysis.roofs import with_roofs;"
-        f"chunk_size_report('mlstm_sig', with_roofs(get_accelerator('h200'), {roofs!r}), head_dim_v=512,"
-        " head_dim_qk=256, results=default_results('h200_sxm'));"
-        f"heavy = set({heavy.split(', ')!r}) & set(sys.modules); assert not heavy, heavy"
-    )
-    best = float("inf")
-    for _ in range(3):
-        before = os.times()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        after = os.times()
-        spent = after.children_user + after.children_system - before.children_user - before.children_system
-        best = min(best, spent)
-    assert best < 1.0

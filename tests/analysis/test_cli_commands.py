@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,3 +317,32 @@ def test_default_head_dims() -> None:
     assert default_head_dim_qk("mlstm_exp", 256) == 128
     assert default_head_dim_qk("simple_gla", 256) == 256
     assert default_head_dim_qk("selective_scan", 4096) == 16
+
+
+CALIBRATED = "torch, triton, matplotlib"
+"""What stays out where a calibration is read: pyarrow brings pandas in with it."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        ("gpus", CALIBRATED),
+        ("chunk-size tfla --gpu h200 --seq-len 64k --mode fwbw", f"{CALIBRATED}, pandas"),
+        ("chunk-size tfla --gpu h200 --roofs measured", CALIBRATED),
+    ],
+)
+def test_answers_come_within_a_second(arguments: str, heavy: str) -> None:
+    """A second of processor time: what else the machine does must not decide."""
+    code = (
+        "import sys; from lrbench.cli import app;"
+        f"app({[*arguments.split(), '--format', 'json']!r}, standalone_mode=False);"
+        f"heavy = set({heavy.split(', ')!r}) & set(sys.modules); assert not heavy, heavy"
+    )
+    best = float("inf")
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        after = os.times()
+        spent = after.children_user + after.children_system - before.children_user - before.children_system
+        best = min(best, spent)
+    assert best < 1.0
