@@ -20,8 +20,11 @@ from ..scalar_decay.validate import resolve_scale
 
 
 def log_gates(dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log decay dt A and the log input gate log dt [B, T, H] of step sizes dt [B, T, H] and rates A [H]."""
-    return dt * A, torch.log(dt)
+    """Return the log decay dt A and the log input gate log dt [B, T, H] of step sizes dt [B, T, H] and rates A [H].
+
+    A step of no length (padding) stays one, and passes no gradient through its log.
+    """
+    return dt * A, torch.log(dt.clamp(min=torch.finfo(dt.dtype).tiny))
 
 
 def expand_groups(x: Tensor, num_heads: int) -> Tensor:

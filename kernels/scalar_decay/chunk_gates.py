@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .reference import compute_dtype
+from .reference import MIN_LOG_DECAY, compute_dtype
+
+MIN_LOG_INPUT = -1e30
+"""Stands for minus infinity: differences of two of them stay finite."""
 
 FACTORED_RANGE = (-60.0, 40.0)
 """Least c_j - e and largest e - r_i of a group with which float32 neither underflows nor overflows."""
@@ -103,8 +106,11 @@ def plan(
         The segments in order and m [S] after the last step, float64.
     """
     batch, seq_len, heads = a.shape
-    a = a.double().transpose(1, 2).reshape(batch * heads, seq_len)
-    u = torch.zeros_like(a) if u is None else u.double().transpose(1, 2).reshape(batch * heads, seq_len)
+    a, u = (
+        torch.full_like(a, 0.0, dtype=torch.float64) if x is None else x.double().clamp(min=least)
+        for x, least in ((a, MIN_LOG_DECAY), (u, MIN_LOG_INPUT))
+    )
+    a, u = (x.transpose(1, 2).reshape(batch * heads, seq_len) for x in (a, u))
     m = None if m is None else m.double()
     chunk = min(chunk_size, seq_len)
     whole = seq_len - seq_len % chunk

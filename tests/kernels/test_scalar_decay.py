@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -212,6 +213,15 @@ def test_packed_documents(op: str, chunk_size: int, dtype: torch.dtype) -> None:
         starts=(1, 16, 29),
         chunk_size=chunk_size,
     )
+
+
+@pytest.mark.parametrize("separator", [torch.finfo(torch.float32).min, -math.inf])
+@pytest.mark.parametrize("op", laws.DECAY_GATES)
+def test_any_separator(op: str, separator: float) -> None:
+    laws.check_packed_documents(
+        get_operation(op), torch_implementation(op), dtype=torch.float32, device="cpu",
+        sizes=sizes(2, 50, 1, 16, 24), starts=(1, 29), chunk_size=16, separator=separator,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

@@ -73,7 +73,7 @@ def test_a_step_of_no_length_is_no_step() -> None:
     inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
     inputs["dt"][:, 10:20] = 0.0
     leaves = [x.requires_grad_() for x in inputs.values()]
-    for implementation in ("tfla", "xl_chunk"):
+    for implementation in ("tfla", "xl_chunk", "torch"):
         y = function("mamba2_ssd", implementation)(*leaves, chunk_size=16)
         assert all(torch.isfinite(x).all() for x in (y, *torch.autograd.grad(y.sum(), leaves)))
         torch.testing.assert_close(
