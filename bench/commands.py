@@ -75,7 +75,7 @@ def sweep_command(
     environment = probe_environment() if measured is None else measured.environment
     planned = plan.plan(request, device_kind=environment.device_kind)
     if not planned:
-        raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes here")
+        raise ValueError(nothing_planned(request, environment))
     preset = plan.preset_for(request, environment.device_kind)
     for line in introduction(request, preset.name, environment, accelerator, planned):
         display.note(line)
@@ -134,7 +134,16 @@ def introduction(
     elsewhere = plan.not_planned(request, environment.device_kind)
     if elsewhere:
         lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
-    return lines
+    return lines + plan.remarks(request, planned)
+
+
+def nothing_planned(request: Request, environment: Environment) -> str:
+    """Return why a request has no case on this device."""
+    elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
+    names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
+    if names:
+        return f"no case is left on {environment.device_name}: {', '.join(names)} run on {elsewhere}"
+    return f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes"
 
 
 def conclusion(outcome: Outcome) -> list[str]:

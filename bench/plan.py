@@ -231,6 +231,27 @@ def not_planned(request: Request, device_kind: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
+    """Return what of a request its cases do not hold: values without a case, tokens that the lengths do not divide."""
+    lines = []
+    for name, given in (
+        ("op", request.ops),
+        ("mode", request.modes),
+        ("dtype", request.dtypes),
+        ("state_dtype", request.state_dtypes),
+    ):
+        here = {getattr(item.case, name) for item in planned}
+        missing = [value for value in given or () if value not in here]
+        if missing:
+            lines.append(f"no case has {name} {', '.join(missing)}: nothing that is measured here does")
+    sequences = [item.case for item in planned if item.case.mode != "step"]
+    others = {(case.seq_len or 0, case.batch or 0) for case in sequences}
+    for seq_len, batch in sorted(others):
+        if request.tokens is not None and batch * seq_len != request.tokens:
+            lines.append(f"{batch * seq_len} tokens at seq_len {seq_len} (batch {batch}), not {request.tokens}")
+    return lines
+
+
 def _check_request(request: Request) -> None:
     if request.batch is not None and request.tokens is not None:
         raise ValueError("give batch or tokens, not both")

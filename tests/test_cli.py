@@ -82,6 +82,17 @@ def test_sweep_on_a_cpu_names_the_implementations_it_cannot_measure(tmp_path: Pa
     assert "not measured here, they need another device: tfla, xl_chunk, limit_chunk" in finished.stderr
 
 
+def test_an_operation_that_needs_another_device_is_said(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    finished = lrbench("sweep", "--op", "gla", "--no-calibrate", "--output", str(tmp_path))
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("lrbench: no case is left on ")
+    assert "fla.chunk_gla, fla.fused_chunk_gla run on cuda" in finished.stderr
+
+
 def test_sweep_json_holds_every_column(tmp_path: Path) -> None:
     finished = lrbench(*TINY, "--chunk-size", "32", "--output", str(tmp_path), "--format", "json")
     assert finished.returncode == 0, finished.stderr

@@ -136,6 +136,18 @@ def test_implementations_of_another_device_are_named_not_planned() -> None:
     assert {item.case.impl for item in cases(impls=("tfla",))} == {"tfla"}
 
 
+def test_what_is_asked_for_and_not_planned_is_said() -> None:
+    request = Request(modes=("fw", "step"), dtypes=("fp32", "fp64"), seq_lens=(64, 48), tokens=96)
+    planned = plan.plan(request, device_kind="cpu")
+    assert plan.remarks(request, planned) == [
+        "no case has mode step: nothing that is measured here does",
+        "64 tokens at seq_len 64 (batch 1), not 96",
+    ]
+    assert plan.remarks(Request(), cases()) == []
+    few = Request(impls=("torch",), seq_lens=(64,), tokens=10)
+    assert plan.remarks(few, plan.plan(few, device_kind="cpu")) == ["64 tokens at seq_len 64 (batch 1), not 10"]
+
+
 def test_baselines_can_be_chosen_by_name_by_package_or_left_out() -> None:
     assert {c.case.provider for c in cases("cuda", baselines=("none",))} == {"lrbench"}
     some = {c.case.impl for c in cases("cuda", baselines=("torch.sdpa_flash",)) if c.case.provider != "lrbench"}
