@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +28,18 @@ REQUEST = plan.Request(
 )
 
 PLANNED = plan.plan(REQUEST, device_kind="cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute on one thread, here and in workers: threads that wait for a busy machine's cores take seconds."""
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCase:
