@@ -342,9 +342,13 @@ def register(
         mode: Modes = None,
         op: Ops = None,
         impl: Impls = None,
-        gpu: Annotated[str, typer.Option(help="Accelerators of the model, comma-separated.")] = "a100,h100,b200",
-        head_dim_qk: Annotated[int | None, typer.Option(help="Query-key head dim, from the counts.")] = None,
-        causal_factor: Annotated[float, typer.Option(help="Share of the causal square, from the counts.")] = 0.5,
+        gpu: Annotated[str | None, typer.Option(help="Counts: accelerators, comma-separated [a100,h100,b200].")] = None,
+        head_dim_qk: Annotated[
+            int | None, typer.Option(help="Counts: query-key head dim [half for mLSTM, else equal].")
+        ] = None,
+        causal_factor: Annotated[
+            float | None, typer.Option(help="Counts: share of the causal square, 0.5 to 1 [0.5].")
+        ] = None,
     ) -> None:
         """Draw a figure: PNG, SVG or PDF by the file's ending.
 
@@ -357,6 +361,12 @@ def register(
 
         check_format(output)
         check_kind(kind, results=bool(results))
+        unused: dict[str, object] = {"device": device, "impl": impl}
+        if kind in RESULT_KINDS:
+            unused = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+        for name, value in unused.items():
+            if value is not None:
+                raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
         selection, theory = Selection(), Theory()
         if kind in RESULT_KINDS:
             selection = Selection(
@@ -373,7 +383,7 @@ def register(
         else:
             theory = Theory(
                 op=op or theory.op,
-                gpus=parse_names(gpu),
+                gpus=theory.gpus if gpu is None else parse_names(gpu),
                 head_dim=theory.head_dim if head_dim is None else head_dim,
                 head_dim_qk=head_dim_qk,
                 seq_len=parse_size(seq_len) if seq_len else theory.seq_len,
@@ -381,7 +391,7 @@ def register(
                 mode=mode or theory.mode,
                 dtype=dtype or theory.dtype,
                 state_dtype=state_dtype or theory.state_dtype,
-                causal_factor=causal_factor,
+                causal_factor=theory.causal_factor if causal_factor is None else causal_factor,
             )
         frame = load_results(results) if results else None
         print(save_figure(plot(kind, frame, selection, theory, width=width), output, dpi=dpi))

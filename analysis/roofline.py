@@ -52,7 +52,8 @@ def roofline(
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
     named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
-    accelerators = [get_accelerator(each) if isinstance(each, str) else each for each in named]
+    found = [get_accelerator(each) if isinstance(each, str) else each for each in named]
+    accelerators = list({each.key: each for each in reversed(found)}.values())[::-1]
     keys = [each.key for each in accelerators]
     if "cpu" in keys and len(keys) > 1:
         raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lrbench.analysis.figure_style import FORMATS, alt_text, save_figure, series_label
-from lrbench.analysis.plots import RESULT_KINDS, Selection, plot
+from lrbench.analysis.plots import KINDS, RESULT_KINDS, Selection, plot
 from lrbench.analysis.selection import failure_note
 
 from . import rows as made
@@ -193,6 +193,12 @@ def test_kinds_need_results_or_refuse_them(sweep: pd.DataFrame) -> None:
         plot("runtime")
     with pytest.raises(ValueError, match="results must be left out for the figure flops, which is drawn from the coun"):
         plot("flops", sweep)
+
+
+def test_every_kind_is_in_the_documentation() -> None:
+    said = (Path(__file__).resolve().parents[2] / "docs" / "figures.md").read_text()
+    for kind in KINDS:
+        assert f"lrbench plot {kind}" in said
 
 
 def test_long_reasons_are_shortened() -> None:

@@ -89,6 +89,12 @@ def test_several_accelerators_in_one_figure(sweep: pd.DataFrame) -> None:
     assert peaks >= {989.0, 2250.0}
 
 
+def test_an_accelerator_named_twice_is_drawn_once(sweep: pd.DataFrame) -> None:
+    selection = Selection(head_dim=256, modes=("fw",))
+    once, twice = (roofline(sweep, gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
+    assert lines(once, 0) == lines(twice, 0)
+
+
 def test_the_cpu_shares_no_figure_with_a_gpu(sweep: pd.DataFrame) -> None:
     cpu = made.frame([made.row(made.case("mlstm_sig", "torch", dtype="fp32"), accelerator="cpu", time_ms=50.0)])
     both = pd.concat([sweep, cpu], ignore_index=True)
