@@ -29,7 +29,7 @@ from .profiling import (
     write_profile,
 )
 from .sweep import Outcome, Settings, default_jobs, sweep
-from .verify import verification_plan, verify
+from .verify import verification_plan, verification_request, verify
 
 WRONG = ("crash", "error", "incorrect")
 INTERRUPTED = 130
@@ -169,12 +169,22 @@ def exit_code(outcome: Outcome, *, strict: bool) -> int:
 
 
 def verify_command(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float, output_format: str) -> int:
-    """Check every implementation against its reference and print the errors; 1 when one is wrong or fails."""
+    """Check every implementation against its reference and print the errors; 1 when one is wrong or fails.
+
+    Raises:
+        ValueError: an unknown name, or nothing runs here.
+    """
     display.check_format(output_format)
-    verification_plan(kernel, ops, "cuda")
+    request = verification_request(kernel, ops)
+    verification_plan(request, "cuda")
     environment = probe_environment()
-    planned = verification_plan(kernel, ops, environment.device_kind)
+    planned = verification_plan(request, environment.device_kind)
+    if not planned:
+        raise ValueError(nothing_planned(request, environment))
     display.note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
+    elsewhere = plan.not_planned(request, environment.device_kind)
+    if elsewhere:
+        display.note(f"not checked here, they need another device: {', '.join(elsewhere)}")
     rows = list(verify(planned, environment, timeout_s=timeout_s))
     display.show(rows, output_format)
     return int(any(row["status"] in (*WRONG, "oom", "timeout") for row in rows))

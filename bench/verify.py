@@ -18,13 +18,13 @@ HEAD_DIM_V = 64
 CHUNK_SIZE = 64
 
 
-def verification_plan(kernel: str, ops: tuple[str, ...] | None, device_kind: str) -> list[PlannedCase]:
-    """Return one case per implementation, dtype and state dtype: gradients included, five chunks of 64."""
-    request = Request(
+def verification_request(kernel: str, ops: tuple[str, ...] | None) -> Request:
+    """Return what is checked: every implementation, dtype and state dtype at five chunks of 64."""
+    return Request(
         kernel=kernel,
         preset="full",
         ops=ops,
-        modes=("fwbw",),
+        modes=("fwbw", "fw", "step"),
         dtypes=("fp32", "fp16", "bf16"),
         seq_lens=(SEQ_LEN,),
         head_dims=(HEAD_DIM_V,),
@@ -32,7 +32,12 @@ def verification_plan(kernel: str, ops: tuple[str, ...] | None, device_kind: str
         chunk_sizes=(CHUNK_SIZE,),
         batch=BATCH,
     )
-    return plan.plan(request, device_kind=device_kind)
+
+
+def verification_plan(request: Request, device_kind: str) -> list[PlannedCase]:
+    """Return the cases of a check: with gradients where there are some, else the forward pass, and decoding steps."""
+    planned = plan.plan(request, device_kind=device_kind)
+    return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
 def verify(
@@ -56,6 +61,7 @@ def _row(item: PlannedCase, status: str, reason: str | None, columns: dict[str, 
     return {
         "op": case.op,
         "impl": case.impl,
+        "mode": case.mode,
         "dtype": case.dtype,
         "state_dtype": case.state_dtype,
         "status": status,
