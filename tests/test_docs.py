@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.core
 import typer.main
 
 from lrbench.analysis.roofs import RoofRow
@@ -76,7 +77,11 @@ def test_commands_exist(page: Path) -> None:
     for line in lines:
         name, *arguments = shlex.split(line, comments=True)
         assert name in commands, f"lrbench {line}"
-        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        command = commands[name]
+        if isinstance(command, typer.core.TyperGroup):
+            assert arguments[0] in command.commands, f"lrbench {line}"
+            command = command.commands[arguments[0]]
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert {argument for argument in arguments if argument.startswith("-")} <= known, f"lrbench {line}"
 
 

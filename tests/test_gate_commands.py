@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -231,3 +235,43 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
     rows = json.loads(lrbench("history", "op:mlstm_sig", "--results", folder, "--limit", "2", "--format", "json")[1])
     assert len({row["case_id"] for row in rows}) == 2
     assert lrbench("history", "chunk_size:16", "--results", folder, "--output", tmp_path / "h.gif")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "code"),
+    [
+        ("same", {}, 0),
+        ("slow", {}, 1),
+        ("short", {}, 1),
+        ("short", {"ALLOW_MISSING": "true"}, 0),
+        ("unclear", {"FAIL_UNCLEAR": "true"}, 1),
+        ("slow", {"THRESHOLDS": "loose.toml"}, 0),
+    ],
+)
+def test_composite_action(runs: dict[str, Path], tmp_path: Path, run: str, options: dict[str, str], code: int) -> None:
+    """The action's script does what its inputs say, with paths that hold blanks."""
+    text = (Path(__file__).resolve().parents[1] / ".github/actions/check/action.yml").read_text(encoding="utf-8")
+    script = textwrap.dedent(text.partition("run: |\n")[2])
+    named = set(re.findall(r"^ +([A-Z_]+): \$\{\{ inputs\.[a-z-]+ \}\}$", text, re.MULTILINE))
+    assert named == set(re.findall(r"\$([A-Z_]+)", script))
+    folder = tmp_path / "with blank"
+    folder.mkdir()
+    (folder / "loose.toml").write_text("[defaults]\ntime = 0.2\n", encoding="utf-8")
+    command = folder / "lrbench"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "from lrbench.cli import main; main()" "$@"\n')
+    command.chmod(0o755)
+    inputs = {**dict.fromkeys(named, ""), "RUN": str(runs[run]), "BASELINE": str(runs["old"]), "JUNIT": "check 1.xml"}
+    environ = {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+        **inputs,
+        **options,
+    }
+    # GitHub's own way to run a bash step.
+    finished = subprocess.run(
+        ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script), cwd=folder, env=environ, capture_output=True
+    )
+    assert finished.returncode == code, finished.stderr
+    assert (folder / "summary.md").read_text(encoding="utf-8").startswith("### lrbench check")
+    assert ElementTree.parse(folder / "check 1.xml").getroot().get("tests") == "4"
