@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIB = 2**30
+NARROW_INCHES = 3.6
+"""Width of a figure on a telephone."""
 
 
 def over(subject: Subject, kind: str, x: str, column: str, *, x_name: str, y_name: str, scale: float = 1.0) -> Html:
@@ -29,18 +32,15 @@ def over(subject: Subject, kind: str, x: str, column: str, *, x_name: str, y_nam
         column: what is drawn; divided by ``scale`` it is in the unit of ``y_name``.
         x_name, y_name: how the two are called, units included.
     """
-    drawn, tables, missing = [], [], []
+    drawn = _each_mode(subject, lambda mode, width: plot(kind, subject.rows, subject.selection(mode), width=width))
+    tables = []
     for mode in subject.modes:
-        try:
-            drawing = plot(kind, subject.rows, subject.selection(mode))
-        except ValueError as error:
-            missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
-            continue
-        rows = _shown(subject, mode, x, column)
-        drawn.append(figure(drawing))
-        tables.append(_numbers(mode, rows, x, column, x_name, y_name, scale))
-    numbers = details("The numbers", join(*tables)) if tables else Html("")
-    return join(grid(drawn), *map(paragraph, missing), numbers)
+        # Where a figure finds nothing to show, it has said so.
+        with contextlib.suppress(ValueError):
+            rows = _shown(subject, mode, x, column)
+            if not rows.empty:
+                tables.append(_numbers(mode, rows, x, column, x_name, y_name, scale))
+    return join(drawn, details("The numbers", join(*tables)) if tables else Html(""))
 
 
 def _shown(subject: Subject, mode: str, x: str, column: str) -> pd.DataFrame:
@@ -74,7 +74,9 @@ def _value(row: pd.Series | None, x: str, column: str, scale: float) -> str | Ce
 
 def trade_off(subject: Subject) -> Html:
     """Return runtime against memory over chunk size, one figure for each mode."""
-    return _each_mode(subject, lambda mode: plot("trade-off", subject.rows, subject.selection(mode)))
+    return _each_mode(
+        subject, lambda mode, width: plot("trade-off", subject.rows, subject.selection(mode), width=width)
+    )
 
 
 def rooflines(subject: Subject) -> Html:
@@ -90,20 +92,27 @@ def rooflines(subject: Subject) -> Html:
             return paragraph(f"{said} The rows are of {subject.device_name}.")
         key = subject.device
         said += f" This one is of {subject.device_name}, where the rows were measured."
-
     accelerator = subject.accelerator if subject.on_target else key
 
-    def draw(mode: str) -> Figure:
-        return roofline(subject.rows, accelerator, subject.selection(mode))
+    drawn = _each_mode(
+        subject,
+        lambda mode, width: roofline(subject.rows, accelerator, subject.selection(mode), width),
+        stacked=True,
+    )
+    return join(paragraph(said), drawn)
 
-    return join(paragraph(said), _each_mode(subject, draw))
 
+def _each_mode(subject: Subject, draw: Callable[[str, float | None], Figure], *, stacked: bool = False) -> Html:
+    """Return a figure for each mode, for wide and for narrow screens; a sentence where there is nothing to draw.
 
-def _each_mode(subject: Subject, draw: Callable[[str], Figure]) -> Html:
+    Args:
+        draw: takes the mode and the width in inches, None for the figure's own.
+        stacked: whether one stands above the other wherever they are read: figures of several panels.
+    """
     drawn, missing = [], []
     for mode in subject.modes:
         try:
-            drawn.append(figure(draw(mode)))
+            drawn.append(figure(draw(mode, None), draw(mode, NARROW_INCHES)))
         except ValueError as error:
             missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
-    return join(grid(drawn), *map(paragraph, missing))
+    return join(join(*drawn) if stacked else grid(drawn), *map(paragraph, missing))

@@ -129,20 +129,28 @@ def details(summary: str, inner: Html) -> Html:
     return Html(f"<details><summary>{html.escape(summary)}</summary>{inner.text}</details>")
 
 
-def figure(drawn: Figure) -> Html:
-    """Return a figure embedded as SVG, with its alt text."""
-    from ..figure_style import alt_text, styled
+def figure(wide: Figure, narrow: Figure | None = None) -> Html:
+    """Return a figure embedded as SVG, with its alt text.
+
+    Args:
+        narrow: the same figure for narrow screens.
+    """
+    from ..figure_style import alt_text
+
+    alt = html.escape(alt_text(wide), quote=True)
+    source = "" if narrow is None else f'<source media="(max-width: 40rem)" {_embedded(narrow, "srcset")}>'
+    return Html(f'<figure><picture>{source}<img alt="{alt}" {_embedded(wide, "src")}></picture></figure>')
+
+
+def _embedded(drawn: Figure, attribute: str) -> str:
+    """Return the attributes of an image: its size, and itself."""
+    from ..figure_style import styled
 
     buffer = io.BytesIO()
     with styled():
         drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.06)
     width, height = _svg_size(buffer.getvalue())
-    alt = html.escape(alt_text(drawn), quote=True)
-    return Html(
-        f'<figure><div class="scroll" role="region" tabindex="0" aria-label="Figure">'
-        f'<img alt="{alt}" width="{width:.0f}" height="{height:.0f}" src="{_data_uri(buffer.getvalue())}">'
-        f"</div></figure>"
-    )
+    return f'width="{width:.0f}" height="{height:.0f}" {attribute}="{_data_uri(buffer.getvalue())}"'
 
 
 def grid(parts: Sequence[Html]) -> Html:

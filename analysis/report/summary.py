@@ -24,7 +24,7 @@ def sentences(subject: Subject, found: list[Comparison], chosen: list[Choice]) -
 
     And what failed, and what to be careful with.
     """
-    parts = [("Measured", _scope(subject)), ("Measured", _elsewhere(subject))]
+    parts = [("Measured", _scope(subject)), ("Measured", _elsewhere(subject)), ("Measured", _shown(subject))]
     for mode in subject.modes:
         parts += [
             (MODE_TITLES[mode], _fastest(subject, mode)),
@@ -97,6 +97,18 @@ def _elsewhere(subject: Subject) -> str:
     return "; ".join(said) + "." if said else ""
 
 
+def _shown(subject: Subject) -> str:
+    if subject.chosen is None:
+        return ""
+    shown, timed = len(ok_rows(subject.chosen.rows)), len(ok_rows(subject.rows))
+    if shown == timed:
+        return ""
+    return (
+        f"Where no axis or column says otherwise, figures and tables show {subject.setting()}: {shown:,} of "
+        f"{_many(timed, 'timed case')}. All are in the data."
+    )
+
+
 def _fastest(subject: Subject, mode: str) -> str:
     best = subject.best(mode)
     if best.empty:
@@ -124,7 +136,10 @@ def _fastest(subject: Subject, mode: str) -> str:
 
 def _memory(row: pd.Series) -> str:
     peak = row["peak_memory_bytes"]
-    return "" if peak != peak else f", and {number(peak / 2**30)} GiB at its peak"
+    if peak != peak:
+        return ""
+    unit, scale = ("GiB", 2**30) if peak >= 2**27 else ("MiB", 2**20)
+    return f", and {number(peak / scale)} {unit} at its peak"
 
 
 def _single_length(subject: Subject, rows: pd.DataFrame) -> int:
@@ -179,10 +194,7 @@ def _roof(subject: Subject) -> str:
         said.append(f"{MODE_TITLES[mode].lower()} {_and(shares)}")
     if not said:
         return "How far the times are from a roof is not known: no row has a share of a roofline."
-    return (
-        f"Of the roofline of specified rates, the highest shares reached at T = {subject.seq_len():,} are "
-        f"{'; '.join(said)}."
-    )
+    return f"Of the device's roofline, the highest shares reached at T = {subject.seq_len():,} are {'; '.join(said)}."
 
 
 def _share(rows: pd.DataFrame) -> str:
@@ -251,7 +263,8 @@ def _caution(subject: Subject) -> str:
             f"{_many(len(suspects), 'row')} {_were(suspects)} suspect ({suspects['suspect'].iloc[0]}) and left out of "
             f"comparisons"
         )
-    elif len(rows):
+    elif (rows["device_kind"] == "cuda").any():
+        # Nobody asks it of a CPU: its rates are what was once measured beside the machine's other load.
         said.append("no time is beyond what the device allows" if said else "No time is beyond what the device allows")
     return "; ".join(said) + "." if said else ""
 

@@ -139,6 +139,20 @@ def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None
     assert "Chunk size" in summary(made_report)
 
 
+def test_nothing_is_claimed_of_limits_that_were_not_asked(tmp_path: Path) -> None:
+    """A CPU's rates are no limits: that no row is suspect says nothing there."""
+    limits = "o time is beyond what the device allows"
+    assert limits in summary(report([row("mlstm_sig", "tfla", 1.0)], tmp_path))["With care"]
+    assert limits not in summary(report(cpu_only(), tmp_path)).get("With care", "")
+
+
+def test_rows_beside_the_shown_setting_are_told(tmp_path: Path) -> None:
+    rows = [row("mlstm_sig", "tfla", 1.0, seq_len=n) for n in (1024, 8192)]
+    rows.append(row("mlstm_sig", "tfla", 0.5, batch=1))
+    told = summary(report(rows, tmp_path))["Measured"]
+    assert "show 65,536 tokens, embedding dim 4,096, bf16, value head dim 256: 2 of 3 timed cases." in told
+
+
 def nothing_timed() -> list[dict[str, Any]]:
     return [row("mlstm_sig", "tfla", tested={"status": "unavailable", "reason": "pip install triton"})]
 
@@ -322,6 +336,7 @@ def test_every_image_has_words(page: str) -> None:
     assert len(images) > 20
     alts = [re.search(r'alt="([^"]*)"', image) for image in images]
     assert all(found and found[1].strip() for found in alts)
+    assert page.count("<source ") >= 10, "narrow figures for narrow screens"
     figures = [re.search(r'alt="([^"]*)"', image)[1] for image in images if 'class="formula"' not in image]  # type: ignore[index]
     assert all("NVIDIA H200" in alt and re.search(r"\d", alt) for alt in figures)
     assert len(set(figures)) == len(figures)
