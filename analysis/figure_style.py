@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-DPI = 140
+DPI = 130
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
 OPERATION_LABELS: Mapping[str, str] = MappingProxyType(

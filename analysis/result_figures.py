@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .figure_layout import Line, Panel, Words, compose
 from .figure_style import binary, series_style
 from .frames import best_rows, ok_rows
-from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, unmeasured
+from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, other_head_dims, unmeasured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,12 +73,12 @@ def modes_of(rows: pd.DataFrame) -> list[str]:
 
 
 def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
-    """Return what stands under a figure: why points are ringed, and what was not measured."""
-    said = [
+    """Return what stands under a figure: other head dims, why points are ringed, and what was not measured."""
+    doubts = [
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown[shown["suspect"].notna()].itertuples()
     ]
-    return " ".join([*said, failure_note(unmeasured(chosen, x))]).strip()
+    return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
 
 
 def _best(rows: pd.DataFrame, x: str) -> pd.DataFrame:
@@ -195,7 +195,7 @@ def runtime_over_head_dim(frame: pd.DataFrame, selection: Selection, width: floa
     rows = rows[several]
     if ok_rows(rows).empty:
         raise ValueError("results must hold more than one head dim for this figure, got one")
-    chosen = dataclasses.replace(chosen, rows=rows)
+    chosen = dataclasses.replace(chosen, rows=rows, head_dim=None)
     best = _best(rows, "head_dim_v")
     words = Words(
         title="Runtime over head dim",

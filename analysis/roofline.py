@@ -21,7 +21,7 @@ from .frames import best_rows, ok_rows
 from .result_figures import modes_of
 from .roofs import with_stored_roofs
 from .runtime_model import SUSPECT_MARGIN
-from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, unmeasured
+from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, other_head_dims, unmeasured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +52,8 @@ def roofline(
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
     named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
-    found = [get_accelerator(each) if isinstance(each, str) else each for each in named]
-    accelerators = list({each.key: each for each in reversed(found)}.values())[::-1]
+    listed = [get_accelerator(each) if isinstance(each, str) else each for each in named]
+    accelerators = list({each.key: each for each in reversed(listed)}.values())[::-1]
     keys = [each.key for each in accelerators]
     if "cpu" in keys and len(keys) > 1:
         raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
@@ -109,7 +109,13 @@ def roofline(
     words = Words(
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
         setting=describe(chosen, "counted FLOPs and bytes"),
-        note=" ".join((_note(frame, points, accelerators, chosen.dtype), failure_note(unmeasured(chosen, "seq_len")))),
+        note=" ".join(
+            (
+                other_head_dims(chosen),
+                _note(frame, points, accelerators, chosen.dtype),
+                failure_note(unmeasured(chosen, "seq_len")),
+            )
+        ),
     )
     if len(modes) == 1:
         return compose([[*roofs, *shares]], words, width)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .figure_style import binary, series_label
+from .figure_style import OPERATION_LABELS, binary, series_label
 from .frames import failed_rows, latest_rows, ok_rows, single
 
 if TYPE_CHECKING:
@@ -182,3 +182,16 @@ def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
     shown = ok_rows(chosen.rows)[keys].drop_duplicates()
     merged = failed.merge(shown, on=keys, how="left", indicator="found")
     return merged[merged["found"] == "left_only"]
+
+
+def other_head_dims(chosen: Chosen) -> str:
+    """Return one sentence on the operations that stand in a figure at another value head dim than its own, or ""."""
+    if chosen.head_dim is None:
+        return ""
+    rows = ok_rows(chosen.rows)
+    rows = rows[rows["head_dim_v"].notna() & (rows["head_dim_v"] != chosen.head_dim)]
+    at = [
+        f"{', '.join(sorted({OPERATION_LABELS.get(op, op) for op in group['op']}))} at {int(dim)}"
+        for dim, group in rows.groupby("head_dim_v", sort=True)
+    ]
+    return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""

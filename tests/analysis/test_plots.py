@@ -43,6 +43,13 @@ def test_baselines_without_the_head_dim_are_shown_at_their_own(sweep: pd.DataFra
     assert len(drawn[series_label("mlstm_sig", "tfla")]) == 7
 
 
+@pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
+def test_other_head_dims_are_said(sweep: pd.DataFrame, kind: str) -> None:
+    said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
+    assert said in text(plot(kind, sweep, Selection(head_dim=512, modes=("fw",))))
+    assert "Shown at the value" not in text(plot(kind, sweep, Selection(head_dim=512, ops=("mlstm_sig",))))
+
+
 def test_the_setting_is_said(sweep: pd.DataFrame) -> None:
     said = text(plot("runtime", sweep, Selection(head_dim=256)))
     for part in ("NVIDIA H200 SXM", "bf16", "65,536 tokens", "embedding dim 4,096", "head dim 128 (qk), 256 (v)"):
