@@ -85,7 +85,7 @@ def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
     Raises:
         ValueError: more than :data:`MAX_FIGURE_CASES` cases, or none that was measured.
     """
-    from .figure_style import new_figure, styled
+    from .figure_style import new_figure, set_alt_text, styled
 
     measured = [[row for row in rows if row["time_ms"] is not None] for rows in histories]
     measured = [rows for rows in measured if rows]
@@ -126,6 +126,8 @@ def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", alpha=0.3)
         figure.legend(loc="upper left", bbox_to_anchor=(0.01, 1.0), frameon=False, fontsize=7.5, labelspacing=0.35)
+    spans = (f"{describe(rows[0])} from {rows[0]['time_ms']:.4g} to {rows[-1]['time_ms']:.4g} ms" for rows in measured)
+    set_alt_text(figure, f"Time over {len(places)} runs, oldest first: {'; '.join(spans)}.")
     return figure
 
 

@@ -87,6 +87,20 @@ def test_small_memory_and_small_errors_have_room() -> None:
     assert verdict(timed(2.0, peak_memory_bytes=100_000, rel_error=2e-6), old) == "regression"
 
 
+def test_a_result_that_was_exact_is_held_to_the_least_error() -> None:
+    old = timed(2.0, rel_error=0.0)
+    assert verdict(timed(2.0, rel_error=1e-7), old) == "ok"
+    assert verdict(timed(2.0, rel_error=1e-3), old) == "regression"
+    assert verdict(old, old) == "ok"
+
+
+def test_faster_than_the_hardware_allows_is_unclear() -> None:
+    new = timed(0.5, suspect="above the roof")
+    (case,) = judge(new, timed(2.0)).cases
+    assert (case.verdict, case.reason) == ("unclear", "suspect: above the roof")
+    assert verdict(new, timed(0.5, suspect="above the roof")) == "ok"
+
+
 def test_counts_may_not_move_either_way_where_they_are_compared() -> None:
     exact = Thresholds(defaults=Limits(counts=0.0))
     old = timed(2.0)

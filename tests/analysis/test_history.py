@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lrbench.analysis.figure_style import save_figure
+from lrbench.analysis.figure_style import alt_text, save_figure
 from lrbench.analysis.history import MAX_FIGURE_CASES, case_history, history_figure, history_rows
 
 from .measured import failed, measured, run_of, samples, write
@@ -59,6 +60,9 @@ def test_figure(results: Path, tmp_path: Path, suffix: str) -> None:
     figure.draw_without_rendering()
     boxes = [figure.legends[0].get_window_extent(), axes.get_tightbbox()]
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
+    assert re.search(
+        r"Time over 2 runs, oldest first: mlstm_sig tfla .* from (1.99|2)\S* to (2.99|3)\S* ms", alt_text(figure)
+    )
     assert save_figure(figure, tmp_path / f"h{suffix}").stat().st_size > 1000
 
 
