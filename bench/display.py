@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from .case import Case, Record
@@ -24,6 +25,15 @@ FAILED = ("oom", "timeout", "crash", "error", "incorrect")
 MODE_NAMES = {"fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step"}
 PRINT_EVERY_S = 10.0
 MAX_REASONS = 30
+
+GAP = 2
+"""Blanks between the columns of a table."""
+
+INDENT = 4
+"""Blanks before the further lines of a row that is no table's."""
+
+COMMAND = "pip install "
+"""What commands in a text begin with."""
 
 Row = Mapping[str, Any]
 
@@ -58,32 +68,90 @@ def check_format(output_format: str) -> None:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
 
 
-def _console() -> Console:
-    """Standard output; where it is no terminal, lines are as long as the table needs rather than cut at 80."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=400)
-
-
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    for name in columns:
-        numeric = any(isinstance(row.get(name), (int, float)) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
-    _console().print(table)
+    """Print a table; on a terminal that is too narrow for its words, one row after the other.
+
+    Where standard output is no terminal, lines are as long as the table needs.
+    """
+    console = Console(highlight=False)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    if title is not None:
+        console.print(Text(title, style="italic"), soft_wrap=True)
+    if not names:
+        return
+    available = console.width if console.is_terminal else None
+    widths = _column_widths([names, *cells], available)
+    if widths is None:
+        _print_values(names, cells, console)
+        return
+    numeric = [any(isinstance(row.get(name), (int, float)) for row in rows) for name in names]
+    for style, texts in [("bold", names), *(("", each) for each in cells)]:
+        columns = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
+        for parts in itertools.zip_longest(*columns, fillvalue=""):
+            blanks = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
+            padded = [b + t if right else t + b for t, b, right in zip(parts, blanks, numeric, strict=True)]
+            console.print(Text((" " * GAP).join(padded).rstrip(), style=style), soft_wrap=True)
 
 
-def _cell(value: Any) -> Text:
-    """A value as it is: what a reason or a command has in brackets is no markup."""
+def _column_widths(lines: Sequence[Sequence[str]], available: int | None) -> list[int] | None:
+    """Return the columns' widths, or None where ``available`` does not hold every word and every command whole."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max(cell_len(text) for text in column) for column in columns]
+    gaps = GAP * (len(columns) - 1)
+    if available is None or sum(widths) + gaps <= available:
+        return widths
+    least = [max(cell_len(part.lstrip()) for text in column for part in ["", *_unbroken(text)]) for column in columns]
+    if sum(least) + gaps > available:
+        return None
+    for _ in range(sum(widths) + gaps - available):
+        widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
+        widths[widest] -= 1
+    return widths
+
+
+def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console: Console) -> None:
+    """Print each row as "name: value  name: value", as many to a line as it holds; further lines are indented."""
+    for texts in cells:
+        lines = [""]
+        for item in (f"{name}: {text}" for name, text in zip(names, texts, strict=True) if text):
+            joined = " " * GAP + item if lines[-1].strip() else item
+            if cell_len(lines[-1] + joined) <= console.width:
+                lines[-1] += joined
+            else:
+                wrapped = _wrapped(item, console.width - INDENT)
+                lines += [" " * INDENT + line for line in wrapped]
+        console.print(Text("\n".join(line for line in lines if line)), soft_wrap=True)
+
+
+def _unbroken(text: str) -> list[str]:
+    """Return the parts of a text that stay on one line: words (of a list such as fw/fwbw, its members), commands."""
+    before, command, rest = text.partition(COMMAND)
+    words = r"\s*\S+" if " " in text else r"[^/]*(?:/+|[^/]+)"
+    return re.findall(words, before) + ([command + rest] if command else [])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text; a command that does not fit behind what is before it has a line of its own."""
+    if cell_len(text) <= width:
+        return [text]
+    lines = [""]
+    for part in _unbroken(text):
+        if cell_len(lines[-1] + part) <= width and not part.startswith(COMMAND):
+            lines[-1] += part
+        else:
+            lines.append(part.lstrip())
+    return [line for line in lines if line]
+
+
+def _cell(value: Any) -> str:
     if value is None:
-        return Text()
+        return ""
     if isinstance(value, float):
-        return Text(f"{value:.4g}")
+        return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        return Text(", ".join(str(part) for part in value))
-    return Text(str(value))
+        return ", ".join(str(part) for part in value)
+    return " ".join(str(value).splitlines())
 
 
 def describe(item: PlannedCase) -> str:

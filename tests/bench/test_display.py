@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -74,3 +75,50 @@ def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -
     ]
     there = [dataclasses.replace(row, device_accelerator="h100_sxm") for row in rows]
     assert [len(table) for _, table in display.best_tables(there)] == [1]
+
+
+ROWS = [
+    {
+        "package": "flash-attn-4",
+        "version": None,
+        "modes": "fw/fwbw/bw/step",
+        "rate": 989.0,
+        "missing": "flash_attn.cute is not installed: pip install 'flash-attn-4[cu13]==4.0.0b36' --no-build-isolation",
+    },
+    {"package": "fla-core", "version": "0.6.0", "modes": "fw", "rate": 66.9, "missing": "a text of several words " * 6},
+]
+
+
+def shown(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines of the table of ROWS on a terminal of ``width`` columns, without styles."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    display.show(ROWS, "table", title="packages that are here or missing")
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 160])
+def test_no_word_and_no_command_is_broken(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(width, monkeypatch, capsys)
+    assert lines[0].strip() == "packages that are here or missing"
+    command = "pip install 'flash-attn-4[cu13]==4.0.0b36' --no-build-isolation"
+    (whole,) = (line for line in lines if command in line)
+    assert [line for line in lines if len(line.rstrip()) > width and line is not whole] == []
+    words = {"flash-attn-4", "fla-core", "0.6.0", "989", "66.9", "flash_attn.cute", "several", *["fw", "bw", "step"]}
+    assert words <= {word.rstrip("/") for line in lines for word in re.split(r"\s+|(?<=/)", line)}
+
+
+def test_rows_are_a_table_where_they_fit_and_one_after_the_other_where_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(120, monkeypatch, capsys)[1].split() == list(ROWS[0])
+    assert shown(60, monkeypatch, capsys)[1] == "package: flash-attn-4  modes: fw/fwbw/bw/step  rate: 989"
+
+
+def test_off_a_terminal_a_row_and_a_title_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "a title that is longer than the table below it, which is narrow"
+    display.show([{"a": 1, "b": None}, {"a": 2.5, "b": "x" * 500}], "table", title=title)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [title.split(), ["a", "b"], ["1"], ["2.5", "x" * 500]]
