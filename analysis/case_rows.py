@@ -106,7 +106,7 @@ def parse_terms(text: str) -> dict[str, str]:
 
 def is_path(text: str) -> bool:
     """Return whether a selector is meant as a path rather than as terms."""
-    return Path(text).exists() or "/" in text or text.endswith(".parquet")
+    return bool(text) and (Path(text).exists() or "/" in text or text.endswith(".parquet"))
 
 
 def select(text: str, pool: Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -150,6 +150,7 @@ def test_bad_input_is_one_line_and_exit_2(
         (nothing, "a case in common" if command == "check" else "no case of A matches one of B"),
         (tmp_path / "missing.parquet", "does not exist"),
         ("nonsense", "a selector must be a file, a folder or KEY:VALUE terms"),
+        ("", "a selector must be a file, a folder or KEY:VALUE terms"),
         ("run:zzz", "run:zzz selects no row"),
     ):
         second = ("--baseline", runs["old"]) if command == "check" else (runs["old"],)
