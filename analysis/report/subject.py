@@ -31,6 +31,7 @@ class Subject:
         device: key of the measured device, or its name where it has none.
         rows: those of ``everything`` that were measured on ``device``.
         chosen: what figures show, see :func:`..selection.choose`; None where nothing was measured.
+        state_dtype: the dtype of chunk states that figures show; None: fp32.
         trusted: the measured rows of ``rows`` that are not suspect.
     """
 
@@ -40,6 +41,7 @@ class Subject:
     device: str
     rows: pd.DataFrame
     chosen: Chosen | None
+    state_dtype: str | None
     trusted: pd.DataFrame
 
     @property
@@ -64,6 +66,7 @@ class Subject:
             device=self.device,
             modes=(mode,),
             dtype=self.chosen.dtype if self.chosen else None,
+            state_dtype=self.state_dtype,
             tokens=self.chosen.tokens if self.chosen else None,
         )
 
@@ -90,7 +93,8 @@ class Subject:
         """Return the sequence length at which single figures are given: the one that figures choose."""
         if self.chosen is None:
             return None
-        return choose(self.rows, Selection(device=self.device, dtype=self.chosen.dtype), seq_len=True).seq_len
+        selection = Selection(device=self.device, dtype=self.chosen.dtype, state_dtype=self.state_dtype)
+        return choose(self.rows, selection, seq_len=True).seq_len
 
 
 def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
@@ -109,7 +113,11 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
     named = everything["device_accelerator"].fillna(everything["device_name"])
     rows = everything[named == device]
     measured = ok_rows(rows)
-    chosen = choose(rows, Selection(device=device)) if len(measured) else None
+    chosen = state_dtype = None
+    if len(measured):
+        dtype = str(measured["dtype"].mode()[0])
+        state_dtype = _state_dtype(measured[measured["dtype"] == dtype]["state_dtype"])
+        chosen = choose(rows, Selection(device=device, dtype=dtype, state_dtype=state_dtype))
     return Subject(
         accelerator=accelerator,
         results=tuple(str(path) for path in results),
@@ -117,13 +125,21 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
         device=device,
         rows=rows,
         chosen=chosen,
+        state_dtype=state_dtype,
         trusted=measured[measured["suspect"].isna()],
     )
 
 
+def _state_dtype(found: pd.Series) -> str | None:
+    """Return the most frequent dtype of states where none are fp32 and every row has some; else None, for fp32."""
+    return None if found.isna().any() or (found == "fp32").any() else str(found.mode()[0])
+
+
 def _device(frame: pd.DataFrame, wanted: str) -> str:
     named = frame["device_accelerator"].fillna(frame["device_name"])
-    measured = named[frame.index.isin(ok_rows(frame).index)]
+    if named.isna().all():
+        raise ValueError("results must name the device that they were measured on in device_name, got none")
+    measured = named[frame.index.isin(ok_rows(frame).index)].dropna()
     if wanted in set(measured) or measured.empty:
         return wanted if wanted in set(named) else str(named.mode()[0])
     return str(measured.mode()[0])

@@ -127,10 +127,11 @@ def _fastest(subject: Subject, mode: str) -> str:
     length = _single_length(subject, winners)
     at = winners[winners["seq_len"] == length].iloc[0]
     chunk = "" if at["chunk_size"] != at["chunk_size"] else f" with chunk size {binary(at['chunk_size'])}"
+    low, high = at["time_ci_low_ms"], at["time_ci_high_ms"]
+    interval = "" if low != low else f" (95 % interval {number(low, 4)} to {number(high, 4)})"
     return (
         f"With {subject.setting()}, the fastest is {told}. At T = {length:,} {name_of(at)} takes "
-        f"{number(at['time_ms'])} ms (95 % interval {number(at['time_ci_low_ms'], 4)} to "
-        f"{number(at['time_ci_high_ms'], 4)}){chunk}{_memory(at)}."
+        f"{number(at['time_ms'])} ms{interval}{chunk}{_memory(at)}."
     )
 
 

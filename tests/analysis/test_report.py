@@ -172,6 +172,12 @@ def channels_only() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+OPTIONAL = (
+    "time_samples_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "intensity", "tflops", "bytes",
+    "flops", "roofline_fraction", "device_accelerator",
+)  # fmt: skip
+"""What rows of an older or another tool may lack."""
+
 LACKING = {
     "nothing timed": (nothing_timed, {"runtime": "Nothing was timed", "results": "Nothing was timed"}),
     "CPU only": (
@@ -192,6 +198,14 @@ LACKING = {
             "failures": "Every case was timed",
         },
     ),
+    "states in bf16 only": (
+        lambda: [row("mlstm_sig", "tfla", 1.0, state_dtype="bf16")],
+        {"results": "mLSTMsig", "summary": "1 was timed"},
+    ),
+    "few columns": (
+        lambda: [{**row("mlstm_sig", "tfla", 1.0), **dict.fromkeys(OPTIONAL)}],
+        {"results": "mLSTMsig", "summary": "is not known"},
+    ),
     "no heads and no chunks": (channels_only, {"chunk_size": "not drawn", "summary": "RG-LRU"}),
 }
 
@@ -204,8 +218,15 @@ def test_what_the_results_lack_is_said(name: str, tmp_path: Path) -> None:
     assert all(words(piece) for piece in pieces.values())
     for section, said in expected.items():
         assert said in words(pieces[section])
+    assert f"interval {markup.ABSENT}" not in words(pieces["summary"])
     if name == "CPU only":
         assert "<img" not in pieces["rooflines"].text
+
+
+def test_rows_without_a_device_are_refused(tmp_path: Path) -> None:
+    bare = {**row("mlstm_sig", "tfla", 1.0), "device_name": None, "device_accelerator": None}
+    with pytest.raises(ValueError, match="results must name the device that they were measured on"):
+        report([bare], tmp_path)
 
 
 def test_other_devices_stay_out(tmp_path: Path) -> None:
