@@ -1,0 +1,118 @@
+"""Tile sizes of the diagonal engine's kernels: one frozen value a launch, and one predicate that says what is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..scalar_decay.config import MIN_PROGRAMS, next_power_of_two
+
+CHANNEL_MULTIPLE = 8
+"""Channels come in multiples of a 16-byte access of half-precision elements."""
+
+BYTES_PER_HOP = 7_000_000
+"""Bytes, over all batches and channels, that a step from tile to tile should move. A state takes a microsecond or more
+to reach the next program; an H200 moves this much in 1.6, so that the states keep ahead of the data."""
+
+MIN_BLOCK_C = 32
+"""Channels under which rows of a tile would be shorter than a 64-byte burst of half-precision elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """Launch of a kernel: steps of a row, rows, channels, warps, and the registers a thread is limited to.
+
+    A tile is block_i * block_o steps of block_c channels. A thread holds block_i steps of block_o * block_c / (32
+    num_warps) neighbouring channels: the width of its accesses.
+    """
+
+    block_i: int
+    block_o: int
+    block_c: int
+    num_warps: int
+    maxnreg: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a tile."""
+        return self.block_i * self.block_o
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagonalConfig:
+    """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps."""
+
+    forward: TileConfig
+    backward: TileConfig
+
+
+def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | None:
+    """Return why the launches cannot run chunks of ``chunk`` steps (None: one pass), or None."""
+    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+        for field in ("block_i", "block_o", "block_c", "num_warps"):
+            value = getattr(tile, field)
+            if value < 1 or value & (value - 1):
+                return f"{name}.{field} must be a power of two, got {value}"
+    save = config.backward.block_i
+    if config.forward.steps % save:
+        return (
+            f"forward tiles must hold whole rows of the backward pass ({save} steps), got {config.forward.steps} steps"
+        )
+    if chunk is not None and chunk % save:
+        return f"chunks must hold whole rows of the backward pass ({save} steps), got {chunk} steps"
+    return None
+
+
+def select_config(
+    *, strategy: str, capability: tuple[int, int], item_bytes: int, batch: int, channels: int
+) -> DiagonalConfig:
+    """Choose the launches.
+
+    Args:
+        strategy: "look_back", "chunked" or "walk" (one program a sequence and block of channels).
+        capability: compute capability of the device, such as (9, 0).
+        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
+        batch: B.
+        channels: C.
+    """
+    if strategy == "walk":
+        # Narrow blocks, for programs are few; a warp alone needs no shared memory.
+        forward = TileConfig(block_i=16, block_o=1, block_c=32, num_warps=1)
+        backward = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
+    elif item_bytes == 4:
+        forward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
+        backward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
+    elif strategy == "chunked":
+        forward = backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4)
+    else:
+        # 168 registers a thread are three blocks of 4 warps on a multiprocessor, and both kernels just fit.
+        forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
+        backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=168)
+    if strategy == "look_back":
+        row_bytes = batch * channels * item_bytes
+        forward, backward = _lengthen(forward, 4 * row_bytes), _lengthen(backward, 7 * row_bytes)
+    return DiagonalConfig(forward=forward, backward=backward)
+
+
+def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
+    """Return a tile of more rows and fewer channels where few channels would make states crawl from tile to tile."""
+    while tile.steps * bytes_per_step < BYTES_PER_HOP and tile.block_c > MIN_BLOCK_C:
+        tile = replace(tile, block_o=2 * tile.block_o, block_c=tile.block_c // 2)
+    return tile
+
+
+def default_chunk_size(*, seq_len: int, batch: int, channels: int) -> int:
+    """Return a chunk length, in steps, that gives reduce-then-scan enough programs: 4 times the least that fill a GPU.
+
+    Args:
+        seq_len: T.
+        batch: B.
+        channels: C; a program takes 64.
+    """
+    chunks = -(-4 * MIN_PROGRAMS // (batch * -(-channels // 64)))
+    return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
+
+
+def preferred_chunk(sizes: Mapping[str, int]) -> int:
+    """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, channels)."""
+    return default_chunk_size(seq_len=sizes["seq_len"], batch=sizes["batch"], channels=sizes["channels"])

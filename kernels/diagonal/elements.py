@@ -1,0 +1,240 @@
+"""The elements of a diagonal recurrence h_t = a_t h_{t-1} + b_t, made from an operation's inputs, and their gradients.
+
+The constexpr ``OP`` says how:
+
+    scan    a_t (passed as r) and b_t = x_t are given                                    linear scan
+    rglru   a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t   RG-LRU
+
+Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. Half-precision inputs take the shortest
+instructions, six special functions an element: a sigmoid is an exponential and a reciprocal square root, squared.
+Float32 inputs (PRECISE) take exact divisions and exponents.
+
+A tile is a tuple of BLOCK_I arrays [BLOCK_O, BLOCK_C]: a row is a stretch of BLOCK_I steps, which one thread holds for
+its channels, so time runs first within a thread, then over rows. Beyond the end of time a = 1 and b = 0.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
+"""log2(e) less its nearest float32."""
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _exp_minus(x, PRECISE: tl.constexpr):
+    """Return exp(-x); PRECISE adds what the rounding of x log2(e) drops."""
+    if PRECISE:
+        x = tl.minimum(tl.maximum(x, -200.0), 200.0)
+        high = x * -LOG2E
+        low = tl.fma(x, -LOG2E, -high) - x * LOG2E_LOW
+        y = tl.exp2(high) * (1.0 + low * LN2)
+    else:
+        y = tl.exp2(x * -LOG2E)
+    return y
+
+
+@triton.jit
+def _sigmoid_times(x, factor, PRECISE: tl.constexpr):
+    """Return sigma(x) factor, relatively exact for either sign of x."""
+    denominator = 1.0 + _exp_minus(x, PRECISE)
+    if PRECISE:
+        y = factor / denominator
+    else:
+        root = tl.rsqrt(denominator)
+        y = root * (root * factor)
+    return y
+
+
+@triton.jit
+def _softplus(x, PRECISE: tl.constexpr):
+    """Return log(1 + exp(x)), relatively exact for either sign: there are few, so PRECISE takes float64."""
+    if PRECISE:
+        wide = x.to(tl.float64)
+        e = tl.exp(-tl.abs(wide))
+        y = (tl.maximum(wide, 0.0) + tl.where(e < 1e-8, e, tl.log(1.0 + e))).to(tl.float32)
+    else:
+        e = tl.exp2(tl.abs(x) * -LOG2E)
+        y = tl.maximum(x, 0.0) + tl.where(e < 0.03125, e * (1.0 + e * (-0.5 + e * (1.0 / 3.0))), tl.log(1.0 + e))
+    return y
+
+
+@triton.jit
+def _one_minus_square(a, log2_a, PRECISE: tl.constexpr):
+    """Return 1 - a^2 = -expm1(2 log a): a series in log a where a is near 1 and the difference would lose its bits.
+
+    The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-16, 32 times finer than fp16.
+    """
+    if PRECISE:
+        z = log2_a * (-2.0 * LN2)
+        series = 1.0 / 24.0 + z * (-1.0 / 120.0 + z * (1.0 / 720.0 - z * (1.0 / 5040.0)))
+        series = z * (1.0 + z * (-0.5 + z * (1.0 / 6.0 - z * series)))
+        y = tl.where(z < 0.25, series, 1.0 - a * a)
+    else:
+        series = -2.0 * LN2 + log2_a * (-2.0 * LN2 * LN2 - log2_a * (4.0 / 3.0 * LN2 * LN2 * LN2))
+        y = tl.where(log2_a > -0.045, log2_a * series, 1.0 - a * a)
+    return y
+
+
+@triton.jit
+def _rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return -8 softplus(c) log2(e), log2 of a channel's decay behind an open gate; a scan has none: 0."""
+    if OP == "rglru":
+        c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+        rate = (-8.0 * LOG2E) * _softplus(c, PRECISE)
+    else:
+        rate = tl.zeros(offs_c.shape, dtype=tl.float32)
+    return rate
+
+
+@triton.jit
+def _tile(offs_t, offs_c, mask_c, C, end):
+    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps offs_t, the steps left in each, and the mask
+    of channels."""
+    return offs_t[:, None] * C + offs_c[None, :], (end - offs_t)[:, None], mask_c[None, :]
+
+
+@triton.jit
+def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
+    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
+    rows = ()
+    for n in tl.static_range(BLOCK_I):
+        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
+    return rows
+
+
+@triton.jit
+def _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of x, r and i; a scan has no i, and gets x in its place."""
+    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+    if OP == "rglru":
+        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    else:
+        i = x
+    return x, r, i
+
+
+@triton.jit
+def _decay(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a and its log2; a scan's log2 is not needed, and 0."""
+    r = r.to(tl.float32)
+    if OP == "rglru":
+        log2_a = _sigmoid_times(r, rate, PRECISE)
+        a = tl.exp2(log2_a)
+    else:
+        log2_a = 0.0
+        a = r
+    return a, log2_a
+
+
+@triton.jit
+def _element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a and b of one array of elements."""
+    x = x.to(tl.float32)
+    a, log2_a = _decay(r, rate, OP, PRECISE)
+    if OP == "rglru":
+        b = tl.sqrt(_one_minus_square(a, log2_a, PRECISE)) * _sigmoid_times(i.to(tl.float32), x, PRECISE)
+    else:
+        b = x
+    return a, b
+
+
+@triton.jit
+def _gradient_element(x, r, i, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a, b and what a gradient g of h_t = a h + b is multiplied by to give those of the inputs.
+
+    With s = sqrt(1 - a^2) and y = sigma(i) x they are
+
+        dx = g s sigma(i)        di = g s y (1 - sigma(i))        dr = ln 2 D (1 - sigma(r))
+        dc = sum of ln 2 D, times sigma(c) / softplus(c)          D = g log2(a) a (h - y a / s)
+
+    and stay finite for a -> 1, where log(a) / s -> 0. Returns (a, b, dx / g, di / g, D / g, dr / D).
+    """
+    x = x.to(tl.float32)
+    if OP == "rglru":
+        open_r = _sigmoid_times(r.to(tl.float32), 1.0, PRECISE)
+        log2_a = rate * open_r
+        a = tl.exp2(log2_a)
+        square = _one_minus_square(a, log2_a, PRECISE)
+        open_i = _sigmoid_times(i.to(tl.float32), 1.0, PRECISE)
+        open_i_by_s = open_i * tl.rsqrt(tl.maximum(square, 1e-37))
+        dx = square * open_i_by_s
+        b = dx * x
+        di = tl.fma(-b, open_i, b)
+        d_log = log2_a * a * tl.fma(-a, x * open_i_by_s, h)
+        dr = tl.fma(open_r, -LN2, LN2)
+    else:
+        a = r.to(tl.float32)
+        b = x
+        dx = 1.0
+        di = 0.0
+        d_log = h
+        dr = 1.0
+    return a, b, dx, di, d_log, dr
+
+
+@triton.jit
+def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_then):
+    """Compose two runs of rows; each maps a state h to a h + b, and all its rows but the last map it to p h + q."""
+    return (
+        a_first * a_then,
+        tl.fma(a_then, b_first, b_then),
+        a_first * p_then,
+        tl.fma(p_then, b_first, q_then),
+    )
+
+
+@triton.jit
+def _scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the maps from a tile's start to behind and to before each row, where a row maps a state h to a h + b."""
+    p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+    q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    if BLOCK_O > 1:
+        a, b, p, q = tl.associative_scan((a, b, p, q), 0, _compose_rows)
+    return a, b, p, q
+
+
+@triton.jit
+def _last_row(x, BLOCK_O: tl.constexpr):
+    """Return the last row of x [BLOCK_O, BLOCK_C] as [1, BLOCK_C]."""
+    last = tl.arange(0, BLOCK_O) == BLOCK_O - 1
+    return tl.sum(tl.where(last[:, None], x, 0.0), axis=0)[None, :]
+
+
+@triton.jit
+def _await_state(word_ptr, offs_c, mask_c):
+    """Wait until the program before this one has published its state, and return it [1, BLOCK_C].
+
+    A word holds a float32 and, in its upper half, 1: value and flag arrive in one access, so no fence is needed.
+    """
+    word = tl.load(word_ptr + offs_c, mask=mask_c, other=1 << 32, volatile=True)
+    while tl.min(word >> 32, axis=0) == 0:
+        word = tl.load(word_ptr + offs_c, mask=mask_c, other=1 << 32, volatile=True)
+    return word.to(tl.int32).to(tl.float32, bitcast=True)[None, :]
+
+
+@triton.jit
+def _publish_state(word_ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Publish the last row of ``state`` [BLOCK_O, BLOCK_C] for the program behind this one."""
+    word = (state.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+    mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    tl.atomic_xchg(tl.broadcast_to(word_ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), word, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Store the last row of ``state`` [BLOCK_O, BLOCK_C]."""
+    mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    tl.store(tl.broadcast_to(ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), state, mask=mask)
+
+
+@triton.jit
+def _load_state(ptr, offs_c, mask_c, HAS_STATE: tl.constexpr):
+    """Return a state [1, BLOCK_C]: the one given, or zero."""
+    if HAS_STATE:
+        state = tl.load(ptr + offs_c, mask=mask_c, other=0.0)
+    else:
+        state = tl.zeros(offs_c.shape, dtype=tl.float32)
+    return state[None, :]

@@ -1,0 +1,209 @@
+"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: one tile after the other, or tiles that look back.
+
+Channels alone do not fill a GPU, so time is split too. ``look_back_kernel`` reads and writes everything once: a program
+makes its tile's elements and the map that the tile is to a state, waits for the state before it, publishes the state
+behind it, and only then runs through its elements again, in registers. ``walk_kernel`` walks a stretch of time whose
+first state is known: all of it (the naive scan), or a chunk between reduce.py's states (reduce, then scan).
+
+Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), for the composition
+of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the order.
+"""
+
+import triton
+import triton.language as tl
+
+from .elements import (
+    _await_state,
+    _element,
+    _last_row,
+    _load_inputs,
+    _load_state,
+    _publish_state,
+    _rate,
+    _scan_rows,
+    _store_last_row,
+    _tile,
+)
+
+
+@triton.jit
+def _forward_tile(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    offs,
+    left,
+    mask_c,
+    C,
+    rate,
+    OP: tl.constexpr,
+    PRECISE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Return the elements a, b of a tile, and the maps from its first state to behind and to before each row."""
+    x, r, i = _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP, BLOCK_I)
+    row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+    row_b = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    all_a, all_b = (), ()
+    for n in tl.static_range(BLOCK_I):
+        a, b = _element(x[n], r[n], i[n], rate, OP, PRECISE)
+        all_a = all_a + (a,)
+        all_b = all_b + (b,)
+        row_b = tl.fma(a, row_b, b)
+        row_a *= a
+    after_a, after_b, before_a, before_b = _scan_rows(row_a, row_b, BLOCK_O, BLOCK_C)
+    return all_a, all_b, after_a, after_b, before_a, before_b
+
+
+@triton.jit
+def _run_tile(
+    h_ptr,
+    saved_ptr,
+    all_a,
+    all_b,
+    h,
+    offs_t,
+    offs_c,
+    offs,
+    left,
+    mask_c,
+    C,
+    SAVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """Run through a tile from the states before its rows; store h and, every SAVE steps, the state before the step."""
+    for n in tl.static_range(BLOCK_I):
+        mask = (left > n) & mask_c
+        if SAVE > 0:
+            if n % SAVE == 0:
+                slots = (offs_t + n) // SAVE
+                kept = mask & ((offs_t + n) % SAVE == 0)[:, None]
+                tl.store(saved_ptr + slots[:, None] * C + offs_c[None, :], h, mask=kept)
+        h = tl.fma(all_a[n], h, all_b[n])
+        tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "T", "C8", "S"])
+def look_back_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    first_ptr,
+    h_ptr,
+    last_ptr,
+    saved_ptr,
+    word_ptr,
+    ticket_ptr,
+    B,
+    T,
+    C8,
+    S,
+    OP: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    WANT_LAST: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
+    program that runs. Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state
+    [B, C], saved states [B, S, C]; passes states on in the words [tiles, B, C], zero beforehand, as is the ticket.
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    tile = ticket // (B * blocks)
+    batch = (ticket // blocks % B).to(tl.int64)
+    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    base = (batch * T + tile * TILE) * C
+    end = T - tile * TILE
+    offs, left, mask = _tile(offs_t, offs_c, mask_c, C, end)
+    rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(
+        x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, rate,
+        OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
+    )  # fmt: skip
+    word_ptr += (tile.to(tl.int64) * B + batch) * C
+    if tile == 0:
+        state = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
+    else:
+        state = _await_state(word_ptr - B.to(tl.int64) * C, offs_c, mask_c)
+    after = tl.fma(after_a, state, after_b)
+    _publish_state(word_ptr, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    if WANT_LAST:
+        if end <= TILE:
+            _store_last_row(last_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    h = tl.fma(before_a, state, before_b)
+    if SAVE > 0:
+        saved_ptr += (batch * S + tile * TILE // SAVE) * C
+    _run_tile(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+
+
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
+def walk_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    first_ptr,
+    h_ptr,
+    last_ptr,
+    saved_ptr,
+    B,
+    T,
+    C8,
+    S,
+    L,
+    N,
+    OP: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    WANT_LAST: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Walk one chunk of L steps, tile by tile, from the state before it.
+
+    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C], c [C] and the states before the chunks
+    [N, B, C]; writes h [B, T, C], the state behind the last chunk [B, C] and saved states [B, S, C].
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0)
+    chunk = pid // (B * blocks)
+    batch = (pid // blocks % B).to(tl.int64)
+    offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    stop = tl.minimum(chunk * L + L, T)
+    state = _load_state(first_ptr + (chunk.to(tl.int64) * B + batch) * C, offs_c, mask_c, HAS_FIRST)
+    for start in range(chunk * L, stop, TILE):
+        base = (batch * T + start) * C
+        offs, left, mask = _tile(offs_t, offs_c, mask_c, C, stop - start)
+        all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(
+            x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, rate,
+            OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
+        )  # fmt: skip
+        h = tl.fma(before_a, state, before_b)
+        saved = saved_ptr
+        if SAVE > 0:
+            saved += (batch * S + start // SAVE) * C
+        _run_tile(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+        state = _last_row(tl.fma(after_a, state, after_b), BLOCK_O)
+    if WANT_LAST:
+        if chunk == N - 1:
+            tl.store(last_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])

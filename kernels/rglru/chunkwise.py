@@ -1,0 +1,47 @@
+"""RG-LRU, portable chunkwise form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..diagonal import chunkwise as engine
+from ..diagonal.validate import check_channels
+from ..scalar_decay.validate import check_chunk_size
+from .reference import elements
+
+
+def chunkwise(
+    x: Tensor,
+    r: Tensor,
+    i: Tensor,
+    c: Tensor,
+    *,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute RG-LRU chunk by chunk: h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t.
+
+    Args:
+        x, r, i: [B, T, C], contiguous; float64, float32, float16 or bfloat16. r and i are pre-activations.
+        c: [C], float32 (float64 beside float64 inputs); a_t = exp(-8 softplus(c) sigma(r_t)).
+        chunk_size: at least 1, need not divide T; None is about sqrt(T).
+        state_dtype: float32; float64 inputs hold float64 states.
+        initial_state: h_0 [B, C], float32 (float64 beside float64 inputs); None is zero.
+        return_last_state: also return h_T.
+
+    Returns:
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable once, in all tensors.
+
+    Raises:
+        ValueError: on a shape, dtype, device or layout that does not fit; the message names the argument.
+
+    Source: De et al., Griffin (2024), equations 1 to 4.
+    """
+    check_channels(x, {"r": r, "i": i}, {"c": c}, initial_state, state_dtype)
+    chunk_size = engine.default_chunk_size(x.shape[1]) if chunk_size is None else chunk_size
+    check_chunk_size(chunk_size)
+    h, last = engine.scan(*elements(x, r, i, c), initial_state, chunk_size)
+    return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)

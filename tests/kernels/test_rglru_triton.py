@@ -1,0 +1,224 @@
+"""The laws for the diagonal engine's kernels: in the interpreter on small tiles, and on a GPU at real sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels import resolve
+from lrbench.kernels.diagonal.config import DiagonalConfig, TileConfig
+from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
+from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.spec import Operation
+from lrbench.tests.kernels import diagonal_laws as laws
+
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
+
+SMALL = {"batch": 2, "seq_len": 19, "channels": 24}
+LONGER_ROWS_FORWARD = DiagonalConfig(
+    forward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
+    backward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
+)
+LONGER_ROWS_BACKWARD = DiagonalConfig(
+    forward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
+    backward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
+)
+"""Tiles so small that 19 steps are three of them, the last one ragged; 24 channels leave a block half empty."""
+WALKED = DiagonalConfig(
+    forward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
+    backward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
+)
+IMPLEMENTATIONS = [
+    (RGLRU, "fused", {"config": LONGER_ROWS_FORWARD}),
+    (RGLRU, "fused", {"config": LONGER_ROWS_BACKWARD}),
+    (RGLRU, "chunked", {"config": LONGER_ROWS_FORWARD, "chunk_size": 16}),
+    (RGLRU, "naive", {"config": WALKED}),
+    (LINEAR_SCAN, "scan", {"config": LONGER_ROWS_FORWARD}),
+    (LINEAR_SCAN, "chunked", {"config": LONGER_ROWS_BACKWARD, "chunk_size": 16}),
+    (LINEAR_SCAN, "naive", {"config": WALKED}),
+]
+each_implementation = pytest.mark.parametrize(
+    ("operation", "name", "kwargs"), IMPLEMENTATIONS, ids=lambda value: getattr(value, "name", None) or str(value)[:5]
+)
+
+
+def function(operation: Operation, name: str) -> Any:
+    return resolve(operation.implementation(name).call)
+
+
+@interpret
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_matches_reference(operation: Operation, name: str, kwargs: dict[str, Any], dtype: torch.dtype) -> None:
+    laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cpu", sizes=SMALL, **kwargs)
+
+
+@interpret
+@each_implementation
+def test_lengths_without_a_state(operation: Operation, name: str, kwargs: dict[str, Any]) -> None:
+    for seq_len in (1, 8):
+        laws.check_matches_reference(
+            operation, function(operation, name), dtype=torch.float16, device="cpu",
+            sizes={**SMALL, "seq_len": seq_len}, initial_state=False, **kwargs,
+        )  # fmt: skip
+
+
+@interpret
+@pytest.mark.parametrize("gates", ["EXTREME_GATES", "CLOSED_GATES", "OPEN_GATES"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gates_over_their_range(gates: str, dtype: torch.dtype) -> None:
+    laws.check_matches_reference(
+        RGLRU, function(RGLRU, "fused"), dtype=dtype, device="cpu", sizes=SMALL, gates=getattr(laws, gates)["rglru"],
+        config=LONGER_ROWS_BACKWARD,
+    )  # fmt: skip
+
+
+@interpret
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
+def test_split_equals_whole(operation: Operation, name: str) -> None:
+    laws.check_matches_reference(
+        operation, function(operation, name), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12),
+        config=LONGER_ROWS_FORWARD,
+    )  # fmt: skip
+
+
+@interpret
+def test_batch_invariant() -> None:
+    laws.check_batch_invariant(
+        RGLRU, function(RGLRU, "fused"), dtype=torch.float32, device="cpu", sizes=SMALL, config=LONGER_ROWS_FORWARD
+    )
+
+
+@interpret
+def test_a_closed_gate_keeps_the_state() -> None:
+    check_closed_gate(function(RGLRU, "fused"), dtype=torch.float16, device="cpu", config=LONGER_ROWS_FORWARD)
+    check_closed_gate(function(RGLRU, "fused"), dtype=torch.float32, device="cpu", config=LONGER_ROWS_FORWARD)
+
+
+def check_closed_gate(fn: Any, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
+    """Pre-activations of minus infinity, a mask, leave state and gradients as they are."""
+    x, i = torch.randn(2, 2, 9, 8, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    leaves = [x.clone().requires_grad_(), torch.full_like(x, -math.inf).requires_grad_(), i.clone().requires_grad_()]
+    c = torch.zeros(8, device=device, requires_grad=True)
+    state = torch.randn(2, 8, device=device, requires_grad=True)
+    h, last = fn(*leaves, c, initial_state=state, return_last_state=True, **kwargs)
+    assert torch.equal(last, state)
+    assert torch.equal(h, state[:, None].expand_as(h).to(dtype))
+    gradients = torch.autograd.grad(last.sum(), [*leaves, c, state])
+    assert all(not g.any() for g in gradients[:-1])
+    assert torch.equal(gradients[-1], torch.ones_like(state))
+
+
+@interpret
+@pytest.mark.parametrize(("operation", "one_pass"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")])
+def test_bad_input(operation: Operation, one_pass: str) -> None:
+    for name in (one_pass, "chunked", "naive"):
+        laws.check_bad_input(operation, function(operation, name), dtype=torch.float32, device="cpu")
+    fn = function(operation, one_pass)
+    make_inputs = resolve(operation.inputs)
+    odd = make_inputs({**SMALL, "channels": 20}, dtype=torch.float32, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="channels must be a multiple of 8, got 20"):
+        fn(*odd.values())
+    double = make_inputs(SMALL, dtype=torch.float64, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="x must be one of float32, float16, bfloat16, got float64"):
+        fn(*double.values())
+    good = make_inputs(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="chunk_size must be a power of two >= 16, got 48"):
+        function(operation, "chunked")(*good.values(), chunk_size=48)
+    with pytest.raises(ValueError, match="a decoding step takes one token: seq_len must be 1, got 19"):
+        resolve(operation.implementation(one_pass).step_call)(*good.values())
+
+
+@interpret
+def test_bad_launches() -> None:
+    inputs = resolve(RGLRU.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    tile = TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1)
+
+    def rejects(match: str, **tiles: TileConfig) -> None:
+        with pytest.raises(ValueError, match=match):
+            function(RGLRU, "chunked")(
+                *inputs.values(), chunk_size=16, config=DiagonalConfig(**{"forward": tile, "backward": tile, **tiles})
+            )
+
+    odd = TileConfig(block_i=4, block_o=3, block_c=16, num_warps=1)
+    long = TileConfig(block_i=32, block_o=1, block_c=16, num_warps=1)
+    rejects("config: forward.block_o must be a power of two, got 3", forward=odd)
+    rejects(r"config: forward tiles must hold whole rows of the backward pass \(32 steps\), got 8 steps", backward=long)
+    rejects(
+        r"config: chunks must hold whole rows of the backward pass \(32 steps\), got 16 steps",
+        forward=long,
+        backward=long,
+    )
+
+
+@interpret
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
+def test_steps_continue_a_sequence(operation: Operation, name: str) -> None:
+    step = resolve(operation.implementation(name).step_call)
+    laws.check_steps(operation, step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
+
+
+GPU_SIZES = [
+    {"batch": 8, "seq_len": 2048, "channels": 1024},
+    {"batch": 1, "seq_len": 4099, "channels": 2560},
+    {"batch": 3, "seq_len": 1000, "channels": 264},
+    {"batch": 2, "seq_len": 129, "channels": 8},
+]
+GPU_IMPLEMENTATIONS = [(RGLRU, "fused"), (LINEAR_SCAN, "scan")]
+GPU_IMPLEMENTATIONS += [(operation, name) for operation in (RGLRU, LINEAR_SCAN) for name in ("chunked", "naive")]
+each_on_gpu = pytest.mark.parametrize(
+    ("operation", "name"), GPU_IMPLEMENTATIONS, ids=lambda value: getattr(value, "name", value)
+)
+
+
+@gpu
+@each_on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes.values())))
+def test_matches_reference_on_gpu(operation: Operation, name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
+    laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cuda", sizes=sizes)
+
+
+@gpu
+@each_on_gpu
+def test_laws_on_gpu(operation: Operation, name: str) -> None:
+    fn = function(operation, name)
+    sizes = {"batch": 2, "seq_len": 700, "channels": 136}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, splits=(100, 101))
+        laws.check_batch_invariant(operation, fn, dtype=dtype, device="cuda", sizes=sizes, exact=False)
+        for gates in (laws.EXTREME_GATES, laws.CLOSED_GATES, laws.OPEN_GATES):
+            laws.check_matches_reference(
+                operation, fn, dtype=dtype, device="cuda", sizes=sizes, gates=gates.get(operation.name)
+            )
+        if operation is RGLRU:
+            check_closed_gate(fn, dtype=dtype, device="cuda")
+    laws.check_bad_input(operation, fn, dtype=torch.bfloat16, device="cuda")
+    for length in (1, 2, 63, 65):
+        laws.check_matches_reference(
+            operation, fn, dtype=torch.bfloat16, device="cuda", sizes={**sizes, "seq_len": length}, initial_state=False
+        )
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
+def test_steps_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> None:
+    step = resolve(operation.implementation(name).step_call)
+    laws.check_steps(operation, step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
+
+
+@gpu
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
+def test_equal_calls_give_equal_bits_on_gpu(operation: Operation, name: str) -> None:
+    """Programs wait for each other in an order of their own; the sums they make have one order all the same."""
+    sizes = {"batch": 4, "seq_len": 5000, "channels": 512}
+    problem = laws.make_problem(operation, sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
+    first = laws.laws.evaluate(problem, function(operation, name))
+    for _ in range(5):
+        again = laws.laws.evaluate(problem, function(operation, name))
+        assert all(torch.equal(first[key], again[key]) for key in first)
