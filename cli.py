@@ -71,23 +71,24 @@ def sweep(
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
+    from .analysis import arguments
     from .bench import commands, plan
 
     request = plan.Request(
         kernel=kernel,
         preset=preset,
-        ops=_given(plan.parse_names, op, "--op"),
-        impls=_given(plan.parse_names, impl, "--impl"),
-        baselines=_given(plan.parse_names, baselines, "--baselines"),
-        modes=_given(plan.parse_names, mode, "--mode"),
-        dtypes=_given(plan.parse_names, dtype, "--dtype"),
-        state_dtypes=_given(plan.parse_names, state_dtype, "--state-dtype"),
-        seq_lens=_given(plan.parse_sizes, seq_len, "--seq-len"),
-        head_dims=_given(plan.parse_sizes, head_dim, "--head-dim"),
-        head_dims_qk=_given(plan.parse_sizes, head_dim_qk, "--head-dim-qk"),
-        chunk_sizes=_given(plan.parse_sizes, chunk_size, "--chunk-size"),
+        ops=_given(arguments.parse_names, op, "--op"),
+        impls=_given(arguments.parse_names, impl, "--impl"),
+        baselines=_given(arguments.parse_names, baselines, "--baselines"),
+        modes=_given(arguments.parse_names, mode, "--mode"),
+        dtypes=_given(arguments.parse_names, dtype, "--dtype"),
+        state_dtypes=_given(arguments.parse_names, state_dtype, "--state-dtype"),
+        seq_lens=_given(arguments.parse_sizes, seq_len, "--seq-len"),
+        head_dims=_given(arguments.parse_sizes, head_dim, "--head-dim"),
+        head_dims_qk=_given(arguments.parse_sizes, head_dim_qk, "--head-dim-qk"),
+        chunk_sizes=_given(arguments.parse_sizes, chunk_size, "--chunk-size"),
         num_heads=num_heads,
-        tokens=_given(plan.parse_size, tokens, "--tokens"),
+        tokens=_given(arguments.parse_size, tokens, "--tokens"),
         batch=batch,
     )
     code = commands.sweep_command(
@@ -116,9 +117,10 @@ def verify(
     format: Format = "table",
 ) -> None:
     """Check every implementation that runs here against its float64 reference; exit 1 when one is wrong."""
-    from .bench import commands, plan
+    from .analysis import arguments
+    from .bench import commands
 
-    ops = _given(plan.parse_names, op, "--op")
+    ops = _given(arguments.parse_names, op, "--op")
     raise typer.Exit(commands.verify_command(kernel, ops, timeout_s=timeout, output_format=format))
 
 
@@ -173,22 +175,23 @@ def profile(
     format: Format = "table",
 ) -> None:
     """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
+    from .analysis import arguments
     from .bench import commands, plan
 
     request = plan.Request(
         kernel=kernel,
         preset="default",
-        ops=_given(plan.parse_names, op, "--op"),
-        impls=plan.parse_names(impl, "--impl"),
-        modes=plan.parse_names(mode, "--mode"),
-        dtypes=plan.parse_names(dtype, "--dtype"),
-        state_dtypes=_given(plan.parse_names, state_dtype, "--state-dtype"),
-        seq_lens=plan.parse_sizes(seq_len, "--seq-len"),
-        head_dims=plan.parse_sizes(head_dim, "--head-dim"),
-        head_dims_qk=_given(plan.parse_sizes, head_dim_qk, "--head-dim-qk"),
-        chunk_sizes=plan.parse_sizes(chunk_size, "--chunk-size"),
+        ops=_given(arguments.parse_names, op, "--op"),
+        impls=arguments.parse_names(impl, "--impl"),
+        modes=arguments.parse_names(mode, "--mode"),
+        dtypes=arguments.parse_names(dtype, "--dtype"),
+        state_dtypes=_given(arguments.parse_names, state_dtype, "--state-dtype"),
+        seq_lens=arguments.parse_sizes(seq_len, "--seq-len"),
+        head_dims=arguments.parse_sizes(head_dim, "--head-dim"),
+        head_dims_qk=_given(arguments.parse_sizes, head_dim_qk, "--head-dim-qk"),
+        chunk_sizes=arguments.parse_sizes(chunk_size, "--chunk-size"),
         num_heads=num_heads,
-        tokens=_given(plan.parse_size, tokens, "--tokens"),
+        tokens=_given(arguments.parse_size, tokens, "--tokens"),
         batch=batch,
     )
     code = commands.profile_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -88,27 +88,6 @@ def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> f
     return (interval.high - interval.low) / 2 / abs(middle)
 
 
-def bootstrap_interval(
-    samples: Sequence[float],
-    statistic: Callable[..., object] | None = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return the percentile bootstrap interval of a statistic of one sample (Efron and Tibshirani 1993, section 13.3).
-
-    Args:
-        statistic: maps an array ``[resamples, n]`` and ``axis=1`` to ``[resamples]``; None means numpy.median.
-    """
-    import numpy as np
-
-    values = np.asarray(_ordered(samples))
-    draws = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
-    estimates = np.asarray((statistic or np.median)(values[draws], axis=1))
-    return _percentile_interval(estimates, confidence)
-
-
 def bootstrap_ratio_interval(
     numerator: Sequence[float],
     denominator: Sequence[float],
@@ -120,6 +99,8 @@ def bootstrap_ratio_interval(
     """Return the percentile bootstrap interval of median(numerator) / median(denominator), samples drawn independently.
 
     It says how sure a speed-up is: disjoint from 1 means that one side is faster.
+
+    Source: Efron and Tibshirani (1993), section 13.3.
     """
     import numpy as np
 

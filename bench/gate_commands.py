@@ -67,32 +67,33 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Compare two sets of results, or with --live two implementations: ratios, intervals and verdicts."""
+        from ..analysis import arguments
         from ..analysis.compare import compare
         from . import display, plan
 
         display.check_format(format)
-        ignored = _given(plan.parse_names, ignore) or ()
+        ignored = _given(arguments.parse_names, ignore) or ()
         if live:
             request = plan.Request(
                 kernel=kernel,
                 preset=preset,
-                ops=_given(plan.parse_names, op),
+                ops=_given(arguments.parse_names, op),
                 impls=(a.removeprefix("impl:"), b.removeprefix("impl:")),
-                modes=_given(plan.parse_names, mode),
-                dtypes=_given(plan.parse_names, dtype),
-                state_dtypes=_given(plan.parse_names, state_dtype),
-                seq_lens=_given(plan.parse_sizes, seq_len),
-                head_dims=_given(plan.parse_sizes, head_dim),
-                head_dims_qk=_given(plan.parse_sizes, head_dim_qk),
-                chunk_sizes=_given(plan.parse_sizes, chunk_size),
+                modes=_given(arguments.parse_names, mode),
+                dtypes=_given(arguments.parse_names, dtype),
+                state_dtypes=_given(arguments.parse_names, state_dtype),
+                seq_lens=_given(arguments.parse_sizes, seq_len),
+                head_dims=_given(arguments.parse_sizes, head_dim),
+                head_dims_qk=_given(arguments.parse_sizes, head_dim_qk),
+                chunk_sizes=_given(arguments.parse_sizes, chunk_size),
                 num_heads=num_heads,
-                tokens=_given(plan.parse_size, tokens),
+                tokens=_given(arguments.parse_size, tokens),
                 batch=batch,
             )
             sides = _measure_live(request, ignored, rounds, output)
         else:
             sides = _selected(a, results), _selected(b, results)
-        show_comparison(compare(*sides, by=plan.parse_names(by), ignore=ignored, margin=margin), a, b, format)
+        show_comparison(compare(*sides, by=arguments.parse_names(by), ignore=ignored, margin=margin), a, b, format)
 
     @app.command("check")
     def check_command(

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import kernels
+from ..analysis.arguments import MAX_SIZE
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from . import baselines
 from .baselines.spec import Baseline
 from .case import Case
-
-_SIZE = re.compile(r"([0-9]+)([kKmM]?)")
-_MULTIPLIER = {"": 1, "k": 1024, "m": 1024**2}
-
-MAX_SIZE = 2**31 - 1
-"""The largest size taken: kernels hold sizes in 32 bits, and products of two fit a column of the results."""
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step")
 """Modes with gradients come first: the reference they need also serves the forward case that follows."""
@@ -138,39 +132,6 @@ class PlannedCase:
 
     case: Case
     target: Implementation | Baseline
-
-
-def parse_size(text: str, what: str = "a size") -> int:
-    """Return "1k" as 1024, "2m" as 2 * 1024^2, "300" as 300.
-
-    Args:
-        text: as the user gave it.
-        what: what is parsed, an option's name, for the message.
-
-    Raises:
-        ValueError: not an integer from 1 to :data:`MAX_SIZE` with an optional k or m.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    digits = match[1].lstrip("0") if match else ""
-    if match is None or not digits:
-        raise ValueError(f"{what} must be a positive integer such as 512 or 8k, got {text!r}")
-    value = int(digits) * _MULTIPLIER[match[2].lower()] if len(digits) <= len(str(MAX_SIZE)) else MAX_SIZE + 1
-    if value > MAX_SIZE:
-        raise ValueError(f"{what} must be at most {MAX_SIZE}, got {text!r}")
-    return value
-
-
-def parse_sizes(text: str, what: str = "a size") -> tuple[int, ...]:
-    """Return a comma-separated list of sizes, "1k,8k" as (1024, 8192)."""
-    return tuple(parse_size(part, what) for part in text.split(","))
-
-
-def parse_names(text: str, what: str = "a list of names") -> tuple[str, ...]:
-    """Return a comma-separated list of names without blanks; ValueError when it has none."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not names:
-        raise ValueError(f"{what} must have at least one name, got {text!r}")
-    return names
 
 
 def get_preset(name: str) -> Preset:

@@ -7,26 +7,37 @@ import pytest
 from lrbench.analysis.arguments import MAX_SIZE, check_size, parse_names, parse_size, parse_sizes
 
 
-def test_sizes() -> None:
-    assert [parse_size(text) for text in ("8k", " 1M", "300")] == [8192, 2**20, 300]
+@pytest.mark.parametrize(
+    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192), ("0512", 512)]
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k", "\u0666\u0664"])
+def test_parse_size_rejects(text: str) -> None:
+    with pytest.raises(ValueError, match="--seq-len must be a positive integer such as 512 or 8k, got"):
+        parse_size(text, "--seq-len")
+
+
+@pytest.mark.parametrize("text", ["9" * 23, "2147483648", "2048m", "9" * 5000])
+def test_parse_size_has_an_upper_bound(text: str) -> None:
+    assert parse_size("2147483647") == MAX_SIZE
+    with pytest.raises(ValueError, match="--seq-len must be at most 2147483647, got '"):
+        parse_size(text, "--seq-len")
+
+
+def test_parse_sizes() -> None:
     assert parse_sizes("1k,8k,300") == (1024, 8192, 300)
-    assert check_size(MAX_SIZE, "batch") == parse_size(str(MAX_SIZE)) == MAX_SIZE
 
 
-@pytest.mark.parametrize("text", ["", "k", "0", "1.5k", "-2", "8kb", "\u0663"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="seq_len must be a positive integer such as 512 or 8k, got '"):
-        parse_size(text, "seq_len")
-
-
-def test_what_is_out_of_range() -> None:
+def test_check_size() -> None:
+    assert check_size(MAX_SIZE, "batch") == MAX_SIZE
     for value in (0, -1):
         with pytest.raises(ValueError, match=f"batch must be a positive integer, got {value}"):
             check_size(value, "batch")
     with pytest.raises(ValueError, match="batch must be at most 2147483647, got 1000"):
         check_size(10**400, "batch")
-    with pytest.raises(ValueError, match="seq_len must be at most 2147483647, got '1000"):
-        parse_size("1" + "0" * 5000 + "m", "seq_len")
 
 
 def test_lists() -> None:

@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 
 from lrbench.analysis.cli_commands import default_head_dim_qk, register
 from lrbench.analysis.counts import count
+from lrbench.bench.baselines import get_operation
+from lrbench.bench.baselines.operations import OPERATIONS
 from lrbench.cli import main
+from lrbench.kernels import FAMILIES as KERNEL_FAMILIES
 
 from . import rows as made
 
@@ -314,6 +317,13 @@ def test_bad_input_exits_2(arguments: str, monkeypatch: pytest.MonkeyPatch, caps
     assert ended.value.code == 2
     (line,) = [each for each in capsys.readouterr().err.splitlines() if not each.startswith("--gpu")]
     assert line.startswith("lrbench: ")
+
+
+@pytest.mark.parametrize("op", [*(op for ops in KERNEL_FAMILIES.values() for op in ops), *OPERATIONS])
+def test_head_dims_of_queries_are_those_of_a_sweep(op: str) -> None:
+    """analysis imports no kernel, so it has the ratios a second time; a selective scan's state has no ratio."""
+    if op != "selective_scan":
+        assert default_head_dim_qk(op, 256) == 256 * get_operation(op).qk_ratio
 
 
 def test_default_head_dims() -> None:

@@ -7,37 +7,13 @@ import itertools
 import pytest
 
 from lrbench.bench import plan
-from lrbench.bench.plan import PRESETS, Request, parse_size, parse_sizes
+from lrbench.bench.plan import PRESETS, Request
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import MODES
 
 
 def cases(device_kind: str = "cpu", **axes: object) -> list[plan.PlannedCase]:
     return plan.plan(Request(**axes), device_kind=device_kind)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192), ("0512", 512)]
-)
-def test_parse_size(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k", "٦٤"])
-def test_parse_size_rejects(text: str) -> None:
-    with pytest.raises(ValueError, match="--seq-len must be a positive integer such as 512 or 8k, got"):
-        parse_size(text, "--seq-len")
-
-
-@pytest.mark.parametrize("text", ["9" * 23, "2147483648", "2048m", "9" * 5000])
-def test_parse_size_has_an_upper_bound(text: str) -> None:
-    assert parse_size("2147483647") == plan.MAX_SIZE
-    with pytest.raises(ValueError, match="--seq-len must be at most 2147483647, got '"):
-        parse_size(text, "--seq-len")
-
-
-def test_parse_sizes() -> None:
-    assert parse_sizes("1k,8k,300") == (1024, 8192, 300)
 
 
 @pytest.mark.parametrize(
