@@ -1,0 +1,150 @@
+"""Compile every launch of the diagonal engine for sm_80, sm_90 and sm_100, without a GPU, and hold what it costs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from lrbench.kernels import resolve
+from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
+from lrbench.kernels.diagonal import backward, engine, forward, reduce, step
+from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
+from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.kernels.spec import Operation
+
+pytestmark = pytest.mark.compile
+
+CAPABILITIES = (80, 90, 100)
+MAX_STACK_BYTES = 64
+FULL, FEW = {"batch": 8, "seq_len": 1024, "channels": 1024}, {"batch": 1, "seq_len": 1024, "channels": 2560}
+"""Enough channels that states keep ahead of short tiles, and so few that the launcher takes longer ones."""
+SLOW_CASES = [
+    (operation, name, sizes, dtype)
+    for operation, one_pass in ((RGLRU, "fused"), (LINEAR_SCAN, "scan"))
+    for name in (one_pass, "chunked", "naive")
+    for sizes in ((FULL, FEW) if name == one_pass else (FULL,))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    if (operation.name, name, sizes, dtype) != ("rglru", "fused", FULL, torch.bfloat16)
+]
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    if triton.knobs.runtime.interpret:
+        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    # What the launchers check is that a kernel could run here; it only has to be recorded.
+    monkeypatch.setattr(engine, "check_kernel_support", lambda x: None)
+
+
+def record(
+    operation: Operation,
+    name: str,
+    capability: int,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[Launch]:
+    """Return the launches of a forward and backward pass with an initial state, a last one and several chunks."""
+    monkeypatch.setattr(engine, "capability", lambda device: divmod(capability, 10))
+    inputs = resolve(operation.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
+    for tensor in inputs.values():
+        tensor.requires_grad_()
+    state = torch.zeros(sizes["batch"], sizes["channels"], requires_grad=True)
+    options: dict[str, Any] = {"chunk_size": 256} if name == "chunked" else {}
+    with record_launches(engine) as launches:
+        results = resolve(operation.implementation(name).call)(
+            *inputs.values(), initial_state=state, return_last_state=True, **options
+        )
+        torch.autograd.backward(results, [torch.zeros_like(x) for x in results])
+    return launches
+
+
+def check(launches: Sequence[Launch], capability: int) -> None:
+    """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame."""
+    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
+    distinct = {launch.compile_key(): launch for launch in launches}
+    compiled = [compile_launch(launch, capability) for launch in distinct.values()]
+
+    def fits(resources: Resources) -> bool:
+        return resources.stack_bytes <= MAX_STACK_BYTES and resources.shared_bytes <= limit
+
+    bad = [str(resources) for resources in compiled if not fits(resources)]
+    assert compiled
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_fused(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that the bars are about."""
+    check(record(RGLRU, "fused", capability, FULL, torch.bfloat16, monkeypatch), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operation", "name", "sizes", "dtype"), SLOW_CASES, ids=lambda v: getattr(v, "name", str(v)))
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_full_product(
+    capability: int,
+    operation: Operation,
+    name: str,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(record(operation, name, capability, sizes, dtype, monkeypatch), capability)
+
+
+def test_step() -> None:
+    sizes = {"batch": 2, "seq_len": 1, "channels": 1024}
+    with record_launches(engine) as launches, torch.no_grad():
+        for operation, name in ((RGLRU, "fused"), (LINEAR_SCAN, "scan")):
+            inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+            run = resolve(operation.implementation(name).step_call or "")
+            run(*inputs.values())
+            run(*inputs.values(), initial_state=torch.zeros(2, 1024), return_last_state=True)
+    assert len(launches) == 4
+    check(launches, 90)
+
+
+def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees every kernel of the engine, so one that is added is compiled too."""
+    kernels = {
+        name
+        for module in (backward, forward, reduce, step)
+        for name, value in inspect.getmembers(module)
+        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
+    }
+    recorded = {"step_kernel"}
+    for name in ("fused", "chunked", "naive"):
+        launches = record(RGLRU, name, 90, FULL, torch.bfloat16, monkeypatch)
+        recorded |= {launch.kernel.__name__ for launch in launches}
+    assert recorded == kernels
+
+
+def test_elements_are_read_and_written_in_wide_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's access is four neighbouring channels or more, and x, r, i and h are each touched once."""
+    launch = record(RGLRU, "fused", 90, FULL, torch.bfloat16, monkeypatch)[0]
+    tile = launch.arguments
+    per_thread = tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
+    assert per_thread >= 4
+    ptx = compile_ptx(launch, 90)
+    rows = tile["BLOCK_I"]
+    assert ptx.count(f"ld.global.v{per_thread // 2}.b32") == 3 * rows
+    assert ptx.count(f"st.global.v{per_thread // 2}.b32") == rows
+
+
+def compile_ptx(launch: Launch, capability: int) -> str:
+    """Return the PTX of a recorded launch."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lrbench.kernels.common.offline import _specialise
+
+    signature, constexprs, attributes = _specialise(launch)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options).asm["ptx"]
