@@ -47,7 +47,13 @@ def register(app: typer.Typer) -> None:
             if pdf is None:
                 print("no PDF: neither Chromium nor Chrome is installed", file=sys.stderr)
             return
-        print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
+        try:
+            print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
+        except RuntimeError as error:
+            # The page is there; only who insisted on a PDF has failed.
+            if pdf:
+                raise
+            print(f"no PDF: {error}", file=sys.stderr)
 
 
 def default_results(gpu: str) -> list[Path]:

@@ -421,3 +421,14 @@ def test_a_pdf_without_a_browser_is_refused(tmp_path: Path, monkeypatch: pytest.
     done = lrbench("report", ".", "--pdf", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("lrbench: pdf needs one of chromium, ")
+
+
+def test_a_browser_that_fails_costs_the_pdf_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the PDF was asked for."""
+    monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
+    made.write([row("mlstm_sig", "tfla", 1.0)], tmp_path / "rows.parquet")
+    for option, code in (((), 0), (("--pdf",), 1)):
+        done = lrbench("report", "rows.parquet", "--gpu", "h200", *option, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (code, "report.html\n")
+        assert "/bin/false printed no PDF: no message" in done.stderr
+        assert not (tmp_path / "report.pdf").exists()
