@@ -51,7 +51,7 @@ def sweep_command(
     calibrate: bool | None,
     output_format: str,
 ) -> int:
-    """Run a sweep, print its tables and the path of its file.
+    """Run a sweep, print the path of its file and its tables, with the rows that were already there.
 
     Args:
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
@@ -94,12 +94,14 @@ def sweep_command(
         roofs=() if measured is None else tuple(measured.rows),
     )
     outcome = sweep(planned, environment, settings, display.SweepProgress())
-    if output_format == "table":
-        display.print_summary(outcome.records)
-    else:
-        display.show(display.records_as_rows(outcome.records), output_format)
     for line in conclusion(outcome):
         display.note(line)
+    records = outcome.resumed + outcome.records
+    with display.reader_may_leave():
+        if output_format == "table":
+            display.print_summary(records)
+        else:
+            display.show(display.records_as_rows(records), output_format)
     return exit_code(outcome, strict=strict)
 
 
@@ -151,8 +153,8 @@ def conclusion(outcome: Outcome) -> list[str]:
     lines = [
         f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in outcome.recovered
     ]
-    if outcome.skipped:
-        lines.append(f"{outcome.skipped} cases were already there")
+    if outcome.resumed:
+        lines.append(f"{len(outcome.resumed)} cases were already there")
     if outcome.remaining:
         why = "interrupted" if outcome.interrupted else "out of time"
         lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
+import os
 import re
 import sys
 import time
@@ -68,12 +70,31 @@ def check_format(output_format: str) -> None:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
 
 
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Let whoever reads standard output stop before its end, as ``head`` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Console(Console):
+    """A console that leaves it to the caller what a reader's leaving means, where rich ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich caught."""
+        raise BrokenPipeError
+
+
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """Print a table; on a terminal that is too narrow for its words, one row after the other.
 
     Where standard output is no terminal, lines are as long as the table needs.
     """
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     if title is not None:
@@ -342,6 +363,8 @@ def print_summary(records: Sequence[Record]) -> None:
     for title, rows in best_tables(records):
         _print_table(rows, title)
         print()
+    if not records:
+        return
     statuses = Counter(record.status for record in records)
     print("cases: " + ", ".join(f"{n} {status}" for status, n in statuses.most_common()))
     failures = reasons(records)

@@ -256,15 +256,17 @@ def read_file(path: Path, row: type = Record, *, what: str = "result") -> pa.Tab
     return pa.table(columns, schema=arrow_schema(row))
 
 
-def finished_cases(folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None) -> set[str]:
-    """Return the ids of the cases that ``--resume`` need not run again.
+def finished_cases(
+    folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None
+) -> dict[str, Record]:
+    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
 
     A case counts as finished when the folder holds a row of it with status ok from the same device, the same git
     commit and the same state of the working tree (clean or dirty). Where the commit is unknown, rows of unknown commit
     count.
     """
     if not folder.is_dir():
-        return set()
-    table = read_results(folder).select(["case_id", "status", "device_name", "git_commit", "git_dirty"])
+        return {}
     wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
-    return {row["case_id"] for row in table.to_pylist() if all(row[key] == value for key, value in wanted.items())}
+    rows = (row for row in read_results(folder).to_pylist() if all(row[key] == v for key, v in wanted.items()))
+    return {row["case_id"]: Record(**row) for row in rows}

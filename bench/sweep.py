@@ -68,14 +68,14 @@ class Outcome:
     Attributes:
         path: the parquet file; None when no row was written.
         records: the rows of this run.
-        skipped: cases left out because the output folder has them.
+        resumed: rows of the cases left out because the output folder has them.
         remaining: cases without a row, because the sweep was interrupted or out of time.
         recovered: files made from the journals of earlier runs that died, see :func:`.store.recover`.
     """
 
     path: Path | None
     records: list[Record]
-    skipped: int
+    resumed: list[Record]
     remaining: int
     interrupted: bool
     recovered: list[Path]
@@ -116,7 +116,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     executor = get_executor(settings.executor, devices=settings.devices)
     settings.output.mkdir(parents=True, exist_ok=True)
     recovered = store.recover(settings.output)
-    todo = list(planned)
+    done: dict[str, Record] = {}
     if settings.resume:
         done = store.finished_cases(
             settings.output,
@@ -124,9 +124,9 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
             git_commit=environment.git_commit,
             git_dirty=environment.git_dirty,
         )
-        todo = [item for item in todo if item.case.case_id not in done]
+    todo = [item for item in planned if item.case.case_id not in done]
     interrupted = False
-    with store.RunWriter(settings.output, file_name(planned, run_id)) as writer, _terminate_as_interrupt():
+    with _interrupted_once(), store.RunWriter(settings.output, file_name(planned, run_id)) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
@@ -142,7 +142,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     return Outcome(
         path=writer.path if writer.records else None,
         records=writer.records,
-        skipped=len(planned) - len(todo),
+        resumed=[done[item.case.case_id] for item in planned if item.case.case_id in done],
         remaining=len(todo) - len(writer.records),
         interrupted=interrupted,
         recovered=recovered,
@@ -289,19 +289,23 @@ def _compile_ahead(planned: Sequence[PlannedCase], settings: Settings, progress:
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Raise :class:`Terminated` on SIGTERM while the block runs, where signals can be handled (the main thread)."""
+def _interrupted_once() -> Iterator[None]:
+    """Raise on the first SIGINT or SIGTERM in the block, where signals can be handled (the main thread).
 
-    def handler(_: int, __: FrameType | None) -> None:
-        raise Terminated
+    Those that follow are ignored until the block ends: an impatient second Ctrl-C must not keep rows from their file.
+    """
+    previous: dict[int, Callable[..., Any] | int | None] = {}
 
-    previous: Callable[..., Any] | int | None
-    try:
-        previous = signal.signal(signal.SIGTERM, handler)
-    except ValueError:
-        yield
-        return
+    def handler(number: int, _: FrameType | None) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):
+        for each in (signal.SIGINT, signal.SIGTERM):
+            previous[each] = signal.signal(each, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, old in previous.items():
+            signal.signal(number, old)

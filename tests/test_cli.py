@@ -108,6 +108,32 @@ def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[s
     assert finished.returncode == 0, finished.stderr
     assert "3 cases were already there" in finished.stderr
     assert set(folder.iterdir()) == before
+    assert "cases: 3 ok" in finished.stdout
+    more = lrbench(*TINY, "--chunk-size", "32,64", "--output", str(folder), "--resume", "--format", "json")
+    assert [(row["chunk_size"], row["status"]) for row in json.loads(more.stdout)] == [(32, "ok"), (64, "ok")]
+
+
+def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
+    for output_format in ("table", "json"):
+        arguments = (
+            *CALL,
+            *TINY,
+            "--chunk-size",
+            "32",
+            "--output",
+            str(tmp_path),
+            "--resume",
+            "--format",
+            output_format,
+        )
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=240) == 0, errors
+        assert "results: " in errors or "1 cases were already there" in errors
+        assert "Broken pipe" not in errors
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
@@ -145,7 +171,9 @@ def test_exit_codes_of_a_sweep(
         )
         for status in statuses
     ]
-    outcome = Outcome(path=None, records=records, skipped=0, remaining=remaining, interrupted=interrupted, recovered=[])
+    outcome = Outcome(
+        path=None, records=records, resumed=[], remaining=remaining, interrupted=interrupted, recovered=[]
+    )
     assert exit_code(outcome, strict=False) == code
     assert exit_code(outcome, strict=True) == strict_code
 
@@ -162,7 +190,9 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not any(p.stat().st_size for p in tmp_path.glob("*.jsonl")):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "interrupted: " in errors

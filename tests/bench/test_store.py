@@ -317,7 +317,7 @@ def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> N
 def test_what_counts_as_finished(tmp_path: Path) -> None:
     key = {"device_name": RECORD.device_name, "git_commit": RECORD.git_commit, "git_dirty": RECORD.git_dirty}
     write(tmp_path, RECORD, FAILED)
-    assert store.finished_cases(tmp_path, **key) == {RECORD.case_id}
+    assert store.finished_cases(tmp_path, **key) == {RECORD.case_id: RECORD}
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
-        assert store.finished_cases(tmp_path, **{**key, name: other}) == set()
-    assert store.finished_cases(tmp_path / "absent", **key) == set()
+        assert store.finished_cases(tmp_path, **{**key, name: other}) == {}
+    assert store.finished_cases(tmp_path / "absent", **key) == {}

@@ -165,12 +165,12 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     first = run(tmp_path, planned)
     assert [record.status for record in first.records] == ["ok", "error"]
     again = run(tmp_path, planned, resume=True)
-    assert again.skipped == 1
+    assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
     later = dataclasses.replace(ENVIRONMENT, git_commit="d" * 40)
     settings = Settings(output=tmp_path, budget_s=0.0, resume=True)
     other_commit = sweep.sweep(planned[:1], later, settings, Silent())
-    assert (other_commit.skipped, len(other_commit.records)) == (0, 1)
+    assert (other_commit.resumed, len(other_commit.records)) == ([], 1)
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     outcome = run(tmp_path, planned, time_limit_s=0.0)
     assert (len(outcome.records), outcome.remaining) == (1, 2)
     rest = run(tmp_path, planned, resume=True)
-    assert (rest.skipped, len(rest.records), rest.remaining) == (1, 2, 0)
+    assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
 def test_attention_is_measured_at_the_head_dims_asked_for(tmp_path: Path) -> None:
@@ -275,6 +275,19 @@ def test_an_interrupt_keeps_what_is_measured(tmp_path: Path, number: signal.Sign
     assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
 
 
+def test_a_second_interrupt_keeps_no_row_from_its_file(tmp_path: Path) -> None:
+    class Impatient(Silent):
+        def finished(self, item: PlannedCase, status: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def end(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = run(tmp_path, [faults.planned("right", seq_len=32 + n) for n in range(2)], Impatient())
+    assert (outcome.interrupted, len(outcome.records), outcome.remaining) == (True, 1, 1)
+    assert list(tmp_path.iterdir()) == [outcome.path]
+
+
 def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
     process = start_sweep(tmp_path, "hangs")
     wait_for_cases(process, 1)
@@ -299,7 +312,7 @@ def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> 
     outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True)
     assert len(outcome.recovered) == 1
     assert store.read_results(outcome.recovered[0]).num_rows >= 3
-    assert (outcome.skipped, outcome.records) == (1, [])
+    assert (len(outcome.resumed), outcome.records) == (1, [])
 
 
 def wait_for_children(pid: int) -> list[int]:
