@@ -1,24 +1,27 @@
 """The diagonal recurrence h_t = a_t h_{t-1} + b_t in plain torch, chunk by chunk; runs anywhere.
 
-All chunks advance together, one step at a time, from a zero state, and then take the states before them; a chunk of
-about sqrt(T) steps makes both loops short. The gradient is the same scan backwards in time.
+All chunks advance together, one step at a time, from a zero state, and then take the states before them. Where batch
+and channels alone keep a processor busy there is one chunk, and the recurrence is run as it stands. The gradient is the
+same scan backwards in time.
 """
 
 from __future__ import annotations
 
-import math
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..scalar_decay.config import next_power_of_two
+ELEMENTS_PER_STEP = 2**13
+"""Elements of a step that hide what a call of torch costs."""
 
 
-def default_chunk_size(seq_len: int) -> int:
-    """Return the power of two next to sqrt(seq_len), at least 16."""
-    return max(16, next_power_of_two(math.isqrt(seq_len)))
+def default_chunk_size(b: Tensor) -> int:
+    """Return the chunk length, at least 16, at which a step of all chunks of b [B, T, C] has some 2^13 elements."""
+    chunks = max(1, ELEMENTS_PER_STEP // (b.shape[0] * b.shape[2]))
+    return max(16, -(-b.shape[1] // chunks))
 
 
 def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -42,7 +45,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         a, h, first = ctx.saved_tensors
         # w_t = a_t (dh_t + w_{t+1}) is what step t passes to the step before.
-        w = _scan(a.flip(1), (a * dh).flip(1), None, ctx.chunk_size).flip(1)
+        w = _scan(a, a * dh, None, ctx.chunk_size, backward=True)
         g = dh.clone()
         g[:, :-1] += w[:, 1:]
         da = torch.empty_like(a)
@@ -51,28 +54,33 @@ class _Scan(torch.autograd.Function):
         return da, g, None if first is None else w[:, 0], None
 
 
-def _scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> Tensor:
+def _scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int, *, backward: bool = False) -> Tensor:
+    """Return all states; ``backward`` runs from the last step to the first one."""
     batch, seq_len, channels = b.shape
     size = min(chunk_size, seq_len)
-    whole = seq_len // size * size
+    whole = seq_len // size * size if size < seq_len else 0
     h = torch.empty_like(b)
     state = torch.zeros_like(b[:, 0]) if first is None else first
     if whole:
         shape = (batch, whole // size, size, channels)
-        run = torch.empty(shape, dtype=b.dtype, device=b.device)
-        product = torch.empty_like(run)
-        chunks_a, chunks_b = a[:, :whole].reshape(shape), b[:, :whole].reshape(shape)
-        run[:, :, 0], product[:, :, 0] = chunks_b[:, :, 0], chunks_a[:, :, 0]
-        for t in range(1, size):
-            torch.addcmul(chunks_b[:, :, t], chunks_a[:, :, t], run[:, :, t - 1], out=run[:, :, t])
-            torch.mul(chunks_a[:, :, t], product[:, :, t - 1], out=product[:, :, t])
-        before = []
-        for n in range(shape[1]):
-            before.append(state)
-            state = torch.addcmul(run[:, n, -1], product[:, n, -1], state)
-        run.addcmul_(product, torch.stack(before, dim=1)[:, :, None])
-        h[:, :whole] = run.view(batch, whole, channels)
-    for t in range(whole, seq_len):
-        state = torch.addcmul(b[:, t], a[:, t], state)
-        h[:, t] = state
+        chunked = slice(seq_len - whole, seq_len) if backward else slice(0, whole)
+        chunks_a, chunks_b = a[:, chunked].reshape(shape), b[:, chunked].reshape(shape)
+        run, product = torch.empty_like(chunks_b), torch.empty_like(chunks_a)
+        steps = _in_order(0, size, backward)
+        run[:, :, steps[0]], product[:, :, steps[0]] = chunks_b[:, :, steps[0]], chunks_a[:, :, steps[0]]
+        for past, t in pairwise(steps):
+            torch.addcmul(chunks_b[:, :, t], chunks_a[:, :, t], run[:, :, past], out=run[:, :, t])
+            torch.mul(chunks_a[:, :, t], product[:, :, past], out=product[:, :, t])
+        before = torch.empty_like(run[:, :, 0])
+        for n in _in_order(0, shape[1], backward):
+            before[:, n] = state
+            state = torch.addcmul(run[:, n, steps[-1]], product[:, n, steps[-1]], state)
+        h[:, chunked] = run.addcmul_(product, before[:, :, None]).view(batch, whole, channels)
+    rest = (0, seq_len - whole) if backward else (whole, seq_len)
+    for t in _in_order(*rest, backward):
+        state = torch.addcmul(b[:, t], a[:, t], state, out=h[:, t])
     return h
+
+
+def _in_order(start: int, stop: int, backward: bool) -> range:
+    return range(stop - 1, start - 1, -1) if backward else range(start, stop)

@@ -24,7 +24,7 @@ def chunkwise(
 
     Args:
         x, a: [B, T, C], contiguous; float64, float32, float16 or bfloat16.
-        chunk_size: at least 1, need not divide T; None is about sqrt(T).
+        chunk_size: at least 1, need not divide T; None chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
         initial_state: h_0 [B, C], float32 (float64 beside float64 inputs); None is zero.
         return_last_state: also return h_T.
@@ -38,7 +38,7 @@ def chunkwise(
     Source: Martin and Cundy (2018), section 2.
     """
     check_channels(x, {"a": a}, {}, initial_state, state_dtype)
-    chunk_size = engine.default_chunk_size(x.shape[1]) if chunk_size is None else chunk_size
+    chunk_size = engine.default_chunk_size(x) if chunk_size is None else chunk_size
     check_chunk_size(chunk_size)
     dtype = compute_dtype(x.dtype)
     h, last = engine.scan(a.to(dtype), x.to(dtype), initial_state, chunk_size)

@@ -27,7 +27,7 @@ def chunkwise(
     Args:
         x, r, i: [B, T, C], contiguous; float64, float32, float16 or bfloat16. r and i are pre-activations.
         c: [C], float32 (float64 beside float64 inputs); a_t = exp(-8 softplus(c) sigma(r_t)).
-        chunk_size: at least 1, need not divide T; None is about sqrt(T).
+        chunk_size: at least 1, need not divide T; None chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
         initial_state: h_0 [B, C], float32 (float64 beside float64 inputs); None is zero.
         return_last_state: also return h_T.
@@ -41,7 +41,7 @@ def chunkwise(
     Source: De et al., Griffin (2024), equations 1 to 4.
     """
     check_channels(x, {"r": r, "i": i}, {"c": c}, initial_state, state_dtype)
-    chunk_size = engine.default_chunk_size(x.shape[1]) if chunk_size is None else chunk_size
+    chunk_size = engine.default_chunk_size(x) if chunk_size is None else chunk_size
     check_chunk_size(chunk_size)
     h, last = engine.scan(*elements(x, r, i, c), initial_state, chunk_size)
     return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
