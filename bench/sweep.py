@@ -228,7 +228,7 @@ def _refuse_ours(target: Implementation, item: PlannedCase) -> str | None:
     ):
         if value is not None and value not in known:
             return f"{what} must be one of {', '.join(known)} for {target.name}, got {value}"
-    if case.mode == "step" and case.state_dtype != "fp32":
+    if case.mode == "step" and case.state_dtype not in (None, "fp32"):
         return f"state_dtype must be fp32 in mode step, got {case.state_dtype}"
     if target.supports is None:
         return None
