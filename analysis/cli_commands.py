@@ -139,7 +139,7 @@ def register(
             d_ff=check_size(d_ff, "d_ff"),
             chunk_size=chunk if is_chunked(operation, chosen) else None,
             dtype=dtype,
-            gate_dtype=gate_dtype,
+            gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
             state_dtype=state_dtype,
             causal=not non_causal,
             causal_factor=causal_factor,
@@ -181,7 +181,9 @@ def register(
         dtype: Dtype = "bf16",
         state_dtype: StateDtype = "fp32",
         causal_factor: CausalFactor = None,
-        impl: Annotated[str, typer.Option(help="Implementation whose measurements are looked up.")] = "tfla",
+        impl: Annotated[
+            str | None, typer.Option(help="Implementation whose measurements are looked up [the operation's first].")
+        ] = None,
         results: Annotated[
             list[Path] | None, typer.Option(help="Result files or folders [the committed ones of --gpu].")
         ] = None,
@@ -205,7 +207,7 @@ def register(
             state_dtype=state_dtype,
             causal_factor=causal_factor,
             mode=mode,
-            impl=impl,
+            impl=_implementation(operation, impl, implementations(operation)),
             results=tuple(results) if results else default_results(accelerator.key),
         )
         if format == "json":
@@ -246,6 +248,7 @@ def register(
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
+        _dtype(state_dtype, "state_dtype")
         chosen = _implementation(operation, impl, implementations(operation))
         what = f"{operation} {chosen}".strip()
         length = parse_size(seq_len, "seq_len")
@@ -485,12 +488,20 @@ def roofs_in_words(accelerator: Accelerator) -> str:
 
 
 def _implementation(op: str, impl: str | None, known: Sequence[str]) -> str:
-    """Return the implementation that is predicted, "" for one that would do what the counts say and is not here."""
+    """Return the implementation asked for, else the first; "" where there is none but what the counts say."""
     if impl is None:
         return known[0] if known else ""
     if impl not in known:
         raise ValueError(f"impl must be {'one of ' + ', '.join(known) if known else 'left out'} for {op}, got {impl!r}")
     return impl
+
+
+def _dtype(name: str, option: str) -> str:
+    from .counts.formulations import one_of
+    from .counts.model import DTYPE_BYTES
+
+    one_of(option, name, tuple(DTYPE_BYTES))
+    return name
 
 
 def _head_dim_qk(op: str, head_dim_qk: int | None, head_dim: int) -> int:

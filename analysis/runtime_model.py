@@ -61,7 +61,8 @@ def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
     rate = accelerator.peak_flops(dtype)
     if rate is None:
         known = ", ".join(accelerator.matrix_flops)
-        raise ValueError(f"dtype must be one of {known} on {accelerator.key}, got {dtype!r}")
+        hint = " (lrbench calibrate measures the others)" if accelerator.key == "cpu" else ""
+        raise ValueError(f"dtype must be one of {known} on {accelerator.key}{hint}, got {dtype!r}")
     return rate
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from lrbench.analysis import cpu
 from lrbench.analysis.accelerators import Roofs
+from lrbench.analysis.counts import count
+from lrbench.analysis.runtime_model import flop_rate
 
 ROOFS = Roofs(matrix_flops={"fp32": 2e11, "fp64": 1e11, "bf16": 4e11}, bandwidth_bytes_s=3e10, source="a calibration")
 
@@ -70,6 +72,13 @@ def test_other_threads_are_another_machine_and_forget_nothing(monkeypatch: pytes
     assert "numpy" in cpu.local_cpu().source
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert cpu.recall() == ROOFS
+
+
+def test_what_numpy_cannot_measure_is_said_to_need_a_calibration() -> None:
+    cpu.remember(dataclasses.replace(ROOFS, matrix_flops={"fp32": 2e11}))
+    product = count("mlstm_sig", seq_len=64, head_dim_qk=16, head_dim_v=16, chunk_size=64)
+    with pytest.raises(ValueError, match=r"fp32 on cpu \(lrbench calibrate measures the others\), got 'bf16'"):
+        flop_rate(product, cpu.local_cpu(), "bf16")
 
 
 def test_a_calibration_that_ends_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
