@@ -235,7 +235,7 @@ def read_file(path: Path, row: type = Record, *, what: str = "result") -> pa.Tab
 
     version = dataclasses.fields(row)[-1]
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.ParquetFile(path).read()
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a parquet file: {error}") from error
     if version.name not in table.column_names:

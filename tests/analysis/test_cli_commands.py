@@ -335,16 +335,15 @@ def test_default_head_dims() -> None:
     assert default_head_dim_qk("selective_scan", 4096) == 16
 
 
-CALIBRATED = "torch, triton, matplotlib"
-"""What stays out where a calibration is read: pyarrow brings pandas in with it."""
+HEAVY = "torch, triton, matplotlib, pandas"
 
 
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
-        ("gpus", CALIBRATED),
-        ("chunk-size tfla --gpu h200 --seq-len 64k --mode fwbw", f"{CALIBRATED}, pandas"),
-        ("chunk-size tfla --gpu h200 --roofs measured", CALIBRATED),
+        ("gpus", HEAVY),
+        ("chunk-size tfla --gpu h200 --seq-len 64k --mode fwbw", HEAVY),
+        ("chunk-size tfla --gpu h200 --roofs measured", HEAVY),
     ],
 )
 def test_answers_come_within_a_second(arguments: str, heavy: str) -> None:
