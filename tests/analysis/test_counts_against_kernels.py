@@ -251,7 +251,7 @@ def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, m
     from lrbench.kernels.common.offline import record_launches
     from lrbench.kernels.scalar_decay import engine, front
 
-    monkeypatch.setattr(front, "_check_support", lambda q, v: None)
+    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
     monkeypatch.setattr(engine, "capability", lambda device: (9, 0))
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 64}
     operation = get_operation(op)
