@@ -128,7 +128,7 @@ def _groups(
 ) -> tuple[list[Group], Tensor | None]:
     """Return groups of ``size`` chunks of equal length with float64 gates a, u [S, N * L], and m [S] after them."""
     compute = compute_dtype(dtype)
-    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1) for x in (a, u))  # [N, S, L]
+    b, u = (x.unflatten(1, (-1, length)).transpose(0, 1).contiguous() for x in (a, u))  # [N, S, L]
     b = b.cumsum(-1)
     column = u - b
     total = b[..., -1].cumsum(0) - b[..., -1]
@@ -149,8 +149,9 @@ def _groups(
     factored = [False] * len(starts)
     if dtype == compute:
         # e of the group, as the chunk counts: without the decay from the start of the chunk.
-        last = torch.arange(num_chunks, device=b.device).floor_divide_(size).add_(1).mul_(size).sub_(1)
-        group_end = total + (end - total)[last.clamp_(max=num_chunks - 1)]
+        ends = end - total
+        ends = torch.cat((ends[size - 1 :: size], ends[-1:]))[: len(starts)]
+        group_end = total + ends.repeat_interleave(size, 0)[:num_chunks]
         low, high = FACTORED_RANGE
         fits = (column.amin(-1) - group_end >= low) & (group_end - row.amin(-1) <= high)
         fits_chunk = fits.all(-1).tolist()
