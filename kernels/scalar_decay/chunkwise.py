@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .chunk_gates import Group, Segment, plan
 from .reference import State, compute_dtype, zero_state
@@ -284,6 +285,7 @@ class _Chunkwise(torch.autograd.Function):
         return h, *parts
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dh: Tensor | None, *dlast: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, a, u, h, *state = ctx.saved_tensors
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()

@@ -85,6 +85,68 @@ def test_long_sequence_over_many_groups(op: str, dtype: torch.dtype, monkeypatch
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_mlstm_exp_normalizer_gradient_over_many_groups(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = resolve("kernels.scalar_decay.chunkwise:chunkwise")
+    monkeypatch.setitem(engine.__globals__["ROWS_PER_GROUP"], "cpu", 2 * 48)
+    laws.check_matches_reference(
+        get_operation("mlstm_exp"),
+        torch_implementation("mlstm_exp"),
+        dtype=dtype,
+        device="cpu",
+        sizes=sizes(1, 180, 2, 16, 24),
+        chunk_size=16,
+        gates={"i": (0, 3)},
+        normalizer_gradient=True,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [*((op, {}) for op in laws.DECAY_GATES), ("mlstm_exp", {"normalizer_gradient": True})],
+    ids=lambda x: "".join(x),
+)
+def test_groups_of_either_kind(
+    op: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document that starts within a group has its weights computed pair by pair; the other groups are factored."""
+    engine = resolve("kernels.scalar_decay.chunkwise:chunkwise").__globals__
+    plan, kinds = engine["plan"], []
+
+    def recording_plan(*arguments: Any) -> Any:
+        segments, m = plan(*arguments)
+        kinds.append([(len(group.update), group.pairwise is None) for segment in segments for group in segment.groups])
+        return segments, m
+
+    monkeypatch.setitem(engine, "plan", recording_plan)
+    monkeypatch.setitem(engine["ROWS_PER_GROUP"], "cpu", 2 * 48)
+    laws.check_packed_documents(
+        get_operation(op),
+        torch_implementation(op),
+        dtype=dtype,
+        device="cpu",
+        sizes=sizes(1, 190, 2, 16, 24),
+        starts=(100, 150),
+        chunk_size=16,
+        **options,
+    )
+    # Three chunks a group, then the two that are left, then the ragged one; forwards, and again for the gradients.
+    assert kinds == [[(3, True), (3, True), (3, False), (2, False), (1, True)]] * 2
+
+
+def test_backward_pass_can_be_repeated_but_not_differentiated() -> None:
+    operation = get_operation("mlstm_exp")
+    inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    h = torch_implementation("mlstm_exp")(*leaves, chunk_size=16, normalizer_gradient=True)
+    first = torch.autograd.grad(h.square().sum(), leaves, create_graph=True)
+    again = torch.autograd.grad(h.square().sum(), leaves)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    with pytest.raises(RuntimeError, match="differentiate twice a function that was marked with @once_differentiable"):
+        first[0].sum().backward()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
