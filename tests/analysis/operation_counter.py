@@ -36,10 +36,11 @@ FREE = frozenset(
     {
         *("neg", "detach", "clone", "copy", "contiguous", "_to_copy", "lift_fresh", "_local_scalar_dense", "flip"),
         *("zeros", "zeros_like", "new_zeros", "ones", "ones_like", "full", "full_like", "new_full", "new_empty"),
-        *("arange", "cat", "stack", "fill", "logspace", "bitwise_not", "_unsafe_view"),
+        *("arange", "cat", "stack", "fill", "logspace", "bitwise_not", "_unsafe_view", "clamp"),
     }
 )
-"""Operations that move, make or negate numbers; a sign is part of the addition that follows it."""
+"""Operations that move, make or negate numbers; a sign is part of the addition that follows it. A clamp guards a gate
+against infinities and is no part of the mathematics."""
 
 
 class OperationCounter(TorchDispatchMode):

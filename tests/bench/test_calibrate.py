@@ -127,11 +127,12 @@ def sweeping(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 
     def pretend_to_sweep(_: object, environment: object, settings: Settings, __: object) -> Outcome:
         asked["roofs"] = settings.roofs
-        return Outcome(path=None, records=[], skipped=0, remaining=0, interrupted=False, recovered=[])
+        return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=False, recovered=[])
 
     monkeypatch.setattr(calibrate, "calibrate", pretend_to_calibrate)
     monkeypatch.setattr(commands, "sweep", pretend_to_sweep)
     monkeypatch.setattr(commands, "probe_environment", lambda: short.environment)
+    monkeypatch.setattr(commands, "get_executor", lambda name, devices: None)
     return asked
 
 
