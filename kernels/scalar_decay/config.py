@@ -184,12 +184,17 @@ def select_config(
             num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
         )
 
-    fit = fit_walk if scheme == "walk" and item_bytes == 2 else fit_sweep
+    walking = scheme == "walk" and item_bytes == 2
+    fit = fit_walk if walking else fit_sweep
+    dq = fit(v_pad, k_pad)
+    if walking and capability >= (10, 0):
+        # With a state to load, four warps would spill.
+        dq = replace(dq, num_warps=8)
     return EngineConfig(
         states=states,
         d_states=states,
         output=fit(k_pad, v_pad),
-        dq=fit(v_pad, k_pad),
+        dq=dq,
         dk=fit(v_pad, k_pad),
         dv=fit(k_pad, v_pad),
         normaliser=NormaliserConfig(block_k=min(128 if capability >= (9, 0) else 64, k_pad), num_warps=4, num_stages=3),
