@@ -154,7 +154,12 @@ def probe_environment() -> Environment:
 
 
 def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables of a worker process.
+    """Return the environment variables of a worker process: this process's and :func:`worker_settings`."""
+    return {**os.environ, **worker_settings(extra)}
+
+
+def worker_settings(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables that a worker process needs whatever this process has.
 
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
     transformers asks for a package of that name. What the parent can import, the worker can.
@@ -162,7 +167,7 @@ def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
     package = Path(__file__).resolve().parent.parent
     folders = [Path(entry).resolve() for entry in sys.path if entry and os.path.isdir(entry)]
     path = os.pathsep.join(str(folder) for folder in folders if folder != package)
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path, **(extra or {})}
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, **(extra or {})}
 
 
 def _driver_version() -> str | None:

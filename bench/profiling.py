@@ -29,7 +29,7 @@ from ..analysis.hardware_counters import PROFILE_VERSION, Comparison, Counters, 
 from . import baselines, ncu, store
 from .baselines.spec import Baseline
 from .case import SIZE_COLUMNS
-from .environment import Environment, version_of, worker_environ
+from .environment import Environment, version_of, worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
 from .protocol import encode_request
@@ -114,7 +114,7 @@ class Session:
     """The files and the command of one run of ncu.
 
     Attributes:
-        environ: variables of the command that differ from this process's.
+        environ: variables that the command needs, whatever this process or a shell has.
     """
 
     requests: Path
@@ -125,8 +125,7 @@ class Session:
 
     def as_shell(self) -> str:
         """Return the command as a line for a shell."""
-        settings = [f"{name}={value}" for name, value in self.environ.items()]
-        return shlex.join(["env", *settings, *self.command] if settings else self.command)
+        return shlex.join(["env", *(f"{name}={value}" for name, value in self.environ.items()), *self.command])
 
 
 def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, metrics: Sequence[str]) -> Session:
@@ -134,15 +133,14 @@ def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, 
     requests, replies, log = folder / "requests.jsonl", folder / "replies.jsonl", folder / "ncu.csv"
     lines = [json.dumps(encode_request(item, action="profile", budget_s=0.0, shared=None)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    # LC_ALL: ncu writes numbers as the locale does.
-    wanted = worker_environ({"LC_ALL": "C"})
     worker = (sys.executable, "-m", f"{__package__}.profiling", str(requests), str(replies))
     return Session(
         requests=requests,
         replies=replies,
         log=log,
         command=ncu.command(program, metrics, log, worker),
-        environ={name: value for name, value in wanted.items() if os.environ.get(name) != value},
+        # LC_ALL: ncu writes numbers as the locale does.
+        environ=worker_settings({"LC_ALL": "C"}),
     )
 
 
