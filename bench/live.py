@@ -10,7 +10,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..analysis.case_rows import CASE_COLUMNS, Row
 from . import baselines, clock, memory
@@ -21,6 +21,9 @@ from .executors import Limits, Reply
 from .executors.local import LocalExecutor
 from .plan import PlannedCase
 from .sweep import group_by_implementation, refuse
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 WARMUP_ROUNDS = 3
 
@@ -33,6 +36,8 @@ class Contender:
     call: Callable[[Any], Any]
     prepare: Callable[[], Any]
     columns: dict[str, Any]
+    status: str = "ok"
+    reason: str | None = None
     samples_ms: list[float] = field(default_factory=list)
     state: DeviceState = field(default_factory=DeviceState)
 
@@ -57,24 +62,45 @@ def side_by_side(
     from .worker import Worker
 
     run = Run.start(uuid.uuid4().hex, environment, None)
-    versions = baselines.installed_versions()
     worker = Worker(environment.device_kind)
     for group in groups(planned, ignore):
-        contenders = []
-        for item in group:
-            reply = refuse(item, environment, versions)
-            if reply is None:
-                started(item)
-                contender = _prepare(worker, item)
-                if isinstance(contender, Contender):
-                    contenders.append(contender)
-                    continue
-                reply = contender
-            yield build_record(run, item, reply)
-        for contender, reply in _time(worker.clock, contenders, rounds):
-            yield build_record(run, contender.item, reply)
-        contenders.clear()
+        yield from measure_group(worker, run, group, rounds=rounds, started=started)
         worker.release(everything=False)
+
+
+def measure_group(
+    worker: Worker,
+    run: Run,
+    group: Sequence[PlannedCase],
+    *,
+    rounds: int,
+    started: Callable[[PlannedCase], None] = lambda _: None,
+    time_incorrect_peers: bool = False,
+) -> Iterator[Record]:
+    """Yield a row per case of a group that is timed in turn, whatever its cases are.
+
+    Args:
+        worker: runs them, in this process.
+        run: what the rows share.
+        rounds: samples of each.
+        started: called with every case that is prepared.
+        time_incorrect_peers: time outside packages also where their numbers are off: the row is still ``incorrect``,
+            and says by how much.
+    """
+    versions = baselines.installed_versions()
+    contenders = []
+    for item in group:
+        reply = refuse(item, run.environment, versions)
+        if reply is None:
+            started(item)
+            contender = _prepare(worker, item, time_incorrect_peers and item.case.provider != "lrbench")
+            if isinstance(contender, Contender):
+                contenders.append(contender)
+                continue
+            reply = contender
+        yield build_record(run, item, reply)
+    for contender, reply in _time(worker.clock, contenders, rounds):
+        yield build_record(run, contender.item, reply)
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
@@ -90,19 +116,25 @@ def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[l
     return list(found.values())
 
 
-def _prepare(worker: Any, item: PlannedCase) -> Contender | Reply:
+def _prepare(worker: Worker, item: PlannedCase, time_incorrect: bool) -> Contender | Reply:
     """Check a case and make it ready to be timed, or return its outcome."""
-    from .worker import _timed_parts, classify
+    from .worker import CaseFailure, classify, timed_parts
 
+    status, reason = "ok", None
     try:
-        columns = worker.verify(item.case, item.target)
-        prepared, columns["compile_s"] = worker._prepare_timed(item.case, item.target)
-        call, prepare = _timed_parts(prepared, item.case.mode, worker.device)
+        try:
+            columns = worker.verify(item.case, item.target)
+        except CaseFailure as failure:
+            if not time_incorrect or failure.status != "incorrect":
+                raise
+            columns, status, reason = {}, failure.status, failure.reason
+        prepared, columns["compile_s"] = worker.prepare_timed(item.case, item.target)
+        call, prepare = timed_parts(prepared, item.case.mode, worker.device)
         columns |= dataclasses.asdict(memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs))
     except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
         status, reason = classify(error)
         return {"status": status, "reason": reason, "columns": {}}
-    return Contender(item=item, call=call, prepare=prepare, columns=columns)
+    return Contender(item=item, call=call, prepare=prepare, columns=columns, status=status, reason=reason)
 
 
 def _time(timer: clock.Clock, contenders: Sequence[Contender], rounds: int) -> Iterator[tuple[Contender, Reply]]:
@@ -125,7 +157,8 @@ def _time(timer: clock.Clock, contenders: Sequence[Contender], rounds: int) -> I
                 contender.state = dataclasses.replace(state, throttled=state.throttled or contender.state.throttled)
     for contender in racing:
         timing = clock.Timing(samples_ms=contender.samples_ms, state=contender.state)
-        yield contender, {"status": "ok", "reason": None, "columns": contender.columns | timing.columns()}
+        columns = contender.columns | timing.columns()
+        yield contender, {"status": contender.status, "reason": contender.reason, "columns": columns}
 
 
 def planned_case(row: Row) -> PlannedCase:

@@ -71,8 +71,8 @@ class Worker:
             CaseFailure: it is incorrect or cannot run; out of memory and errors arrive as the exceptions they are.
         """
         columns = self.verify(case, target)
-        prepared, columns["compile_s"] = self._prepare_timed(case, target)
-        call, prepare = _timed_parts(prepared, case.mode, self.device)
+        prepared, columns["compile_s"] = self.prepare_timed(case, target)
+        call, prepare = timed_parts(prepared, case.mode, self.device)
         use = memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs)
         columns |= dataclasses.asdict(use)
         timing = clock.measure(
@@ -82,7 +82,7 @@ class Worker:
 
     def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
-        prepared, seconds = self._prepare_timed(case, target)
+        prepared, seconds = self.prepare_timed(case, target)
         del prepared
         return {"compile_s": seconds}
 
@@ -91,8 +91,8 @@ class Worker:
 
         The range begins with a sleeping kernel, by which a profiler's output is told apart case by case.
         """
-        prepared, _ = self._prepare_timed(case, target)
-        call, prepare = _timed_parts(prepared, case.mode, self.device)
+        prepared, _ = self.prepare_timed(case, target)
+        call, prepare = timed_parts(prepared, case.mode, self.device)
         call(prepare())
         argument = prepare()
         torch.cuda.synchronize()
@@ -154,12 +154,12 @@ class Worker:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.SAME_SHAPE, "rel_error": verdict.rel_error}
 
-    def _prepare_timed(self, case: Case, target: Implementation | Baseline) -> tuple[Prepared, float]:
+    def prepare_timed(self, case: Case, target: Implementation | Baseline) -> tuple[Prepared, float]:
         """Return the case ready to be timed and the seconds its first call took, compilation included."""
         operation = baselines.get_operation(case.op)
         gradients = case.mode in ("fwbw", "bw")
         prepared = prepare(operation, case, target, self.inputs.get(operation, case), gradients=gradients)
-        call, prepare_call = _timed_parts(prepared, case.mode, self.device)
+        call, prepare_call = timed_parts(prepared, case.mode, self.device)
         start = time.perf_counter()
         call(prepare_call())
         if self.device == "cuda":
@@ -254,7 +254,7 @@ def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
     return own.contiguous()
 
 
-def _timed_parts(prepared: Prepared, mode: str, device: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+def timed_parts(prepared: Prepared, mode: str, device: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
     forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
     if mode in ("fw", "step"):

@@ -2,66 +2,181 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
-from lrbench.bench import bars
+from lrbench.bench import store
+from lrbench.bench.bars import command, gpu, mlstm_cpu
+from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
+from lrbench.bench.bars.verdicts import Measured, judge, overall
+from lrbench.bench.environment import current_environment
 
-BAR = bars.Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5)
+BAR = Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5)
+SIZES = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}
+SETTING = Setting(
+    label="T=64",
+    op="mlstm_sig",
+    sizes=SIZES,
+    dtype="fp32",
+    sides=(Side(impl="torch", chunk_sizes=(16, 32)), Side(impl="parallel", modes=("fw",))),
+    bars=(
+        Bar(ours="torch", theirs="parallel", mode="fw", ratio=1e-6),
+        Bar(ours="torch", theirs="torch", mode="fwbw", ratio=1e6),
+        Bar(ours="torch", theirs=COPY, mode="fw", ratio=1e-9, bytes=1),
+    ),
+)
+SUBJECT = Subject(name="trial", kernel="tfla", summary="A trial.", settings=(SETTING,))
 
 
-def entry(side: str, chunk_size: int, samples_ms: list[float], mode: str = "fw") -> bars.Entry:
-    return bars.Entry(side=side, chunk_size=chunk_size, mode=mode, call=lambda: None, samples_ms=samples_ms)
+def entry(side: str, chunk_size: int, samples_ms: list[float], mode: str = "fw", **options: Any) -> Measured:
+    return Measured(side=side, chunk_size=chunk_size, mode=mode, samples_ms=samples_ms, **options)
 
 
 @pytest.mark.parametrize(("theirs_ms", "held"), [(3.0, True), (2.9, False)])
 def test_best_chunk_lengths_are_compared(theirs_ms: float, held: bool) -> None:
-    entries = [
+    measured = [
         entry("default", 32, [9.0] * 8),
         entry("default", 64, [2.0] * 8),
         entry("default", 64, [0.1] * 8, mode="fwbw"),
         entry("native_custbw", 64, [theirs_ms] * 8),
         entry("native_custbw", 128, [8.0] * 8),
     ]
-    (verdict,) = bars.judge([BAR], entries)
-    assert (verdict.ours.chunk_size, verdict.theirs.chunk_size) == (64, 64)
+    (verdict,) = judge([BAR], measured)
+    assert verdict.ours == "default (64) 2 ms"
+    assert verdict.theirs == f"native_custbw (64) {theirs_ms:.3g} ms"
     assert verdict.ratio == pytest.approx(theirs_ms / 2)
+    assert verdict.interval is not None
     assert verdict.interval.low == pytest.approx(verdict.ratio)
     assert verdict.held is held
+
+
+def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
+    bar = dataclasses.replace(BAR, quantity="memory", their_chunk_size=128, ratio=1.0)
+    measured = [
+        entry("default", 32, [9.0] * 8, memory_bytes=1),
+        entry("default", 64, [2.0] * 8, memory_bytes=200),
+        entry("native_custbw", 64, [1.0] * 8, memory_bytes=900),
+        entry("native_custbw", 128, [8.0] * 8, memory_bytes=300),
+    ]
+    (verdict,) = judge([bar], measured)
+    assert verdict.ratio == pytest.approx(1.5)
+    assert verdict.held
+
+
+def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
+    bar = Bar(ours="default", theirs=COPY, mode="fw", ratio=0.8, bytes=500)
+    copy = Measured(side=COPY, mode="", samples_ms=[4.0] * 8, copied_bytes=2000)
+    (verdict,) = judge([bar], [entry("default", 64, [1.25] * 8), copy])
+    assert verdict.ratio == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="must name its compulsory bytes"):
+        judge([dataclasses.replace(bar, bytes=None)], [entry("default", 64, [1.25] * 8), copy])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ([], "native_custbw: was not measured"),
+        ([entry("native_custbw", 64, [], remark="oom: too large")], "native_custbw: oom: too large"),
+    ],
+)
+def test_a_bar_without_its_peer_is_not_held(theirs: list[Measured], words: str) -> None:
+    (verdict,) = judge([BAR], [entry("default", 64, [1.0] * 8), *theirs])
+    assert (verdict.held, verdict.ratio, verdict.theirs) == (False, None, words)
+
+
+def test_the_geometric_mean_is_over_all_settings() -> None:
+    settings = [[entry("default", 64, [1.0] * 8), entry("native_custbw", 64, [ms] * 8)] for ms in (1.0, 4.0)]
+    verdicts = [verdict for measured in settings for verdict in judge([BAR], measured)]
+    (mean,) = overall([dataclasses.replace(BAR, ratio=2.0)], verdicts)
+    assert mean.ratio == pytest.approx(2.0)
+    assert mean.held
+    missing = judge([BAR], settings[0][:1])
+    (mean,) = overall([BAR], [*verdicts, *missing])
+    assert (mean.held, mean.ours) == (False, "1 of 3 settings could not be compared")
 
 
 def test_sides_take_turns() -> None:
     calls: list[str] = []
     entries = [
-        bars.Entry(side=side, chunk_size=16, mode="fw", call=lambda side=side: calls.append(side)) for side in "ab"
+        mlstm_cpu.Entry(side=side, chunk_size=16, mode="fw", call=lambda side=side: calls.append(side)) for side in "ab"
     ]
-    assert list(bars.measure_interleaved(entries, rounds=2, warmup=1)) == [1, 2]
+    assert list(mlstm_cpu.measure_interleaved(entries, rounds=2, warmup=1)) == [1, 2]
     assert "".join(calls) in ("abbaab", "baabba")
     assert [len(entry.samples_ms) for entry in entries] == [2, 2]
 
 
 @pytest.mark.parametrize(("theirs_ms", "code"), [(4.0, 0), (1.0, 1)])
 def test_exit_code_says_whether_the_bars_are_held(theirs_ms: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(entries: list[bars.Entry], **_: int) -> list[int]:
+    def measured(entries: list[mlstm_cpu.Entry], **_: int) -> list[int]:
         for one in entries:
             one.samples_ms.extend([theirs_ms if one.side.startswith("native") else 2.0] * 6)
         return []
 
     sides = ("default", "normalizer_gradient", "native_autograd", "native_custbw")
-    monkeypatch.setattr(
-        bars, "cpu_entries", lambda: [entry(side, 64, [], mode) for side in sides for mode in ("fw", "fwbw")]
-    )
-    monkeypatch.setattr(bars, "measure_interleaved", measured)
-    result = CliRunner().invoke(bars.app, ["cpu"])
+    entries = [
+        mlstm_cpu.Entry(side=side, chunk_size=64, mode=mode, call=lambda: None)
+        for side in sides
+        for mode in ("fw", "fwbw")
+    ]
+    monkeypatch.setattr(mlstm_cpu, "build_entries", lambda: entries)
+    monkeypatch.setattr(mlstm_cpu, "measure_interleaved", measured)
+    result = CliRunner().invoke(command.app, ["cpu"])
     assert result.exit_code == code
     assert ("held" if code == 0 else "missed") in result.stdout
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> list[bars.Entry]:
+    def missing() -> list[mlstm_cpu.Entry]:
         raise ImportError("No module named 'mlstm_kernels'")
 
-    monkeypatch.setattr(bars, "cpu_entries", missing)
-    result = CliRunner().invoke(bars.app, ["cpu"])
+    monkeypatch.setattr(mlstm_cpu, "build_entries", missing)
+    result = CliRunner().invoke(command.app, ["cpu"])
     assert result.exit_code == 2
     assert "mlstm_kernels==2.0.6" in result.output
+
+
+def test_a_setting_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subject on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails the run."""
+    monkeypatch.setattr(gpu, "COPIED_BYTES", 2**20)
+    on_cpu = dataclasses.replace(current_environment(), device_kind="cpu", device_accelerator="cpu")
+    monkeypatch.setattr(gpu, "current_environment", lambda: on_cpu)
+    measure = gpu.measure
+    monkeypatch.setattr(gpu, "measure", lambda *args, **options: measure(*args, device="cpu", **options))
+    monkeypatch.setattr(command, "_device_name", lambda: "a processor")
+    assert not command.measure_subject(SUBJECT, [SETTING], 6, tmp_path)
+    assert command.measure_subject(SUBJECT, [dataclasses.replace(SETTING, bars=SETTING.bars[::2])], 6, tmp_path)
+    first, second = sorted(tmp_path.glob("bars-trial-*.parquet"))
+    for file in (first, second):
+        rows = store.read_results([file]).to_pylist()
+        found = sorted((row["impl"], row["mode"], row["chunk_size"] or 0) for row in rows)
+        assert found == [
+            ("parallel", "fw", 0),
+            *(("torch", mode, chunk_size) for mode in ("fw", "fwbw") for chunk_size in (16, 32)),
+        ]
+        assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
+
+
+def test_what_cannot_be_measured_here_is_one_line() -> None:
+    result = CliRunner().invoke(command.app, ["gpu", "--only", "T=7"])
+    assert result.exit_code == 2
+    assert "only must be part of one of these labels: T=8192, B=8; T=65536, B=1; got 'T=7'" in " ".join(
+        result.output.split()
+    )
+
+
+@pytest.mark.parametrize("name", command.SUBJECTS)
+def test_every_declared_side_exists_and_every_bar_has_its_sides(name: str) -> None:
+    subject = command.load_subject(name)
+    for setting in subject.settings:
+        for mode in setting.modes:
+            sides = {item.case.impl for item in gpu.planned_cases(subject, setting, mode)} | {COPY}
+            for bar in setting.bars:
+                assert bar.mode != mode or {bar.ours, bar.theirs} <= sides
+        assert {bar.mode for bar in setting.bars} <= set(setting.modes)
+        assert all((bar.bytes is not None) == (bar.theirs == COPY) for bar in setting.bars)
+    shared = {(bar.ours, bar.theirs, bar.mode) for setting in subject.settings for bar in setting.bars}
+    assert {(bar.ours, bar.theirs, bar.mode) for bar in subject.overall} <= shared

@@ -253,7 +253,7 @@ def test_a_call_is_profiled_warm_and_behind_its_marker(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
 
     class Recorded(worker.Worker):
-        def _prepare_timed(self, case: object, target: object) -> tuple[worker.Prepared, float]:
+        def prepare_timed(self, case: object, target: object) -> tuple[worker.Prepared, float]:
             def forward() -> torch.Tensor:
                 events.append("call")
                 return x * 2

@@ -1,0 +1,7 @@
+"""``python -m lrbench.bench.bars``."""
+
+from __future__ import annotations
+
+from .command import app
+
+app()

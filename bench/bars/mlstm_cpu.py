@@ -1,0 +1,115 @@
+"""The portable mLSTMexp against mlstm_kernels' native chunkwise forms on this CPU.
+
+Every side runs at each of its chunk lengths, all of them interleaved in every round; the best one of each side counts.
+With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...kernels import get_operation, resolve
+from .model import Bar
+from .verdicts import Measured
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIZES = {"batch": 1, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 128, "head_dim_v": 256}
+CHUNK_SIZES = {"lrbench": (32, 48, 64, 96, 128), "mlstm_kernels": (64, 128, 256)}
+PACKAGE = "mlstm_kernels==2.0.6"
+
+BARS = (
+    Bar(ours="normalizer_gradient", theirs="native_autograd", mode="fw", ratio=2.0),
+    Bar(ours="normalizer_gradient", theirs="native_autograd", mode="fwbw", ratio=2.0),
+    Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5),
+    Bar(ours="default", theirs="native_custbw", mode="fwbw", ratio=1.5),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One timed call: a side at a chunk length in a mode, and its samples in milliseconds."""
+
+    side: str
+    chunk_size: int
+    mode: str
+    call: Callable[[], Any]
+    samples_ms: list[float] = field(default_factory=list)
+
+    def measured(self) -> Measured:
+        """Return what a bar needs of it."""
+        return Measured(side=self.side, chunk_size=self.chunk_size, mode=self.mode, samples_ms=self.samples_ms)
+
+
+def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 1) -> Iterator[int]:
+    """Time every entry once a round, in turn forwards and backwards; yield the number of rounds done."""
+    for index in range(-warmup, rounds):
+        for entry in entries if index % 2 else reversed(entries):
+            start = time.perf_counter()
+            entry.call()
+            elapsed_ms = 1e3 * (time.perf_counter() - start)
+            if index >= 0:
+                entry.samples_ms.append(elapsed_ms)
+        if index >= 0:
+            yield index + 1
+
+
+def build_entries() -> list[Entry]:
+    """Build the calls of both sides on the same inputs, each in its own layout, and check that their outputs agree.
+
+    Raises:
+        ImportError: mlstm_kernels is not installed.
+        ValueError: the outputs differ by more than 1e-3 of the largest.
+    """
+    import torch
+
+    native = importlib.import_module("mlstm_kernels.torch.chunkwise.native")
+    operation = get_operation("mlstm_exp")
+    ours = resolve(operation.implementation("torch").call)
+    inputs = resolve(operation.inputs)(SIZES, dtype=torch.float32, device="cpu", seed=0)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    # Their layout is [B, H, T, D].
+    their_leaves = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in leaves]
+    grad = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1))
+    their_grad = grad.transpose(1, 2).contiguous()
+
+    expected = ours(*leaves, chunk_size=64).detach()
+    found = native.mlstm_chunkwise__native_autograd(*their_leaves, chunk_size=64).detach().transpose(1, 2)
+    error = float((found - expected).abs().max() / expected.abs().max())
+    if not error < 1e-3:
+        raise ValueError(f"outputs of mlstm_kernels and lrbench must agree within 1e-3 of the largest, got {error:.2g}")
+
+    def forward(fn: Callable[..., Tensor], arguments: list[Tensor], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        def call() -> Tensor:
+            with torch.no_grad():
+                return fn(*arguments, **kwargs)
+
+        return call
+
+    def both(
+        fn: Callable[..., Tensor], arguments: list[Tensor], kwargs: dict[str, Any], cotangent: Tensor
+    ) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(fn(*arguments, **kwargs), arguments, cotangent)
+
+    sides: dict[str, tuple[str, Callable[..., Tensor], list[Tensor], Tensor, dict[str, Any]]] = {
+        "default": ("lrbench", ours, leaves, grad, {}),
+        "normalizer_gradient": ("lrbench", ours, leaves, grad, {"normalizer_gradient": True}),
+        "native_autograd": (
+            "mlstm_kernels", native.mlstm_chunkwise__native_autograd, their_leaves, their_grad, {},
+        ),
+        "native_custbw": ("mlstm_kernels", native.mlstm_chunkwise__native_custbw, their_leaves, their_grad, {}),
+    }  # fmt: skip
+    entries = []
+    for side, (provider, fn, arguments, cotangent, options) in sides.items():
+        for chunk_size in CHUNK_SIZES[provider]:
+            kwargs = {"chunk_size": chunk_size, **options}
+            entries.append(Entry(side=side, chunk_size=chunk_size, mode="fw", call=forward(fn, arguments, kwargs)))
+            entries.append(
+                Entry(side=side, chunk_size=chunk_size, mode="fwbw", call=both(fn, arguments, kwargs, cotangent))
+            )
+    return entries
