@@ -37,7 +37,10 @@ def _root() -> None:
 def sweep(
     kernel: Annotated[str, typer.Option(help="Kernel family; `lrbench kernels` lists them.")] = "tfla",
     gpu: Annotated[str | None, typer.Option(help="Accelerator the analysis is about; see `lrbench gpus`.")] = None,
-    preset: Annotated[str | None, typer.Option(help="quick, default or full [default on a GPU, else quick].")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="quick, default, full or one; `lrbench kernels` lists them [default on a GPU, else quick]."),
+    ] = None,
     op: Annotated[str | None, typer.Option(help="Operations, comma-separated.")] = None,
     impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated.")] = None,
     baselines: Annotated[str | None, typer.Option(help="Baselines or packages, or none [all].")] = None,
@@ -48,6 +51,9 @@ def sweep(
     ] = None,
     chunk_size: Annotated[str | None, typer.Option(help="Chunk lengths.")] = None,
     num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [embedding dim / head dim].")] = None,
+    channels: Annotated[str | None, typer.Option(help="Channels, of operations without heads.")] = None,
+    d_model: Annotated[str | None, typer.Option(help="Model dims of an MLP.")] = None,
+    d_ff: Annotated[str | None, typer.Option(help="Hidden dims of an MLP [as the preset, else 3.5 d_model].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Batch times sequence length, held constant.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
     mode: Annotated[str | None, typer.Option(help="fw, fwbw, bw, step.")] = None,
@@ -71,24 +77,26 @@ def sweep(
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
-    from .analysis import arguments
     from .bench import commands, plan
 
-    request = plan.Request(
+    request = plan.parse_request(
         kernel=kernel,
         preset=preset,
-        ops=_given(arguments.parse_names, op, "--op"),
-        impls=_given(arguments.parse_names, impl, "--impl"),
-        baselines=_given(arguments.parse_names, baselines, "--baselines"),
-        modes=_given(arguments.parse_names, mode, "--mode"),
-        dtypes=_given(arguments.parse_names, dtype, "--dtype"),
-        state_dtypes=_given(arguments.parse_names, state_dtype, "--state-dtype"),
-        seq_lens=_given(arguments.parse_sizes, seq_len, "--seq-len"),
-        head_dims=_given(arguments.parse_sizes, head_dim, "--head-dim"),
-        head_dims_qk=_given(arguments.parse_sizes, head_dim_qk, "--head-dim-qk"),
-        chunk_sizes=_given(arguments.parse_sizes, chunk_size, "--chunk-size"),
+        op=op,
+        impl=impl,
+        baselines=baselines,
+        mode=mode,
+        dtype=dtype,
+        state_dtype=state_dtype,
+        seq_len=seq_len,
+        head_dim=head_dim,
+        head_dim_qk=head_dim_qk,
+        chunk_size=chunk_size,
         num_heads=num_heads,
-        tokens=_given(arguments.parse_size, tokens, "--tokens"),
+        channels=channels,
+        d_model=d_model,
+        d_ff=d_ff,
+        tokens=tokens,
         batch=batch,
     )
     code = commands.sweep_command(
@@ -133,6 +141,16 @@ def kernels(format: Format = "table") -> None:
 
 
 @app.command()
+def presets(
+    kernel: Annotated[str | None, typer.Option(help="Kernel family [all].")] = None, format: Format = "table"
+) -> None:
+    """List the presets of each kernel family and the axes they stand for."""
+    from .bench import display, inventory
+
+    display.show(inventory.preset_rows(kernel), format)
+
+
+@app.command()
 def gpus(format: Format = "table") -> None:
     """List the accelerators the analysis knows, with their rates and sources."""
     from .bench import commands
@@ -157,12 +175,15 @@ def calibrate(
 def profile(
     kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
     op: Annotated[str | None, typer.Option(help="Operations, comma-separated [the family's first].")] = None,
-    impl: Annotated[str, typer.Option(help="Implementations, comma-separated.")] = "tfla",
-    seq_len: Annotated[str, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024).")] = "8k",
-    head_dim: Annotated[str, typer.Option(help="Value head dims.")] = "256",
+    impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [the first].")] = None,
+    seq_len: Annotated[str | None, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024) [8k].")] = None,
+    head_dim: Annotated[str | None, typer.Option(help="Value head dims [256].")] = None,
     head_dim_qk: Annotated[str | None, typer.Option(help="Query-key head dims [as in a sweep].")] = None,
-    chunk_size: Annotated[str, typer.Option(help="Chunk lengths.")] = "256",
+    chunk_size: Annotated[str | None, typer.Option(help="Chunk lengths [256].")] = None,
     num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [4096 / head dim].")] = None,
+    channels: Annotated[str | None, typer.Option(help="Channels, of operations without heads [1024].")] = None,
+    d_model: Annotated[str | None, typer.Option(help="Model dims of an MLP [4096].")] = None,
+    d_ff: Annotated[str | None, typer.Option(help="Hidden dims of an MLP [3.5 d_model].")] = None,
     tokens: Annotated[str | None, typer.Option(help="Batch times sequence length [64k].")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
     mode: Annotated[str, typer.Option(help="fw, fwbw, bw, step.")] = "fw",
@@ -175,23 +196,25 @@ def profile(
     format: Format = "table",
 ) -> None:
     """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
-    from .analysis import arguments
     from .bench import commands, plan
 
-    request = plan.Request(
+    request = plan.parse_request(
         kernel=kernel,
-        preset="default",
-        ops=_given(arguments.parse_names, op, "--op"),
-        impls=arguments.parse_names(impl, "--impl"),
-        modes=arguments.parse_names(mode, "--mode"),
-        dtypes=arguments.parse_names(dtype, "--dtype"),
-        state_dtypes=_given(arguments.parse_names, state_dtype, "--state-dtype"),
-        seq_lens=arguments.parse_sizes(seq_len, "--seq-len"),
-        head_dims=arguments.parse_sizes(head_dim, "--head-dim"),
-        head_dims_qk=_given(arguments.parse_sizes, head_dim_qk, "--head-dim-qk"),
-        chunk_sizes=arguments.parse_sizes(chunk_size, "--chunk-size"),
+        preset="one",
+        op=op,
+        impl=impl,
+        mode=mode,
+        dtype=dtype,
+        state_dtype=state_dtype,
+        seq_len=seq_len,
+        head_dim=head_dim,
+        head_dim_qk=head_dim_qk,
+        chunk_size=chunk_size,
         num_heads=num_heads,
-        tokens=_given(arguments.parse_size, tokens, "--tokens"),
+        channels=channels,
+        d_model=d_model,
+        d_ff=d_ff,
+        tokens=tokens,
         batch=batch,
     )
     code = commands.profile_command(

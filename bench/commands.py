@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..analysis import accelerators
 from ..analysis.roofs import check_output, write_roofs
+from . import baselines, display, inventory, ncu, plan
 from . import calibrate as calibration
-from . import display, inventory, ncu, plan
 from .environment import Environment, probe_environment
 from .estimate import describe_s, estimate_s
 from .executors import get_executor
@@ -242,6 +242,9 @@ def profile_command(
     display.check_format(output_format)
     if request.ops is None:
         request = dataclasses.replace(request, ops=(inventory.resolve_operation(request.kernel, None),))
+    if request.impls is None:
+        first = baselines.get_operation(request.ops[0]).implementations[:1]
+        request = dataclasses.replace(request, impls=tuple(implementation.name for implementation in first) or None)
     planned = plan.plan(request, device_kind="cuda")
     if not planned:
         raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")

@@ -178,9 +178,8 @@ def _cell(value: Any) -> str:
 def describe(item: PlannedCase) -> str:
     """Return a case in a few words."""
     case = item.case
-    dims = f" dim {_dims(case)}" if case.head_dim_v else ""
     chunk = f" chunk {case.chunk_size}" if case.chunk_size else ""
-    return f"{case.op} {case.impl} {case.mode} T={case.seq_len}{dims}{chunk}"
+    return " ".join(f"{case.op} {case.impl} {case.mode} T={case.seq_len} {_size(case)}{chunk}".split())
 
 
 class _Bar(Progress):
@@ -280,7 +279,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2], k[1], k[-1] or 0)):
             record = best[key]
             row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
-            row["heads x qk/v"] = _heads(record)
+            row["size"] = _size(record)
             row.update({_short(length): row.get(_short(length)) for length in shapes})
             row[_short(record.seq_len or 0)] = _time_cell(record)
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
@@ -288,7 +287,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         title = f"{MODE_NAMES[mode]}, {dtype}{at}: ms @ best chunk, by sequence length"
         modelled = _model_rows([r for r in ours if (r.mode, r.dtype) == (mode, dtype)])
         merged: list[Row] = []
-        for key, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["heads x qk/v"])):
+        for key, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
             merged += [*group, *modelled.get(key, ())]
         tables.append((title, merged))
     return tables
@@ -300,7 +299,7 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
     for record in records:
         if record.model_time_ms is None or record.accelerator == record.device_accelerator:
             continue
-        lengths = best.setdefault((record.op, _heads(record)), {})
+        lengths = best.setdefault((record.op, _size(record)), {})
         before = lengths.get(record.seq_len or 0)
         if before is None or record.model_time_ms < (before.model_time_ms or 0):
             lengths[record.seq_len or 0] = record
@@ -309,7 +308,7 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
             {
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
-                "heads x qk/v": heads,
+                "size": heads,
                 **{_short(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
             }
         ]
@@ -318,13 +317,16 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _row_key(record: Record) -> tuple[Any, ...]:
-    return record.op, record.impl, _heads(record), record.state_dtype
+    return record.op, record.impl, _size(record), record.state_dtype
 
 
-def _heads(record: Record) -> str:
-    if record.num_heads is None:
-        return f"{record.channels} channels" if record.channels else ""
-    return f"{record.num_heads} x {_dims(record)}"
+def _size(sizes: Case | Record) -> str:
+    """Return the sizes other than batch and sequence length: heads x head dims, channels, or an MLP's matrices."""
+    if sizes.num_heads is not None:
+        return f"{sizes.num_heads} x {_dims(sizes)}"
+    if sizes.d_model is not None:
+        return f"{sizes.d_model} -> {sizes.d_ff}"
+    return f"{sizes.channels} channels" if sizes.channels else ""
 
 
 def _dims(sizes: Case | Record) -> str:

@@ -57,6 +57,9 @@ def register(app: typer.Typer) -> None:
         head_dim_qk: Annotated[str | None, typer.Option(help="Live: query-key head dims.")] = None,
         chunk_size: Annotated[str | None, typer.Option(help="Live: chunk lengths.")] = None,
         num_heads: Annotated[int | None, typer.Option(min=1, help="Live: heads.")] = None,
+        channels: Annotated[str | None, typer.Option(help="Live: channels.")] = None,
+        d_model: Annotated[str | None, typer.Option(help="Live: model dims of an MLP.")] = None,
+        d_ff: Annotated[str | None, typer.Option(help="Live: hidden dims of an MLP.")] = None,
         tokens: Annotated[str | None, typer.Option(help="Live: batch times sequence length.")] = None,
         batch: Annotated[int | None, typer.Option(min=1, help="Live: batch, in place of --tokens.")] = None,
         mode: Annotated[str | None, typer.Option(help="Live: fw, fwbw, bw, step.")] = None,
@@ -74,20 +77,23 @@ def register(app: typer.Typer) -> None:
         display.check_format(format)
         ignored = _given(arguments.parse_names, ignore) or ()
         if live:
-            request = plan.Request(
+            request = plan.parse_request(
                 kernel=kernel,
                 preset=preset,
-                ops=_given(arguments.parse_names, op),
-                impls=(a.removeprefix("impl:"), b.removeprefix("impl:")),
-                modes=_given(arguments.parse_names, mode),
-                dtypes=_given(arguments.parse_names, dtype),
-                state_dtypes=_given(arguments.parse_names, state_dtype),
-                seq_lens=_given(arguments.parse_sizes, seq_len),
-                head_dims=_given(arguments.parse_sizes, head_dim),
-                head_dims_qk=_given(arguments.parse_sizes, head_dim_qk),
-                chunk_sizes=_given(arguments.parse_sizes, chunk_size),
+                op=op,
+                impl=f"{a.removeprefix('impl:')},{b.removeprefix('impl:')}",
+                mode=mode,
+                dtype=dtype,
+                state_dtype=state_dtype,
+                seq_len=seq_len,
+                head_dim=head_dim,
+                head_dim_qk=head_dim_qk,
+                chunk_size=chunk_size,
                 num_heads=num_heads,
-                tokens=_given(arguments.parse_size, tokens),
+                channels=channels,
+                d_model=d_model,
+                d_ff=d_ff,
+                tokens=tokens,
                 batch=batch,
             )
             sides = _measure_live(request, ignored, rounds, output)

@@ -8,10 +8,12 @@ from typing import Any
 from .. import kernels
 from ..analysis import accelerator_file, accelerators, cpu, roofs
 from ..analysis.accelerators import Accelerator, Roofs
+from ..analysis.case_rows import short_size
 from . import baselines
 from .baselines.operations import OPERATIONS
 from .case import Case
 from .environment import Environment, version_of
+from .presets import Preset, presets_for
 
 Row = dict[str, Any]
 
@@ -68,6 +70,43 @@ def kernel_rows() -> list[Row]:
                 }
             )
     return rows
+
+
+def preset_rows(kernel: str | None = None) -> list[Row]:
+    """Return a row per preset of a kernel family, or of every one: its axes and what it is for.
+
+    Raises:
+        ValueError: an unknown family; the message lists the known ones.
+    """
+    if kernel is not None and kernel not in kernels.FAMILIES:
+        raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, got {kernel!r}")
+    rows = []
+    for family in kernels.FAMILIES if kernel is None else (kernel,):
+        sizes = {size for op in kernels.FAMILIES[family] for size in kernels.get_operation(op).sizes}
+        for preset in presets_for(family).values():
+            widths = {
+                "head_dim": preset.head_dims if "head_dim_v" in sizes else (),
+                "channels": preset.channels if "channels" in sizes else (),
+                "d_model -> d_ff": tuple(f"{a} -> {b}" for a, b in preset.matrices) if "d_model" in sizes else (),
+            }
+            rows.append(
+                {
+                    "kernel": family,
+                    "preset": preset.name,
+                    "modes": "/".join(preset.modes),
+                    "seq_len": [short_size(seq_len) for seq_len in preset.seq_lens],
+                    "batch": _batch(preset) if "batch" in sizes else None,
+                    "size": "; ".join(f"{name} {', '.join(map(str, w))}" for name, w in widths.items() if w),
+                    "what": preset.summary,
+                }
+            )
+    return rows
+
+
+def _batch(preset: Preset) -> str:
+    if preset.batch is not None:
+        return str(preset.batch)
+    return f"{short_size(preset.tokens)} tokens / seq_len"
 
 
 def gpu_rows() -> list[Row]:

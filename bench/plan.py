@@ -1,4 +1,4 @@
-"""Axes -> cases: which problems a sweep runs, and the presets that name common sets of them. Imports no torch."""
+"""Axes -> cases: which problems a sweep runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,87 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import kernels
-from ..analysis.arguments import MAX_SIZE
+from ..analysis.arguments import MAX_SIZE, parse_names, parse_size, parse_sizes
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from . import baselines
 from .baselines.spec import Baseline
 from .case import Case
+from .presets import Preset, get_preset
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step")
 """Modes with gradients come first: the reference they need also serves the forward case that follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A named set of axes; a field that the user gives on the command line replaces the preset's.
-
-    Attributes:
-        tokens: batch * seq_len held constant over the sequence lengths.
-        embedding_dim: num_heads * head_dim_v held constant over the head dims.
-        operations: number of the family's operations to measure, in the order the family lists them; None is all.
-        budget_s: seconds of timing per case after which sampling stops (never before ten samples).
-        portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
-    """
-
-    name: str
-    summary: str
-    seq_lens: tuple[int, ...]
-    head_dims: tuple[int, ...]
-    chunk_sizes: tuple[int, ...]
-    modes: tuple[str, ...]
-    tokens: int
-    embedding_dim: int
-    operations: int | None
-    budget_s: float
-    dtypes: tuple[str, ...] | None = None
-    state_dtypes: tuple[str, ...] = ("fp32",)
-    portable_on_gpu: bool = False
-
-
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset(
-            name="quick",
-            summary="minutes on two CPU cores: three lengths, two head dims, three chunk lengths",
-            seq_lens=(256, 512, 1024),
-            head_dims=(64, 128),
-            chunk_sizes=(32, 64, 128),
-            modes=("fw", "fwbw"),
-            tokens=1024,
-            embedding_dim=256,
-            operations=2,
-            budget_s=0.1,
-        ),
-        Preset(
-            name="default",
-            summary="the published axes on one GPU: 65,536 tokens at embedding dim 4096",
-            seq_lens=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
-            head_dims=(64, 128, 256, 512),
-            chunk_sizes=(64, 128, 256, 512, 1024),
-            modes=("fw", "fwbw"),
-            tokens=65536,
-            embedding_dim=4096,
-            operations=2,
-            budget_s=0.4,
-        ),
-        Preset(
-            name="full",
-            summary="every operation, mode, input and state dtype at three lengths; hours on one GPU",
-            seq_lens=(1024, 8192, 65536),
-            head_dims=(64, 128, 256, 512),
-            chunk_sizes=(64, 128, 512),
-            modes=("fw", "fwbw", "bw", "step"),
-            tokens=65536,
-            embedding_dim=4096,
-            operations=None,
-            budget_s=0.4,
-            dtypes=("bf16", "fp16", "fp32"),
-            state_dtypes=("fp32", "bf16"),
-            portable_on_gpu=True,
-        ),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +26,13 @@ class Request:
 
     Attributes:
         ops: operations of the family, or of its baselines (attention, gla, ...).
+        preset: a preset of the family by name; None is default on a GPU, quick on a CPU.
         impls: implementation names, ours or ``provider.variant``; None is all that run on the device.
         baselines: names of baselines, ("none",) for none, None for all of the family.
         head_dims: value head dims; ``head_dims_qk`` defaults to the operation's own ratio to them.
         num_heads: default embedding_dim // head_dim_v of the preset.
+        channels: of operations that mix each channel on its own.
+        d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
         tokens: batch * seq_len held constant; ``batch`` fixes the batch instead, and the two exclude each other.
     """
 
@@ -118,8 +49,57 @@ class Request:
     head_dims_qk: tuple[int, ...] | None = None
     chunk_sizes: tuple[int, ...] | None = None
     num_heads: int | None = None
+    channels: tuple[int, ...] | None = None
+    d_models: tuple[int, ...] | None = None
+    d_ffs: tuple[int, ...] | None = None
     tokens: int | None = None
     batch: int | None = None
+
+
+SIZE_AXES = {
+    "head_dims": ("--head-dim", "head_dim_v"),
+    "head_dims_qk": ("--head-dim-qk", "head_dim_qk"),
+    "num_heads": ("--num-heads", "num_heads"),
+    "channels": ("--channels", "channels"),
+    "d_models": ("--d-model", "d_model"),
+    "d_ffs": ("--d-ff", "d_ff"),
+}
+"""Field of a request -> its option and the size it sets."""
+
+_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "op": ("ops", parse_names),
+    "impl": ("impls", parse_names),
+    "baselines": ("baselines", parse_names),
+    "mode": ("modes", parse_names),
+    "dtype": ("dtypes", parse_names),
+    "state_dtype": ("state_dtypes", parse_names),
+    "seq_len": ("seq_lens", parse_sizes),
+    "head_dim": ("head_dims", parse_sizes),
+    "head_dim_qk": ("head_dims_qk", parse_sizes),
+    "chunk_size": ("chunk_sizes", parse_sizes),
+    "channels": ("channels", parse_sizes),
+    "d_model": ("d_models", parse_sizes),
+    "d_ff": ("d_ffs", parse_sizes),
+    "tokens": ("tokens", parse_size),
+}
+
+
+def parse_request(*, kernel: str, preset: str | None = None, **options: str | int | None) -> Request:
+    """Return the request that command-line options describe.
+
+    Args:
+        options: texts by option name with underscores (seq_len="1k,8k"), numbers for num_heads and batch; None is not
+            given.
+
+    Raises:
+        ValueError: a text that is no size or list; the message names the option.
+    """
+    fields: dict[str, Any] = {}
+    for name, given in options.items():
+        field, parse = _OPTIONS.get(name, (name, None))
+        if given is not None:
+            fields[field] = parse(str(given), f"--{name.replace('_', '-')}") if parse else given
+    return Request(kernel=kernel, preset=preset, **fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +114,10 @@ class PlannedCase:
     target: Implementation | Baseline
 
 
-def get_preset(name: str) -> Preset:
-    """Return preset ``name``; ValueError lists the known ones."""
-    if name not in PRESETS:
-        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    return PRESETS[name]
-
-
 def preset_for(request: Request, device_kind: str) -> Preset:
     """Return the preset asked for, or default on a GPU and quick on a CPU."""
-    return get_preset(request.preset or ("default" if device_kind == "cuda" else "quick"))
+    name = request.preset or ("default" if device_kind == "cuda" else "quick")
+    return get_preset(name, request.kernel)
 
 
 def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
@@ -157,9 +131,10 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     Raises:
         ValueError: an unknown name or an impossible combination; the message lists what is known.
     """
-    preset = preset_for(request, device_kind)
     _check_request(request)
+    preset = preset_for(request, device_kind)
     ops, baseline_list = _select(request, preset, device_kind)
+    _check_axes(request, ops)
     modes = request.modes or preset.modes
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     state_dtypes = request.state_dtypes or preset.state_dtypes
@@ -233,6 +208,16 @@ def _check_request(request: Request) -> None:
                 raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
 
 
+def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
+    """Raise ValueError for a size that none of the chosen operations has."""
+    sizes = {size for operation in ops for size in operation.sizes}
+    for field, (option, size) in SIZE_AXES.items():
+        if ops and getattr(request, field) is not None and size not in sizes:
+            names = ", ".join(operation.name for operation in ops)
+            known = ", ".join(dict.fromkeys(size for operation in ops for size in operation.sizes))
+            raise ValueError(f"{option} is no size of {names}, which has {known}")
+
+
 def _family(kernel: str) -> tuple[str, ...]:
     if kernel not in kernels.FAMILIES:
         raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, got {kernel!r}")
@@ -292,24 +277,47 @@ def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, devi
 def _problems(request: Request, preset: Preset, operation: Operation, mode: str) -> Iterable[dict[str, int]]:
     """The sizes that describe an operation's problems, without a chunk length, in the order they are run."""
     seq_lens = (1,) if mode == "step" else request.seq_lens or preset.seq_lens
-    for head_dim_v in request.head_dims or preset.head_dims:
-        num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
-        for head_dim_qk in request.head_dims_qk or (max(1, int(head_dim_v * operation.qk_ratio)),):
-            for seq_len in seq_lens:
-                if mode == "step":
-                    batch = request.batch or 16
-                elif request.batch is not None:
-                    batch = request.batch
-                else:
-                    batch = max(1, (request.tokens or preset.tokens) // seq_len)
-                sizes = {
-                    "batch": batch,
-                    "seq_len": seq_len,
-                    "num_heads": num_heads,
-                    "head_dim_qk": head_dim_qk,
-                    "head_dim_v": head_dim_v,
-                }
-                yield {name: size for name, size in sizes.items() if name in operation.sizes}
+    for width in _widths(request, preset, operation):
+        for seq_len in seq_lens:
+            sizes = {"batch": _batch(request, preset, operation, mode, seq_len), "seq_len": seq_len, **width}
+            yield {name: size for name, size in sizes.items() if name in operation.sizes}
+
+
+def _batch(request: Request, preset: Preset, operation: Operation, mode: str, seq_len: int) -> int:
+    if "d_model" in operation.sizes:
+        # The tokens of an MLP are its seq_len: how they fall into sequences makes no difference.
+        return 1
+    if request.batch is not None:
+        return request.batch
+    if mode == "step":
+        return 16
+    if request.tokens is None and preset.batch is not None:
+        return preset.batch
+    return max(1, (request.tokens or preset.tokens) // seq_len)
+
+
+def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[dict[str, int]]:
+    """The sizes of an operation other than batch and sequence length."""
+    if "d_model" in operation.sizes:
+        for d_model, d_ff in _matrices(request, preset):
+            yield {"d_model": d_model, "d_ff": d_ff}
+    elif "head_dim_v" in operation.sizes:
+        for head_dim_v in request.head_dims or preset.head_dims:
+            num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
+            for head_dim_qk in request.head_dims_qk or (max(1, int(head_dim_v * operation.qk_ratio)),):
+                yield {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
+    else:
+        for channels in request.channels or preset.channels:
+            yield {"channels": channels}
+
+
+def _matrices(request: Request, preset: Preset) -> list[tuple[int, int]]:
+    """The (d_model, d_ff) asked for: what is not given comes from the preset, or is Llama's 3.5 d_model."""
+    known = dict(preset.matrices)
+    d_models = request.d_models or tuple(known)
+    if request.d_ffs:
+        return list(itertools.product(d_models, request.d_ffs))
+    return [(d_model, known.get(d_model) or 7 * d_model // 2) for d_model in d_models]
 
 
 def drop_covered(chunk_sizes: Sequence[int], seq_len: int) -> list[int]:

@@ -11,27 +11,10 @@ from .executors.local import LocalExecutor
 from .plan import PlannedCase, Request
 from .sweep import group_by_implementation, refuse
 
-SEQ_LEN = 320
-BATCH = 2
-NUM_HEADS = 2
-HEAD_DIM_V = 64
-CHUNK_SIZE = 64
-
 
 def verification_request(kernel: str, ops: tuple[str, ...] | None) -> Request:
-    """Return what is checked: every implementation, dtype and state dtype at five chunks of 64."""
-    return Request(
-        kernel=kernel,
-        preset="full",
-        ops=ops,
-        modes=("fwbw", "fw", "step"),
-        dtypes=("fp32", "fp16", "bf16"),
-        seq_lens=(SEQ_LEN,),
-        head_dims=(HEAD_DIM_V,),
-        num_heads=NUM_HEADS,
-        chunk_sizes=(CHUNK_SIZE,),
-        batch=BATCH,
-    )
+    """Return what is checked: every implementation, dtype and state dtype at the preset ``verify``."""
+    return Request(kernel=kernel, preset="verify", ops=ops)
 
 
 def verification_plan(request: Request, device_kind: str) -> list[PlannedCase]:

@@ -206,7 +206,7 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
     [
         (("sweep", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
-        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, got 'fast'"),
+        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, one, verify for"),
         (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
         (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: tfla"),
         (("sweep", "--baselines", "fa2"), "baseline must be one of none"),

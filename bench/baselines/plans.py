@@ -1,7 +1,7 @@
 """Sizes at which baselines of another mathematics run: equal batch, tokens and embedding dim. Data only.
 
-Each function maps a kernel family's sizes (batch, seq_len, num_heads, head_dim_qk, head_dim_v; the embedding dim is
-``num_heads * head_dim_v``) to the sizes its baseline would be configured with in a model of that embedding dim.
+Each function maps a kernel family's sizes (batch, seq_len and num_heads, head_dim_qk, head_dim_v or channels) to the
+sizes its baseline would be configured with in a model of that embedding dim: ``num_heads * head_dim_v``, or the channels.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ MAMBA_STATE = 16
 """Mamba's default state size per channel."""
 
 
+def _embedding(sizes: Mapping[str, int]) -> int:
+    return sizes["channels"] if "channels" in sizes else sizes["num_heads"] * sizes["head_dim_v"]
+
+
 def _heads(sizes: Mapping[str, int], head_dim: int) -> tuple[int, int]:
     """Return (heads, head dim) of the embedding: the largest power-of-two fraction of ``head_dim`` that divides it."""
-    embedding = sizes["num_heads"] * sizes["head_dim_v"]
+    embedding = _embedding(sizes)
     while embedding % head_dim:
         head_dim //= 2
     return embedding // head_dim, head_dim
@@ -61,5 +65,5 @@ def mamba_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
         "batch": sizes["batch"],
         "seq_len": sizes["seq_len"],
         "head_dim_qk": MAMBA_STATE,
-        "channels": sizes["num_heads"] * sizes["head_dim_v"],
+        "channels": _embedding(sizes),
     }

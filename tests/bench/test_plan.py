@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 
+from lrbench import kernels
 from lrbench.bench import plan
-from lrbench.bench.plan import PRESETS, Request
+from lrbench.bench.plan import Request
+from lrbench.bench.presets import OF_FAMILY, get_preset, presets_for
 from lrbench.kernels import FAMILIES
-from lrbench.kernels.spec import MODES
+from lrbench.kernels.spec import MODES, Implementation, Operation
 
 
 def cases(device_kind: str = "cpu", **axes: object) -> list[plan.PlannedCase]:
@@ -59,13 +62,14 @@ def test_default_preset_is_the_published_sweep() -> None:
 
 @pytest.mark.parametrize(("device_kind", "name"), [("cuda", "default"), ("cpu", "quick")])
 def test_preset_follows_the_device(device_kind: str, name: str) -> None:
-    assert plan.preset_for(Request(), device_kind) is PRESETS[name]
+    assert plan.preset_for(Request(), device_kind) is get_preset(name, "tfla")
 
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_no_case_twice_and_every_target_runs_here(preset: str, device_kind: str) -> None:
-    planned = cases(device_kind, preset=preset)
+@pytest.mark.parametrize(("kernel", "preset"), [(kernel, name) for kernel in FAMILIES for name in presets_for(kernel)])
+def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, device_kind: str) -> None:
+    planned = cases(device_kind, kernel=kernel, preset=preset)
+    assert planned
     identifiers = [item.case.case_id for item in planned]
     assert len(set(identifiers)) == len(identifiers)
     assert all(device_kind in item.target.devices for item in planned)
@@ -92,6 +96,65 @@ def test_batch_and_tokens() -> None:
     assert {c.case.batch for c in cases(impls=("torch",), seq_lens=(1024,), tokens=512)} == {1}
     with pytest.raises(ValueError, match="give batch or tokens, not both"):
         cases(batch=1, tokens=512)
+
+
+CHANNELS = Operation(
+    name="mix", kernel="mixers", summary="", arguments=(), differentiable=(), inputs="", recurrent="",
+    sizes=("batch", "seq_len", "channels"),
+    implementations=(Implementation(name="torch", call="", devices=("cpu", "cuda")),),
+)  # fmt: skip
+MLP = dataclasses.replace(CHANNELS, name="mlp", sizes=("batch", "seq_len", "d_model", "d_ff"))
+
+
+@pytest.fixture
+def mixers(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = {"mix": CHANNELS, "mlp": MLP}
+    monkeypatch.setitem(FAMILIES, "mixers", tuple(operations))
+    known = kernels.get_operation
+    monkeypatch.setattr(kernels, "get_operation", lambda name: operations[name] if name in operations else known(name))
+
+
+def sizes_of(**axes: object) -> set[tuple[int | None, ...]]:
+    found = [item.case for item in cases(kernel="mixers", impls=("torch",), modes=("fw",), seq_lens=(512,), **axes)]
+    return {(c.batch, c.num_heads, c.channels, c.d_model, c.d_ff) for c in found}
+
+
+@pytest.mark.usefixtures("mixers")
+def test_operations_are_planned_over_the_sizes_they_have() -> None:
+    assert sizes_of(ops=("mix",)) == {(2, None, 64, None, None), (2, None, 256, None, None)}
+    assert sizes_of(ops=("mix",), channels=(24,), batch=3) == {(3, None, 24, None, None)}
+    assert sizes_of(ops=("mlp",)) == {(1, None, None, 128, 448), (1, None, None, 256, 896)}
+    assert sizes_of(ops=("mlp",), d_models=(256, 64), batch=3) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
+    assert sizes_of(ops=("mlp",), d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
+    assert sizes_of(ops=("mlp",), d_ffs=(8,)) == {(1, None, None, 128, 8), (1, None, None, 256, 8)}
+
+
+@pytest.mark.usefixtures("mixers")
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"head_dims": (64,)}, "--head-dim is no size of mix, mlp, which has batch, seq_len, channels, d_model, d_ff"),
+        ({"ops": ("mix",), "d_ffs": (64,)}, "--d-ff is no size of mix, which has batch, seq_len, channels"),
+        ({"ops": ("mlp",), "num_heads": 2}, "--num-heads is no size of mlp, which has batch, seq_len, d_model, d_ff"),
+    ],
+)
+def test_a_size_that_no_operation_has_is_refused(axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cases(kernel="mixers", **axes)
+
+
+def test_presets_of_a_family_stand_beside_the_common_ones() -> None:
+    for kernel in OF_FAMILY:
+        assert {"quick", "default", "full"} <= set(presets_for(kernel))
+    with pytest.raises(ValueError, match="preset must be one of quick, default, full, one, verify for kernel tfla"):
+        get_preset("fast", "tfla")
+
+
+def test_options_become_a_request() -> None:
+    request = plan.parse_request(kernel="tfla", op="mlstm_sig", seq_len="1k,2k", channels="8", batch=2, dtype=None)
+    assert request == Request(kernel="tfla", ops=("mlstm_sig",), seq_lens=(1024, 2048), channels=(8,), batch=2)
+    with pytest.raises(ValueError, match="--d-model must be a positive integer such as 512 or 8k, got 'x'"):
+        plan.parse_request(kernel="tfla", d_model="x")
 
 
 def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:
@@ -182,7 +245,7 @@ def test_steps_have_one_token_and_no_chunk() -> None:
     ("axes", "message"),
     [
         ({"kernel": "tlfa"}, r"kernel must be one of tfla.*, got 'tlfa'"),
-        ({"preset": "fast"}, r"preset must be one of quick, default, full, got 'fast'"),
+        ({"preset": "fast"}, r"preset must be one of quick, default, full, one, verify for"),
         ({"ops": ("mlstm",)}, r"op must be one of mlstm_sig, mlstm_exp, .* for kernel tfla, got 'mlstm'"),
         ({"impls": ("tffla",)}, r"impl tffla has no case in this sweep; these have: .*tfla"),
         ({"baselines": ("fa2",)}, r"baseline must be one of none, .*, got 'fa2'"),

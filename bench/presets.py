@@ -1,0 +1,163 @@
+"""Presets: named sets of axes, the ones every kernel family has and those of single families. Data only."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A named set of axes; a field that the user gives on the command line replaces the preset's.
+
+    An operation is planned over the axes that its sizes name: heads and head dims, channels, or the matrices of an MLP.
+
+    Attributes:
+        seq_lens: sequence lengths; of an MLP, tokens.
+        head_dims: value head dims.
+        channels: of operations that mix each channel on its own.
+        matrices: (d_model, d_ff) of MLPs.
+        tokens: batch * seq_len held constant over the sequence lengths.
+        batch: the batch, in place of ``tokens``.
+        embedding_dim: num_heads * head_dim_v held constant over the head dims.
+        operations: number of the family's operations to measure, in the order the family lists them; None is all.
+        budget_s: seconds of timing per case after which sampling stops (never before ten samples).
+        portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
+    """
+
+    name: str
+    summary: str
+    seq_lens: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    chunk_sizes: tuple[int, ...]
+    channels: tuple[int, ...]
+    matrices: tuple[tuple[int, int], ...]
+    modes: tuple[str, ...]
+    tokens: int
+    batch: int | None = None
+    embedding_dim: int
+    operations: int | None
+    budget_s: float
+    dtypes: tuple[str, ...] | None = None
+    state_dtypes: tuple[str, ...] = ("fp32",)
+    portable_on_gpu: bool = False
+
+
+LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
+"""(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
+
+QUICK = Preset(
+    name="quick",
+    summary="minutes on two CPU cores: three lengths, two widths, three chunk lengths",
+    seq_lens=(256, 512, 1024),
+    head_dims=(64, 128),
+    chunk_sizes=(32, 64, 128),
+    channels=(64, 256),
+    matrices=((128, 448), (256, 896)),
+    modes=("fw", "fwbw"),
+    tokens=1024,
+    embedding_dim=256,
+    operations=2,
+    budget_s=0.1,
+)
+DEFAULT = Preset(
+    name="default",
+    summary="the published axes on one GPU: 65,536 tokens at embedding dim 4096",
+    seq_lens=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
+    head_dims=(64, 128, 256, 512),
+    chunk_sizes=(64, 128, 256, 512, 1024),
+    channels=(1024, 4096),
+    matrices=LLAMA,
+    modes=("fw", "fwbw"),
+    tokens=65536,
+    embedding_dim=4096,
+    operations=2,
+    budget_s=0.4,
+)
+FULL = Preset(
+    name="full",
+    summary="every operation, mode, input and state dtype at three lengths; hours on one GPU",
+    seq_lens=(1024, 8192, 65536),
+    head_dims=(64, 128, 256, 512),
+    chunk_sizes=(64, 128, 512),
+    channels=(1024, 4096),
+    matrices=LLAMA[:2],
+    modes=("fw", "fwbw", "bw", "step"),
+    tokens=65536,
+    embedding_dim=4096,
+    operations=None,
+    budget_s=0.4,
+    dtypes=("bf16", "fp16", "fp32"),
+    state_dtypes=("fp32", "bf16"),
+    portable_on_gpu=True,
+)
+ONE = Preset(
+    name="one",
+    summary="one problem of a usual size",
+    seq_lens=(8192,),
+    head_dims=(256,),
+    chunk_sizes=(256,),
+    channels=(1024,),
+    matrices=LLAMA[:1],
+    modes=("fw", "fwbw"),
+    tokens=65536,
+    embedding_dim=4096,
+    operations=1,
+    budget_s=0.4,
+)
+VERIFY = Preset(
+    name="verify",
+    summary="a small ragged problem, every operation, mode and dtype: what `lrbench verify` checks",
+    seq_lens=(320,),
+    head_dims=(64,),
+    chunk_sizes=(64,),
+    channels=(72,),
+    matrices=((64, 224),),
+    modes=("fwbw", "fw", "step"),
+    tokens=640,
+    embedding_dim=128,
+    operations=None,
+    budget_s=0.0,
+    dtypes=("fp32", "fp16", "bf16"),
+    state_dtypes=("fp32", "bf16"),
+    portable_on_gpu=True,
+)
+
+COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY)
+"""What every family has, unless it replaces it by one of the same name."""
+
+OF_FAMILY: dict[str, tuple[Preset, ...]] = {
+    "rglru": (
+        dataclasses.replace(
+            DEFAULT,
+            summary="the published axes: batch 8, 1024 channels over the sequence length",
+            seq_lens=(1024, 2048, 4096, 8192, 16384, 32768),
+            channels=(1024,),
+            batch=8,
+            operations=None,
+        ),
+    ),
+    "wkv": (
+        dataclasses.replace(
+            DEFAULT,
+            summary="batch 8 over the sequence length, and one long sequence of 256 channels",
+            seq_lens=(128, 512, 1024, 4096, 16384, 65536),
+            channels=(768, 2048),
+            batch=8,
+        ),
+    ),
+}
+"""Family -> presets of its own."""
+
+
+def presets_for(kernel: str) -> dict[str, Preset]:
+    """Return the presets of a kernel family by name."""
+    return {preset.name: preset for preset in (*COMMON, *OF_FAMILY.get(kernel, ()))}
+
+
+def get_preset(name: str, kernel: str) -> Preset:
+    """Return preset ``name`` of a kernel family; ValueError lists the known ones."""
+    known = presets_for(kernel)
+    if name not in known:
+        raise ValueError(f"preset must be one of {', '.join(known)} for kernel {kernel}, got {name!r}")
+    return known[name]
