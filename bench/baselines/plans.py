@@ -1,7 +1,8 @@
 """Sizes at which baselines of another mathematics run: equal batch, tokens and embedding dim. Data only.
 
 Each function maps a kernel family's sizes (batch, seq_len and num_heads, head_dim_qk, head_dim_v or channels) to the
-sizes its baseline would be configured with in a model of that embedding dim: ``num_heads * head_dim_v``, or the channels.
+sizes its baseline would be configured with in a model of that embedding dim, which is ``num_heads * head_dim_v`` or the
+channels.
 """
 
 from __future__ import annotations
