@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bench.case import SCHEMA_VERSION, SIZE_COLUMNS
+from ..bench.case import RECORD_COLUMNS, SIZE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,18 +49,14 @@ def read_table(
     """Load results as :func:`load_results` does, but as an arrow table: without pandas and without derived columns."""
     import pyarrow as pa
 
-    from ..bench.store import arrow_schema
+    from ..bench.store import read_file
 
-    schema = arrow_schema()
     if columns is None:
-        wanted = [name for name in schema.names if samples or name not in BULKY_COLUMNS]
-    else:
-        unknown = sorted(set(columns) - set(schema.names))
-        if unknown:
-            raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
-        wanted = [name for name in schema.names if name in set(columns)]
-    schema = pa.schema([schema.field(name) for name in wanted])
-    return pa.concat_tables([_read(path, schema) for path in result_files(paths)])
+        columns = [name for name in RECORD_COLUMNS if samples or name not in BULKY_COLUMNS]
+    unknown = sorted(set(columns) - set(RECORD_COLUMNS))
+    if unknown:
+        raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
+    return pa.concat_tables([read_file(path, columns=columns) for path in result_files(paths)])
 
 
 def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -86,36 +82,6 @@ def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     if not files:
         raise ValueError("results must name at least one parquet file or folder, got none")
     return files
-
-
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"results must be parquet files, got {path}: {error}") from error
-    with file:
-        present = set(file.schema_arrow.names)
-        if "schema_version" not in present:
-            raise ValueError(f"{path} must have a column schema_version to be an lrbench result, got none")
-        names = [name for name in schema.names if name in present]
-        table = file.read(columns=[*dict.fromkeys([*names, "schema_version"])])
-    versions = set(table["schema_version"].unique().to_pylist())
-    if versions - {SCHEMA_VERSION}:
-        given = ", ".join(sorted(str(version) for version in versions - {SCHEMA_VERSION}))
-        raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {given} in {path}")
-    columns = []
-    for field in schema:
-        if field.name not in present:
-            columns.append(pa.nulls(len(table), field.type))
-            continue
-        try:
-            columns.append(table[field.name].cast(field.type, safe=True))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
-    return pa.table(columns, schema=schema)
 
 
 def with_derived(frame: pd.DataFrame) -> pd.DataFrame:

@@ -199,7 +199,7 @@ def measure_again(
     refused = [(item, reply) for item in planned if (reply := refuse(item, environment, versions)) is not None]
     names = {id(item) for item, _ in refused}
     runnable = [item for item in planned if id(item) not in names]
-    limits = Limits(timeout_s=timeout_s, budget_s=budget_s)
+    limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
     measured = LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
     return {
         item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in (*refused, *measured)

@@ -223,37 +223,46 @@ def read_results(paths: Sequence[Path] | Path) -> pa.Table:
     return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
 
 
-def read_file(path: Path, row: type = Record, *, what: str = "result") -> pa.Table:
+def read_file(
+    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
+) -> pa.Table:
     """Read one file of a row set, with every column of its dataclass, as :func:`read_results` does.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
         what: the rows' name in messages.
+        columns: the columns wanted; None is all.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema = arrow_schema(row)
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in set(columns)])
     version = dataclasses.fields(row)[-1]
     try:
-        table = pq.ParquetFile(path).read()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a parquet file: {error}") from error
-    if version.name not in table.column_names:
-        raise ValueError(f"{path} has no column {version.name}, so it is no lrbench {what}")
-    versions = set(table[version.name].to_pylist())
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{what}s must be parquet files, got {path}: {error}") from error
+    with file:
+        present = set(file.schema_arrow.names)
+        if version.name not in present:
+            raise ValueError(f"{path} must have a column {version.name} to be an lrbench {what}, got none")
+        table = file.read(columns=[*dict.fromkeys([*(n for n in schema.names if n in present), version.name])])
+    versions = set(table[version.name].unique().to_pylist())
     if not versions <= {version.default}:
         given = ", ".join(sorted(str(each) for each in versions - {version.default}))
-        raise ValueError(f"{path}: {version.name} must be {version.default}, got {given}")
-    columns = []
-    for field in arrow_schema(row):
-        if field.name not in table.column_names:
-            columns.append(pa.nulls(len(table), field.type))
+        raise ValueError(f"{version.name} must be {version.default}, got {given} in {path}")
+    found = []
+    for field in schema:
+        if field.name not in present:
+            found.append(pa.nulls(len(table), field.type))
             continue
         try:
-            columns.append(table[field.name].cast(field.type, safe=True))
+            found.append(table[field.name].cast(field.type, safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"{path}: column {field.name} must cast to {field.type}: {error}") from error
-    return pa.table(columns, schema=arrow_schema(row))
+            raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
+    return pa.table(found, schema=schema)
 
 
 def finished_cases(

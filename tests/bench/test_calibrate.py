@@ -104,7 +104,7 @@ def test_bad_usage_is_found_before_anything_is_measured(tmp_path: Path, monkeypa
     with pytest.raises(ValueError, match="format must be one of table, json, csv, got 'xml'"):
         commands.calibrate_command(output=tmp_path, output_format="xml")
     (tmp_path / "roofs.parquet").write_text("no parquet")
-    with pytest.raises(ValueError, match="is not a parquet file"):
+    with pytest.raises(ValueError, match="calibrations must be parquet files, got"):
         commands.calibrate_command(output=tmp_path, output_format="table")
 
 

@@ -289,10 +289,10 @@ def test_refuses_an_unknown_schema_version(tmp_path: Path) -> None:
 def test_refuses_what_is_no_result(tmp_path: Path) -> None:
     text = tmp_path / "notes.parquet"
     text.write_text("not parquet")
-    with pytest.raises(ValueError, match="is not a parquet file"):
+    with pytest.raises(ValueError, match="results must be parquet files, got"):
         store.read_results(text)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="has no column schema_version"):
+    with pytest.raises(ValueError, match="must have a column schema_version"):
         store.read_results(tmp_path / "other.parquet")
 
 
