@@ -126,11 +126,16 @@ def _specialise(
     return signature, constexprs, attributes
 
 
-def compile_launch(launch: Launch, capability: int) -> Resources:
-    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
+def compile_kernel(launch: Launch, capability: int) -> Any:
+    """Return triton's compiled kernel of a recorded launch: its ``asm`` holds ptx and cubin."""
     signature, constexprs, attributes = _specialise(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def compile_launch(launch: Launch, capability: int) -> Resources:
+    """Compile a recorded launch for compute capability ``capability`` (80, 90, 100) and read its resources."""
+    compiled = compile_kernel(launch, capability)
     registers, stack = read_resource_usage(compiled.asm["cubin"])
     return Resources(
         kernel=launch.kernel.__name__,
@@ -144,15 +149,25 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
 
 def read_resource_usage(cubin: bytes) -> tuple[int, int]:
     """Return (registers, stack bytes) a thread of the one function in ``cubin``, as cuobjdump reports them."""
+    report = _cuobjdump(cubin, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reported no resource usage: {report}")
+    return int(found[1]), int(found[2])
+
+
+def read_instructions(cubin: bytes) -> list[str]:
+    """Return the machine instructions of the one function in ``cubin`` in order, predicates and operands included."""
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;/]+?)\s*;", _cuobjdump(cubin, "-sass"))
+
+
+def _cuobjdump(cubin: bytes, what: str) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout + report.stderr)
-    if found is None:
-        raise RuntimeError(f"cuobjdump reported no resource usage: {report.stdout}{report.stderr}")
-    return int(found[1]), int(found[2])
+        report = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
+    return report.stdout + report.stderr
 
 
 def resources_table(launches: Sequence[Launch], capability: int) -> list[Resources]:

@@ -14,37 +14,29 @@ import triton
 import triton.language as tl
 
 from .elements import (
-    LN2,
     _await_state,
     _decay,
     _gradient_element,
+    _issue_loads,
     _last_row,
     _load_inputs,
     _load_rows,
     _load_state,
+    _position,
     _publish_state,
     _rate,
     _scan_rows,
-    _sigmoid_times,
-    _softplus,
+    _sigmoid,
     _store_last_row,
     _tile,
+    _widen,
 )
 
 
 @triton.jit
 def _backward_tile(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    saved_ptr,
-    dh_ptr,
-    offs_t,
-    offs_c,
-    offs,
-    left,
-    mask_c,
-    C,
+    r,
+    dh,
     rate,
     OP: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -52,22 +44,26 @@ def _backward_tile(
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Return a tile's inputs, decays and states before its rows, and the maps of w to behind and to before each row."""
-    x, r, i = _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP, BLOCK_I)
-    dh = _load_rows(dh_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
-    slots = (offs_t // BLOCK_I)[:, None] * C + offs_c[None, :]
-    h = tl.load(saved_ptr + slots, mask=(left > 0) & mask_c, other=0.0)
-    all_a = ()
+    """Return a tile's decays and gates, and the maps of w to behind and to before each row."""
+    all_a, all_open = (), ()
     for n in tl.static_range(BLOCK_I):
-        a, _ = _decay(r[n], rate, OP, PRECISE)
+        a, open_r = _decay(r[n], rate, OP, PRECISE)
         all_a = all_a + (a,)
+        all_open = all_open + (open_r,)
     row_a = all_a[BLOCK_I - 1]
-    g = dh[BLOCK_I - 1].to(tl.float32)
+    g = _widen(dh[BLOCK_I - 1])
     for n in tl.static_range(BLOCK_I - 2, -1, -1):
-        g = tl.fma(all_a[n + 1], g, dh[n].to(tl.float32))
+        g = tl.fma(all_a[n + 1], g, _widen(dh[n]))
         row_a *= all_a[n]
     after_a, after_w, before_a, before_w = _scan_rows(row_a, all_a[0] * g, BLOCK_O, BLOCK_C)
-    return x, r, i, dh, all_a, h, after_a, after_w, before_a, before_w
+    return all_a, all_open, after_a, after_w, before_a, before_w
+
+
+@triton.jit
+def _load_saved(saved_ptr, offs_t, offs_c, left, mask_c, C, BLOCK_I: tl.constexpr):
+    """Load the states before the rows [BLOCK_O, BLOCK_C]."""
+    slots = (offs_t // BLOCK_I)[:, None] * C + offs_c[None, :]
+    return tl.load(saved_ptr + slots, mask=(left > 0) & mask_c, other=0.0)
 
 
 @triton.jit
@@ -76,10 +72,10 @@ def _run_back(
     dr_ptr,
     di_ptr,
     x,
-    r,
     i,
     dh,
     all_a,
+    all_open,
     h,
     w,
     offs,
@@ -97,15 +93,15 @@ def _run_back(
     in a register. Return the sum of D [BLOCK_C]."""
     dtype = dx_ptr.dtype.element_ty
     total = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
-    g = dh[BLOCK_I - 1].to(tl.float32) + w
+    g = _widen(dh[BLOCK_I - 1]) + w
     all_g = (g,)
     for n in tl.static_range(BLOCK_I - 2, -1, -1):
-        g = tl.fma(all_a[n + 1], g, dh[n].to(tl.float32))
+        g = tl.fma(all_a[n + 1], g, _widen(dh[n]))
         all_g = all_g + (g,)
     for n in tl.static_range(BLOCK_I):
         g = all_g[BLOCK_I - 1 - n]
         mask = (left > n) & mask_c
-        a, b, to_x, to_i, to_log, to_r = _gradient_element(x[n], r[n], i[n], rate, h, OP, PRECISE)
+        a, b, to_x, to_i, to_log, to_r = _gradient_element(x[n], i[n], all_open[n], rate, h, OP, PRECISE)
         h = tl.fma(a, h, b)
         d = g * to_log
         tl.store(dx_ptr + n * C + offs, (g * to_x).to(dtype), mask=mask)
@@ -118,11 +114,9 @@ def _run_back(
 
 @triton.jit
 def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
-    """Store ln 2 sigma(c) / softplus(c) times the sum of D; the quotient tends to 1 for c -> -inf."""
+    """Store -8 sigma(c) times the sum of D."""
     c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-    softplus = _softplus(c, PRECISE)
-    factor = tl.where(softplus > 1e-30, _sigmoid_times(c, 1.0, PRECISE) / tl.maximum(softplus, 1e-30), 1.0)
-    tl.store(dc_ptr + offs_c, total * (factor * LN2), mask=mask_c)
+    tl.store(dc_ptr + offs_c, total * (-8.0 * _sigmoid(c, PRECISE)), mask=mask_c)
 
 
 @triton.jit(do_not_specialize=["B", "T", "C8", "S"])
@@ -156,40 +150,40 @@ def look_back_gradient_kernel(
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of tickets. Reads x, r, i, dh [B, T, C], c [C], the saved
     states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts [tiles, B, C] and the
-    first state's gradient [B, C]; passes w on in the words [tiles, B, C], zero beforehand, as is the ticket.
+    first state's gradient [B, C]; passes w on in the words [2, B, C], zero beforehand, as is the ticket.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    behind = ticket // (B * blocks)
+    behind, batch, block = _position(ticket, B, blocks)
     tile = tl.cdiv(T, TILE) - 1 - behind
-    batch = (ticket // blocks % B).to(tl.int64)
-    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
     base = (batch * T + tile * TILE) * C
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, T - tile * TILE)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+    dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
+    _issue_loads()
     rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
-    saved_ptr += (batch * S + tile * BLOCK_O) * C
-    x, r, i, dh, all_a, h, after_a, after_w, before_a, before_w = _backward_tile(
-        x_ptr + base, r_ptr + base, i_ptr + base, saved_ptr, dh_ptr + base, offs_t, offs_c, offs, left, mask, C, rate,
-        OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
-    )  # fmt: skip
-    word_ptr += (behind.to(tl.int64) * B + batch) * C
+    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(
+        r, dh, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
+    )
     if behind == 0:
         state = _load_state(dlast_ptr + batch * C, offs_c, mask_c, HAS_DLAST)
     else:
-        state = _await_state(word_ptr - B.to(tl.int64) * C, offs_c, mask_c)
+        state = _await_state(word_ptr + ((behind + 1) % 2 * B + batch) * C, behind, offs_c, mask_c)
     after = tl.fma(after_a, state, after_w)
-    _publish_state(word_ptr, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    _publish_state(word_ptr + (behind % 2 * B + batch) * C, behind, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     if WANT_DFIRST:
         if tile == 0:
             _store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     w = tl.fma(before_a, state, before_w)
     total = _run_back(
-        dx_ptr + base, dr_ptr + base, di_ptr + base, x, r, i, dh, all_a, h, w, offs, left, mask, C, rate,
+        dx_ptr + base, dr_ptr + base, di_ptr + base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
         OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
     )  # fmt: skip
     if OP == "rglru":
@@ -249,14 +243,17 @@ def walk_gradient_kernel(
         start = chunk * L + (tiles - 1 - step) * TILE
         base = (batch * T + start) * C
         offs, left, mask = _tile(offs_t, offs_c, mask_c, C, stop - start)
+        x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+        dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         saved = saved_ptr + (batch * S + start // BLOCK_I) * C
-        x, r, i, dh, all_a, h, after_a, after_w, before_a, before_w = _backward_tile(
-            x_ptr + base, r_ptr + base, i_ptr + base, saved, dh_ptr + base, offs_t, offs_c, offs, left, mask, C, rate,
-            OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
-        )  # fmt: skip
+        h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)
+        _issue_loads()
+        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(
+            r, dh, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
+        )
         w = tl.fma(before_a, state, before_w)
         total += _run_back(
-            dx_ptr + base, dr_ptr + base, di_ptr + base, x, r, i, dh, all_a, h, w, offs, left, mask, C, rate,
+            dx_ptr + base, dr_ptr + base, di_ptr + base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
             OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
         )  # fmt: skip
         state = _last_row(tl.fma(after_a, state, after_w), BLOCK_O)

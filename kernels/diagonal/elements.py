@@ -6,8 +6,9 @@ The constexpr ``OP`` says how:
     rglru   a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t   RG-LRU
 
 Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. Half-precision inputs take the shortest
-instructions, six special functions an element: a sigmoid is an exponential and a reciprocal square root, squared.
-Float32 inputs (PRECISE) take exact divisions and exponents.
+instructions, five special functions an element: a sigmoid is an exponential and a reciprocal square root, squared, and
+sqrt(1 - a^2) sigma(i) shares the latter. Float32 inputs (PRECISE) take divisions, roots and
+compensated exponents.
 
 A tile is a tuple of BLOCK_I arrays [BLOCK_O, BLOCK_C]: a row is a stretch of BLOCK_I steps, which one thread holds for
 its channels, so time runs first within a thread, then over rows. Beyond the end of time a = 1 and b = 0.
@@ -20,6 +21,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
 """log2(e) less its nearest float32."""
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _widen(x):
+    """Return x as float32; a bf16 is the upper half of one, which shifting it there says in one instruction."""
+    if x.dtype == tl.bfloat16:
+        y = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        y = x.to(tl.float32)
+    return y
 
 
 @triton.jit
@@ -36,44 +47,46 @@ def _exp_minus(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _sigmoid_times(x, factor, PRECISE: tl.constexpr):
-    """Return sigma(x) factor, relatively exact for either sign of x."""
+def _sigmoid(x, PRECISE: tl.constexpr):
+    """Return sigma(x), relatively exact for either sign of x."""
     denominator = 1.0 + _exp_minus(x, PRECISE)
     if PRECISE:
-        y = factor / denominator
+        y = 1.0 / denominator
     else:
         root = tl.rsqrt(denominator)
-        y = root * (root * factor)
+        y = root * root
     return y
 
 
 @triton.jit
 def _softplus(x, PRECISE: tl.constexpr):
-    """Return log(1 + exp(x)), relatively exact for either sign: there are few, so PRECISE takes float64."""
-    if PRECISE:
-        wide = x.to(tl.float64)
-        e = tl.exp(-tl.abs(wide))
-        y = (tl.maximum(wide, 0.0) + tl.where(e < 1e-8, e, tl.log(1.0 + e))).to(tl.float32)
-    else:
-        e = tl.exp2(tl.abs(x) * -LOG2E)
-        y = tl.maximum(x, 0.0) + tl.where(e < 0.03125, e * (1.0 + e * (-0.5 + e * (1.0 / 3.0))), tl.log(1.0 + e))
-    return y
+    """Return log(1 + exp(x)), relatively exact for either sign and without a branch, which loads could not pass.
+
+    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...).
+    """
+    e = _exp_minus(tl.abs(x), PRECISE)
+    q = e / (2.0 + e)
+    z = q * q
+    series = 1.0 / 7.0 + z * (1.0 / 9.0 + z * (1.0 / 11.0 + z * (1.0 / 13.0 + z * (1.0 / 15.0))))
+    series = 1.0 + z * (1.0 / 3.0 + z * (1.0 / 5.0 + z * series))
+    return tl.maximum(x, 0.0) + 2.0 * (q * series)
 
 
 @triton.jit
-def _one_minus_square(a, log2_a, PRECISE: tl.constexpr):
-    """Return 1 - a^2 = -expm1(2 log a): a series in log a where a is near 1 and the difference would lose its bits.
+def _one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
+    """Return 1 - a^2 = -expm1(2 LN log_a): a series in log_a where a is near 1 and the difference would lose its bits.
 
-    The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-16, 32 times finer than fp16.
+    The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-14, whose half is what a root of it loses:
+    16 times finer than fp16 rounds.
     """
     if PRECISE:
-        z = log2_a * (-2.0 * LN2)
+        z = log_a * (-2.0 * LN)
         series = 1.0 / 24.0 + z * (-1.0 / 120.0 + z * (1.0 / 720.0 - z * (1.0 / 5040.0)))
         series = z * (1.0 + z * (-0.5 + z * (1.0 / 6.0 - z * series)))
         y = tl.where(z < 0.25, series, 1.0 - a * a)
     else:
-        series = -2.0 * LN2 + log2_a * (-2.0 * LN2 * LN2 - log2_a * (4.0 / 3.0 * LN2 * LN2 * LN2))
-        y = tl.where(log2_a > -0.045, log2_a * series, 1.0 - a * a)
+        series = log_a * tl.fma(log_a, -2.0 * LN * LN, -2.0 * LN)
+        y = tl.where(log_a > -0.0078125 / LN, series, 1.0 - a * a)
     return y
 
 
@@ -117,56 +130,72 @@ def _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP: tl.constexpr, B
 
 
 @triton.jit
+def _issue_loads():
+    """Keep every load above this line in flight at once: the assembler moves them down to their first use, one wait
+    behind the other, but not past a barrier, which itself waits for no data."""
+    tl.debug_barrier()
+
+
+@triton.jit
 def _decay(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a and its log2; a scan's log2 is not needed, and 0."""
-    r = r.to(tl.float32)
+    """Return a, and sigma(r) of a gate; a scan has none, and gets a in its place."""
+    r = _widen(r)
     if OP == "rglru":
-        log2_a = _sigmoid_times(r, rate, PRECISE)
-        a = tl.exp2(log2_a)
+        open_r = _sigmoid(r, PRECISE)
+        a = tl.exp2(rate * open_r)
     else:
-        log2_a = 0.0
+        open_r = r
         a = r
-    return a, log2_a
+    return a, open_r
 
 
 @triton.jit
 def _element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
     """Return a and b of one array of elements."""
-    x = x.to(tl.float32)
-    a, log2_a = _decay(r, rate, OP, PRECISE)
+    x = _widen(x)
+    a, open_r = _decay(r, rate, OP, PRECISE)
     if OP == "rglru":
-        b = tl.sqrt(_one_minus_square(a, log2_a, PRECISE)) * _sigmoid_times(i.to(tl.float32), x, PRECISE)
+        square = _one_minus_square(a, rate * open_r, LN2, PRECISE)
+        i = _widen(i)
+        if PRECISE:
+            b = tl.sqrt(square) * (x * _sigmoid(i, PRECISE))
+        else:
+            # s sigma(i) = s^2 / sqrt(s^2 (1 + exp(-i))^2), 0 where the root overflows: for sigma(i) < 2^-63.
+            closed = 1.0 + _exp_minus(i, PRECISE)
+            b = square * tl.rsqrt(tl.maximum(square * (closed * closed), 1e-37)) * x
     else:
         b = x
     return a, b
 
 
 @triton.jit
-def _gradient_element(x, r, i, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
+def _gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
     """Return a, b and what a gradient g of h_t = a h + b is multiplied by to give those of the inputs.
 
     With s = sqrt(1 - a^2) and y = sigma(i) x they are
 
-        dx = g s sigma(i)        di = g s y (1 - sigma(i))        dr = ln 2 D (1 - sigma(r))
-        dc = sum of ln 2 D, times sigma(c) / softplus(c)          D = g log2(a) a (h - y a / s)
+        dx = g s sigma(i)    di = g s y (1 - sigma(i))    D = g sigma(r) a (h - y a / s)
+        dr = -8 softplus(c) D (1 - sigma(r))              dc = -8 sigma(c) sum of D
 
-    and stay finite for a -> 1, where log(a) / s -> 0. Returns (a, b, dx / g, di / g, D / g, dr / D).
+    and stay finite for a -> 1, where sigma(r) / s -> 0. a is made again, from its natural logarithm: to keep it from
+    where the tile's map was made would take more registers than there are. Returns (a, b, dx / g, di / g, D / g,
+    dr / D).
     """
-    x = x.to(tl.float32)
+    x = _widen(x)
     if OP == "rglru":
-        open_r = _sigmoid_times(r.to(tl.float32), 1.0, PRECISE)
-        log2_a = rate * open_r
-        a = tl.exp2(log2_a)
-        square = _one_minus_square(a, log2_a, PRECISE)
-        open_i = _sigmoid_times(i.to(tl.float32), 1.0, PRECISE)
+        natural = rate * LN2
+        ln_a = natural * open_r
+        a = tl.exp2(ln_a * LOG2E)
+        square = _one_minus_square(a, ln_a, 1.0, PRECISE)
+        open_i = _sigmoid(_widen(i), PRECISE)
         open_i_by_s = open_i * tl.rsqrt(tl.maximum(square, 1e-37))
         dx = square * open_i_by_s
         b = dx * x
         di = tl.fma(-b, open_i, b)
-        d_log = log2_a * a * tl.fma(-a, x * open_i_by_s, h)
-        dr = tl.fma(open_r, -LN2, LN2)
+        d_log = open_r * a * tl.fma(-a, x * open_i_by_s, h)
+        dr = tl.fma(-open_r, natural, natural)
     else:
-        a = r.to(tl.float32)
+        a = open_r
         b = x
         dx = 1.0
         di = 0.0
@@ -204,21 +233,32 @@ def _last_row(x, BLOCK_O: tl.constexpr):
 
 
 @triton.jit
-def _await_state(word_ptr, offs_c, mask_c):
+def _position(ticket, B, blocks):
+    """Return (tile, batch, block of channels) of a ticket: channels first, time last."""
+    # Unsigned, for division is shorter; two of them.
+    row = (ticket.to(tl.uint32) // blocks.to(tl.uint32)).to(tl.int32)
+    tile = (row.to(tl.uint32) // B.to(tl.uint32)).to(tl.int32)
+    return tile, (row - tile * B).to(tl.int64), ticket - row * blocks
+
+
+@triton.jit
+def _await_state(word_ptr, tile, offs_c, mask_c):
     """Wait until the program before this one has published its state, and return it [1, BLOCK_C].
 
-    A word holds a float32 and, in its upper half, 1: value and flag arrive in one access, so no fence is needed.
+    A word holds a float32 and, in its upper half, the number of the tile that waits for it: value and flag arrive in
+    one access, so no fence is needed.
     """
-    word = tl.load(word_ptr + offs_c, mask=mask_c, other=1 << 32, volatile=True)
-    while tl.min(word >> 32, axis=0) == 0:
-        word = tl.load(word_ptr + offs_c, mask=mask_c, other=1 << 32, volatile=True)
+    wanted = tile.to(tl.int64)
+    word = tl.load(word_ptr + offs_c, mask=mask_c, other=0, volatile=True)
+    while tl.max(tl.where(mask_c & (word >> 32 != wanted), 1, 0), axis=0) > 0:
+        word = tl.load(word_ptr + offs_c, mask=mask_c, other=0, volatile=True)
     return word.to(tl.int32).to(tl.float32, bitcast=True)[None, :]
 
 
 @triton.jit
-def _publish_state(word_ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+def _publish_state(word_ptr, tile, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
     """Publish the last row of ``state`` [BLOCK_O, BLOCK_C] for the program behind this one."""
-    word = (state.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+    word = (state.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | ((tile + 1).to(tl.int64) << 32)
     mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
     tl.atomic_xchg(tl.broadcast_to(word_ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), word, mask=mask, sem="relaxed")
 

@@ -151,7 +151,7 @@ def run_forward(
     flags = {"OP": problem.op, "WANT_LAST": problem.want_last, "SAVE": save if problem.save else 0}
     outputs = (h, _or(last, x), _or(saved, x))
     if problem.strategy == "look_back":
-        words, ticket = _words(tile, x)
+        words, ticket = _words(x)
         look_back_kernel[_grid(tile, x, tile.steps)](
             *inputs, _or(first, x), *outputs, words, ticket, B, T, C // CHANNEL_MULTIPLE, slots,
             HAS_FIRST=first is not None, **flags, **_launch(tile),
@@ -191,7 +191,7 @@ def run_backward(
     outputs = (dx, dr, _or(di, x), _or(dc, x), _or(dfirst, x))
     flags = {"OP": problem.op, "WANT_DFIRST": want_dfirst}
     if one_pass:
-        words, ticket = _words(tile, x)
+        words, ticket = _words(x)
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
             *inputs, saved, dh, _or(dlast, x), *outputs, words, ticket, B, T, C // CHANNEL_MULTIPLE, slots,
             HAS_DLAST=dlast is not None, **flags, **_launch(tile),
@@ -247,8 +247,8 @@ def _launch(tile: TileConfig) -> dict[str, Any]:
     return options if tile.maxnreg is None else {**options, "maxnreg": tile.maxnreg}
 
 
-def _words(tile: TileConfig, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return zeroed words [tiles, B, C] in which programs pass states on, and a zeroed ticket."""
-    B, T, C = x.shape
-    words = torch.zeros(triton.cdiv(T, tile.steps) * B * C + 1, device=x.device, dtype=torch.int64)
+def _words(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return zeroed words [2, B, C] in which programs pass states on, and a zeroed ticket."""
+    B, _, C = x.shape
+    words = torch.zeros(2 * B * C + 1, device=x.device, dtype=torch.int64)
     return words[:-1], words[-1:]

@@ -15,9 +15,11 @@ import triton.language as tl
 from .elements import (
     _await_state,
     _element,
+    _issue_loads,
     _last_row,
     _load_inputs,
     _load_state,
+    _position,
     _publish_state,
     _rate,
     _scan_rows,
@@ -28,13 +30,9 @@ from .elements import (
 
 @triton.jit
 def _forward_tile(
-    x_ptr,
-    r_ptr,
-    i_ptr,
-    offs,
-    left,
-    mask_c,
-    C,
+    x,
+    r,
+    i,
     rate,
     OP: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -43,7 +41,6 @@ def _forward_tile(
     BLOCK_C: tl.constexpr,
 ):
     """Return the elements a, b of a tile, and the maps from its first state to behind and to before each row."""
-    x, r, i = _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP, BLOCK_I)
     row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     row_b = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
     all_a, all_b = (), ()
@@ -113,33 +110,33 @@ def look_back_kernel(
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
     program that runs. Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state
-    [B, C], saved states [B, S, C]; passes states on in the words [tiles, B, C], zero beforehand, as is the ticket.
+    [B, C], saved states [B, S, C]; passes states on in the words [2, B, C], zero beforehand, as is the ticket. Two
+    tiles in turn share a word: whoever overwrites it waited for a state that was made from its last one.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    tile = ticket // (B * blocks)
-    batch = (ticket // blocks % B).to(tl.int64)
-    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    tile, batch, block = _position(ticket, B, blocks)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
     base = (batch * T + tile * TILE) * C
     end = T - tile * TILE
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, end)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+    _issue_loads()
     rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(
-        x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, rate,
-        OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
-    )  # fmt: skip
-    word_ptr += (tile.to(tl.int64) * B + batch) * C
+        x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
+    )
     if tile == 0:
         state = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
     else:
-        state = _await_state(word_ptr - B.to(tl.int64) * C, offs_c, mask_c)
+        state = _await_state(word_ptr + ((tile + 1) % 2 * B + batch) * C, tile, offs_c, mask_c)
     after = tl.fma(after_a, state, after_b)
-    _publish_state(word_ptr, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    _publish_state(word_ptr + (tile % 2 * B + batch) * C, tile, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     if WANT_LAST:
         if end <= TILE:
             _store_last_row(last_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
@@ -194,10 +191,11 @@ def walk_kernel(
     for start in range(chunk * L, stop, TILE):
         base = (batch * T + start) * C
         offs, left, mask = _tile(offs_t, offs_c, mask_c, C, stop - start)
+        x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+        _issue_loads()
         all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(
-            x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, rate,
-            OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
-        )  # fmt: skip
+            x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
+        )
         h = tl.fma(before_a, state, before_b)
         saved = saved_ptr
         if SAVE > 0:

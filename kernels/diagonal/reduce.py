@@ -10,7 +10,18 @@ Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over seque
 import triton
 import triton.language as tl
 
-from .elements import _decay, _last_row, _load_rows, _load_state, _rate, _scan_rows, _tile
+from .elements import (
+    _decay,
+    _issue_loads,
+    _last_row,
+    _load_inputs,
+    _load_rows,
+    _load_state,
+    _rate,
+    _scan_rows,
+    _tile,
+    _widen,
+)
 from .forward import _forward_tile
 
 
@@ -66,18 +77,18 @@ def reduce_kernel(
             closed = -float("inf") if OP == "rglru" else 1.0
             r = _load_rows(r_ptr + base, offs, left, mask, C, closed, BLOCK_I)
             dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+            _issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
             row_w = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
             for n in tl.static_range(BLOCK_I - 1, -1, -1):
                 a, _ = _decay(r[n], rate, OP, PRECISE)
-                row_w = a * (dh[n].to(tl.float32) + row_w)
+                row_w = a * (_widen(dh[n]) + row_w)
                 row_a *= a
             after_a, after_b, _, _ = _scan_rows(row_a, row_w, BLOCK_O, BLOCK_C)
         else:
-            _, _, after_a, after_b, _, _ = _forward_tile(
-                x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, rate,
-                OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C,
-            )  # fmt: skip
+            x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+            _issue_loads()
+            _, _, after_a, after_b, _, _ = _forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C)
         tile_a = _last_row(after_a, BLOCK_O)
         chunk_b = tl.fma(tile_a, chunk_b, _last_row(after_b, BLOCK_O))
         chunk_a *= tile_a

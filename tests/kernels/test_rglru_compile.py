@@ -11,7 +11,14 @@ import torch
 import triton
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
+from lrbench.kernels.common.offline import (
+    Launch,
+    Resources,
+    compile_kernel,
+    compile_launch,
+    read_instructions,
+    record_launches,
+)
 from lrbench.kernels.diagonal import backward, engine, forward, reduce, step
 from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
 from lrbench.kernels.rglru import OPERATION as RGLRU
@@ -132,19 +139,26 @@ def test_elements_are_read_and_written_in_wide_accesses(monkeypatch: pytest.Monk
     tile = launch.arguments
     per_thread = tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
     assert per_thread >= 4
-    ptx = compile_ptx(launch, 90)
+    ptx = compile_kernel(launch, 90).asm["ptx"]
     rows = tile["BLOCK_I"]
     assert ptx.count(f"ld.global.v{per_thread // 2}.b32") == 3 * rows
     assert ptx.count(f"st.global.v{per_thread // 2}.b32") == rows
 
 
-def compile_ptx(launch: Launch, capability: int) -> str:
-    """Return the PTX of a recorded launch."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from lrbench.kernels.common.offline import _specialise
-
-    signature, constexprs, attributes = _specialise(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options).asm["ptx"]
+@pytest.mark.parametrize("sizes", [FULL, FEW], ids=["full", "few"])
+def test_one_pass_kernels_on_hopper(sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bars rest on, read from the machine code: all of a tile's loads are in flight before anything waits for
+    one, a gate is evaluated once, and a state is passed on in one access that goes by the L1."""
+    for launch, specials in zip(record(RGLRU, "fused", 90, sizes, torch.bfloat16, monkeypatch), (5, 7), strict=True):
+        code = read_instructions(compile_kernel(launch, 90).asm["cubin"])
+        name = launch.kernel.__name__
+        loads = [n for n, line in enumerate(code) if "LDG.E.64 " in line]
+        tensors = 4 if "gradient" in name else 3
+        assert len(loads) == tensors * launch.arguments["BLOCK_I"], name
+        between = code[loads[0] : loads[-1]]
+        assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
+        tile = launch.arguments
+        elements = tile["BLOCK_I"] * tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
+        assert sum("MUFU" in line for line in code) <= (specials + 0.6) * elements, name
+        assert any("LDG.E.64.STRONG.SYS" in line for line in code), name
+        assert any("ATOMG.E.EXCH.64.STRONG.GPU" in line for line in code), name
