@@ -8,6 +8,9 @@ Per chunk, FLOPs are a L^2 + b L + c and bytes p L + q, so per token the runtime
 
 which for mLSTMsig, with the paper's printed total, are the paper's closed forms; every other chunkwise operation goes
 the same way with its own parts. The coefficients are read off the count formulas themselves.
+
+That is what the formulation asks for. An implementation that walks its chunks tile by tile asks for others; where its
+launches are known and were measured, :mod:`.launch_model` says which.
 """
 
 from __future__ import annotations
@@ -19,16 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bench.store import holds_results
 from .accelerators import Accelerator
-from .counts import Count, Head, Tally, Widths, baselines, count, mlstm, scalar_decay
+from .counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
 from .counts.model import DTYPE_BYTES
+from .launch_model import Case, LaunchFit
 from .runtime_model import flop_rate, runtime_model
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from .schedule import is_outdated, launches_of
+from .stored_rows import matching_rows
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -127,11 +130,13 @@ def chunk_size_report(
     mode: str = "fw",
     impl: str = "tfla",
     results: Sequence[Path] = (),
+    fit: LaunchFit | None = None,
+    by_launches: bool = False,
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
-    The model is that of the chunkwise formulation, the paper's; an implementation that walks its chunks tile by tile
-    does less work at long ones, which the measurements beside it show.
+    Two models choose: that of the chunkwise formulation, the paper's, and given ``fit`` that of the implementation's
+    launches. ``model`` in the report names the one that ``runtime_optimal_feasible`` and ``regret_ms`` follow.
 
     Args:
         op: a chunkwise operation.
@@ -141,13 +146,18 @@ def chunk_size_report(
             rounded up to whole tiles for each candidate.
         impl: the implementation whose measurements are looked up.
         results: files or folders of results; none means that nothing is looked up.
+        fit: the implementation's launches fitted to measurements.
+        by_launches: whether the choice is that of ``fit``, where there is one.
 
     Returns:
         flop_optimal, runtime_optimal: the real-valued closed forms.
-        flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time
-            (upper, eq. 118).
+        model: formulation (upper time, eq. 118) or launches.
+        flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
-            None where nothing was measured.
+            None where it was not measured. Of model launches, candidates measured with other launches than today's do
+            not count.
+        launches: what the launches choose (optimal_feasible, measured_best, regret_ms) and how well they predict; None
+            without ``fit``.
         candidates: one mapping per feasible chunk length, modelled and measured.
 
     Raises:
@@ -194,12 +204,14 @@ def chunk_size_report(
     for chunk, each in zip(chunks, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
         row = measured.get(chunk, {})
+        case: Case = (op, impl, mode, dtype, state_dtype, {**sizes, "chunk_size": chunk})
         candidates.append(
             {
                 "chunk_size": chunk,
                 "model_upper_ms": model.upper_ms,
                 "model_lower_ms": model.lower_ms,
                 "bound": model.bound,
+                "launches_ms": None if fit is None else _launches_ms(fit, accelerator, case),
                 "flops": each.flops,
                 "bytes": each.bytes,
                 "intensity": each.intensity,
@@ -208,16 +220,17 @@ def chunk_size_report(
                     {name: chunkwise(mode=name, chunk_size=chunk) for name in _PASSES[mode]}
                 ),
                 "measured_ms": row.get("time_ms"),
+                "outdated": bool(row) and is_outdated(*case, row["measured_at"] or ""),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),
             }
         )
     least_flops = min(candidates, key=lambda each: each["flops"])
-    best_modelled = min(candidates, key=lambda each: each["model_upper_ms"])
-    timed = [each for each in candidates if each["measured_ms"] is not None]
-    best_measured = min(timed, key=lambda each: each["measured_ms"]) if timed else None
-    regret = None
-    if best_measured is not None and best_modelled["measured_ms"] is not None:
-        regret = best_modelled["measured_ms"] - best_measured["measured_ms"]
+    chosen = _choice(candidates, "model_upper_ms")
+    launches: dict[str, Any] | None = None
+    if fit is not None and all(each["launches_ms"] is not None for each in candidates):
+        by_fit = _choice(candidates, "launches_ms", current=True)
+        launches = {**by_fit, **fit.in_figures()}
+        chosen = by_fit if by_launches else chosen
     return {
         "op": op,
         "impl": impl,
@@ -228,11 +241,34 @@ def chunk_size_report(
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
-        "runtime_optimal_feasible": best_modelled["chunk_size"],
-        "measured_best": best_measured["chunk_size"] if best_measured else None,
-        "regret_ms": regret,
+        "model": "launches" if launches is not None and by_launches else "formulation",
+        "runtime_optimal_feasible": chosen["optimal_feasible"],
+        "measured_best": chosen["measured_best"],
+        "regret_ms": chosen["regret_ms"],
+        "launches": launches,
         "candidates": candidates,
     }
+
+
+def _choice(candidates: Sequence[Mapping[str, Any]], by: str, *, current: bool = False) -> dict[str, Any]:
+    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer.
+
+    With ``current`` only candidates that were measured with today's launches count.
+    """
+    best = min(candidates, key=lambda each: each[by])
+    timed = [each for each in candidates if each["measured_ms"] is not None and not (current and each["outdated"])]
+    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
+    return {
+        "optimal_feasible": best["chunk_size"],
+        "measured_best": None if fastest is None else fastest["chunk_size"],
+        "regret_ms": best["measured_ms"] - fastest["measured_ms"] if fastest is not None and best in timed else None,
+    }
+
+
+def _launches_ms(fit: LaunchFit, accelerator: Accelerator, case: Case) -> float | None:
+    """Return the time that an implementation's fitted launches take for a case, None where they are not known."""
+    launches, counted = launches_of(*case), count_case(*case)
+    return None if launches is None or counted is None else fit.time_ms(launches, accelerator, counted)
 
 
 def _modelled_memory(counted: Mapping[str, Count]) -> float:
@@ -257,27 +293,8 @@ def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int
 
     Reads the few columns it needs without pandas, so that the command line answers at once.
     """
-    measured: dict[int, dict[str, Any]] = {}
     if not results:
-        return measured
-    for row in sorted(_matching(results, key), key=lambda row: row["measured_at"] or ""):
-        measured[row["chunk_size"]] = row
-    return measured
-
-
-def _matching(results: Sequence[Path], key: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the measured rows with a chunk length that match ``key``, with the columns that the report shows.
-
-    Compared in Python, column after column: once a Python value is made an arrow one, pyarrow imports pandas, and that
-    takes longer than all the rest.
-    """
-    from .frames import read_table
-
-    wanted = ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
-    table: pa.Table = read_table(results, ["status", *key, *wanted])
-    rows: Sequence[int] = range(len(table))
-    for name, value in {**key, "status": "ok"}.items():
-        column = table[name].combine_chunks()
-        rows = [n for n in rows if column[n].as_py() == value]
-    found = ({name: table[name][n].as_py() for name in wanted} for n in rows)
-    return [row for row in found if row["chunk_size"] is not None]
+        return {}
+    rows = matching_rows(results, key, ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at"))
+    rows = [row for row in rows if row["chunk_size"] is not None]
+    return {row["chunk_size"]: row for row in sorted(rows, key=lambda row: row["measured_at"] or "")}

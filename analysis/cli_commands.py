@@ -182,7 +182,11 @@ def register(
         state_dtype: StateDtype = "fp32",
         causal_factor: CausalFactor = None,
         impl: Annotated[
-            str | None, typer.Option(help="Implementation whose measurements are looked up [the operation's first].")
+            str | None,
+            typer.Option(
+                help="Implementation whose measurements are looked up [the operation's first]. Named, the choice is "
+                "that of its launches, where these are known and were measured, not that of the chunkwise formulation."
+            ),
         ] = None,
         results: Annotated[
             list[Path] | None, typer.Option(help="Result files or folders [the committed ones of --gpu].")
@@ -192,9 +196,14 @@ def register(
     ) -> None:
         """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
         from .chunk_size import chunk_size_report, default_results
+        from .efficiency import committed_results
+        from .launch_model import stored_launch_fit
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
+        chosen = _implementation(operation, impl, implementations(operation))
+        folders = tuple(results or committed_results())
+        fit = stored_launch_fit(folders, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
         report = chunk_size_report(
             operation,
             accelerator,
@@ -207,8 +216,10 @@ def register(
             state_dtype=state_dtype,
             causal_factor=causal_factor,
             mode=mode,
-            impl=_implementation(operation, impl, implementations(operation)),
+            impl=chosen,
             results=tuple(results) if results else default_results(accelerator.key),
+            fit=fit,
+            by_launches=impl is not None,
         )
         if format == "json":
             show_object({**report, "accelerator_part": accelerator.part, "roofs": roofs_in_words(accelerator)})
@@ -244,7 +255,8 @@ def register(
     ) -> None:
         """Predict a time on an accelerator: an interval, never a bare number."""
         from .counts import SIZES, count_case, formulation_of, is_chunked
-        from .efficiency import FIT_COLUMNS, committed_results, fit_efficiency, predict, sequential_steps
+        from .efficiency import NO_FIT, committed_results
+        from .launch_model import predict_case
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
@@ -274,17 +286,11 @@ def register(
         counted = count_case(operation, chosen, mode, dtype, state_dtype, sizes)
         if counted is None:
             raise ValueError(f"mode must be one that is counted for {what}, got {mode!r}")
-        fitted = None
-        folders = (results or committed_results()) if fit else []
-        if folders:
-            from .frames import load_results
-
-            frame = load_results(folders, FIT_COLUMNS)
-            fitted = fit_efficiency(frame, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
-        if results and fit and fitted is None:
+        folders = tuple(results or committed_results()) if fit else ()
+        case = (operation, chosen, mode, dtype, state_dtype, sizes)
+        prediction = predict_case(case, counted, accelerator, folders, roofs=roofs)
+        if results and fit and prediction.fit is None:
             raise ValueError(f"results must hold enough measured rows of {what} {mode} {dtype}, got fewer")
-        steps = sequential_steps(operation, chosen, mode, dtype, sizes)
-        prediction = predict(counted, accelerator, dtype, steps=steps, fit=fitted)
         row = {
             "op": operation,
             "impl": chosen or None,
@@ -302,14 +308,7 @@ def register(
             "model_lower_ms": prediction.model.lower_ms,
             "model_upper_ms": prediction.model.upper_ms,
             "bound": prediction.model.bound,
-            "fitted_on": fitted.accelerator if fitted else None,
-            "fitted_rows": fitted.rows if fitted else None,
-            "launch_ms": fitted.launch_ms if fitted else None,
-            "step_ms": fitted.step_ms if fitted else None,
-            "flops_efficiency": 1 / fitted.flops_factor if fitted and fitted.flops_factor else None,
-            "bytes_efficiency": 1 / fitted.bytes_factor if fitted and fitted.bytes_factor else None,
-            "median_error": fitted.median_error if fitted else None,
-            "worst_error": fitted.worst_error if fitted else None,
+            **(prediction.fit.in_figures() if prediction.fit else NO_FIT),
         }
         if format == "json":
             show_object(row)
@@ -441,19 +440,33 @@ def register(
 def _chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
     """Return what the table of candidates comes to: the optima, what choosing wrongly costs, and memory at each."""
     at = {each["chunk_size"]: each for each in report["candidates"]}
-    modelled, best, regret = report["runtime_optimal_feasible"], report["measured_best"], report["regret_ms"]
+    chosen, launches = report["runtime_optimal_feasible"], report["launches"]
+    formulation = min(report["candidates"], key=lambda each: each["model_upper_ms"])
     lines = [
         f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
-        f"for the modelled time on {accelerator.part}: {report['runtime_optimal']:.1f}, "
-        f"of the feasible ones {modelled} ({at[modelled]['model_memory_bytes'] / 2**30:.3g} GiB modelled)",
+        f"for the modelled time on {accelerator.part}: {report['runtime_optimal']:.1f}, of the feasible ones "
+        f"{formulation['chunk_size']} ({formulation['model_memory_bytes'] / 2**30:.3g} GiB modelled), by the chunkwise "
+        "formulation",
     ]
-    if best is None:
+    if launches is not None:
+        lines.append(
+            f"of the feasible ones {launches['optimal_feasible']}, by the launches of {report['impl']} (fitted to "
+            f"{launches['fitted_rows']} rows on {launches['fitted_on']}; on rows left out off by "
+            f"{100 * launches['median_error']:.2g} % in the median, {100 * launches['worst_error']:.2g} % at worst)"
+        )
+    if report["measured_best"] is None:
         lines.append(f"not measured for {report['impl']} on {accelerator.key}")
-    else:
-        held = at[best]["peak_memory_bytes"]
-        memory = "" if held is None else f" ({held / 2**30:.3g} GiB measured)"
-        lost = f"{modelled} was not measured" if regret is None else f"the modelled choice takes {regret:.4g} ms more"
-        lines.append(f"measured best: {best}{memory}; {lost}")
+        return "\n".join(lines)
+    best = at[report["measured_best"]]
+    held = best["peak_memory_bytes"]
+    memory = "" if held is None else f" ({held / 2**30:.3g} GiB measured)"
+    lost = f"{chosen} was not measured"
+    if report["model"] == "launches" and at[chosen]["outdated"]:
+        lost += f" with today's launches (outdated: {at[chosen]['measured_ms']:.4g} ms)"
+    if report["regret_ms"] is not None:
+        whose = "choice by launches" if report["model"] == "launches" else "modelled choice"
+        lost = f"the {whose} takes {report['regret_ms']:.4g} ms more"
+    lines.append(f"measured best: {report['measured_best']}{memory}; {lost}")
     return "\n".join(lines)
 
 

@@ -13,23 +13,25 @@ by a fit to all rows of other problem sizes.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..bench.case import SIZE_COLUMNS
 from ..bench.store import holds_results
 from .accelerators import Accelerator, get_accelerator
 from .counts import Count, chunk_of, count_case, formulation_of
+from .least_squares import left_out_ratios, relative_fit
 from .roofs import with_roofs
 from .runtime_model import RuntimeModel, runtime_model
 from .statistics import percentile
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
+
+    from .launch_model import LaunchFit
 
 MIN_ROWS = 8
 """Fewer measured rows than this are not fitted."""
@@ -69,6 +71,20 @@ class Fit:
     low_ratio: float
     high_ratio: float
 
+    def in_figures(self) -> dict[str, Any]:
+        """Return what a table says of the fit."""
+        return {
+            "model": "formulation",
+            "fitted_on": self.accelerator,
+            "fitted_rows": self.rows,
+            "launch_ms": self.launch_ms,
+            "step_ms": self.step_ms,
+            "flops_efficiency": 1 / self.flops_factor if self.flops_factor else None,
+            "bytes_efficiency": 1 / self.bytes_factor if self.bytes_factor else None,
+            "median_error": self.median_error,
+            "worst_error": self.worst_error,
+        }
+
     def latency_ms(self, steps: int) -> float:
         """Return the part of the time that no rate of the device shortens: starting, and waiting for states."""
         return self.launch_ms + steps * self.step_ms
@@ -76,6 +92,16 @@ class Fit:
     def time_ms(self, model: RuntimeModel, steps: int) -> float:
         """Return the fitted time for a problem's modelled times, on the measured device or carried to another."""
         return self.latency_ms(steps) + self.flops_factor * model.flops_ms + self.bytes_factor * model.bytes_ms
+
+
+NO_FIT: Mapping[str, Any] = MappingProxyType(
+    {"model": "formulation"}
+    | dict.fromkeys(
+        ("fitted_on", "fitted_rows", "launch_ms", "step_ms", "flops_efficiency", "bytes_efficiency", "median_error",
+         "worst_error")
+    )
+)  # fmt: skip
+"""What a table says where there is no fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +123,7 @@ class Prediction:
     high_ms: float
     time_ms: float | None
     model: RuntimeModel
-    fit: Fit | None
+    fit: Fit | LaunchFit | None
     interval: str
 
 
@@ -215,8 +241,8 @@ def fit_efficiency(
     if len(times) < MIN_ROWS:
         return None
     matrix, measured = np.array(features), np.array(times)
-    factors = _non_negative_fit(matrix, measured)
-    ratios = _left_out_ratios(matrix, measured, problems)
+    factors = relative_fit(matrix, measured)
+    ratios = left_out_ratios(matrix, measured, problems)
     errors = [abs(1 / ratio - 1) for ratio in ratios]
     return Fit(
         op=op,
@@ -235,39 +261,3 @@ def fit_efficiency(
         low_ratio=percentile(ratios, 5),
         high_ratio=percentile(ratios, 95),
     )
-
-
-def _non_negative_fit(matrix: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return x >= 0 of least sum of ((matrix x - t) / t)^2: the best of all choices of columns that may be nonzero.
-
-    With four columns there are fifteen choices, each an ordinary least-squares problem; the optimum is the feasible one
-    of least error.
-    """
-    import numpy as np
-
-    scaled, ones = matrix / times[:, None], np.ones(len(times))
-    best, least = np.zeros(matrix.shape[1]), np.inf
-    columns = range(matrix.shape[1])
-    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, n) for n in range(1, 5)):
-        solution = np.linalg.lstsq(scaled[:, chosen], ones, rcond=None)[0]
-        error = float(np.sum((scaled[:, chosen] @ solution - ones) ** 2))
-        if (solution >= 0).all() and error < least:
-            best, least = np.zeros(matrix.shape[1]), error
-            best[list(chosen)] = solution
-    return best
-
-
-def _left_out_ratios(matrix: np.ndarray, times: np.ndarray, problems: Sequence[tuple[Any, ...]]) -> list[float]:
-    """Return measured over predicted time of every row, predicted by a fit without any row of its problem size.
-
-    Where all rows are of one size, single rows are left out.
-    """
-    import numpy as np
-
-    names: list[Any] = list(problems) if len(set(problems)) > 1 else list(range(len(times)))
-    ratios: list[float] = []
-    for name in dict.fromkeys(names):
-        held = np.array([each == name for each in names])
-        predicted = matrix[held] @ _non_negative_fit(matrix[~held], times[~held])
-        ratios += [float(ratio) for ratio in times[held] / predicted]
-    return ratios

@@ -121,7 +121,7 @@ class Run:
     @property
     def chunk(self) -> int:
         """Chunk length in force: never longer than the sequence's next power of two."""
-        return min(self.chunk_size, _padded(self.length))
+        return min(self.chunk_size, padded_dim(self.length))
 
     @property
     def several(self) -> bool:
@@ -212,8 +212,7 @@ def executed(run: Run, direction: str) -> Executed:
     """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward."""
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
-    if backward and run.walks:
-        run = dataclasses.replace(run, chunk_size=min(run.chunk, _filling_chunk(run)))
+    run = run_of_pass(run, direction)
     if not backward:
         _gates(run, total)
     if run.several:
@@ -231,22 +230,41 @@ def executed(run: Run, direction: str) -> Executed:
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
 
 
-def _filling_chunk(run: Run) -> int:
+def run_of_pass(run: Run, direction: str) -> Run:
+    """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
+    if direction == "backward" and run.walks:
+        return dataclasses.replace(run, chunk_size=min(run.chunk, filling_chunk(run)))
+    return run
+
+
+def merges_states(run: Run) -> bool:
+    """Whether a states pass takes every chunk by itself and merges them: where it would fill too little otherwise."""
+    return run.walks and run.rows * states_tiles(run) < FILLED_PROGRAMS
+
+
+def states_tiles(run: Run) -> int:
+    """Return how many programs a states pass takes for each sequence and head."""
+    tiles = run.tiles
+    block_k, block_v = min(tiles.states_k, padded_dim(run.d_qk)), min(tiles.states_v, padded_dim(run.d_v))
+    return -(-run.d_qk // block_k) * -(-run.d_v // block_v)
+
+
+def filling_chunk(run: Run) -> int:
     """Return the chunk length that gives a walk over the narrower of q and v enough programs, 256 or more."""
     columns = max(1, min(run.d_qk, run.d_v) // run.tiles.block_z)
     chunks = -(-FILLED_PROGRAMS // (run.rows * columns))
-    return max(MIN_SPLIT, _padded(run.length) >> (chunks - 1).bit_length())
+    return max(MIN_SPLIT, padded_dim(run.length) >> (chunks - 1).bit_length())
 
 
-def _padded(dim: int) -> int:
+def padded_dim(dim: int) -> int:
     """Return the next power of two, at least the smallest tile."""
     return max(MIN_TILE, 1 << (dim - 1).bit_length())
 
 
-def _blocks(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
+def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
     dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
-    block_x, block_z = min(run.tiles.block_x, _padded(dx)), min(run.tiles.block_z, _padded(dz))
+    block_x, block_z = min(run.tiles.block_x, padded_dim(dx)), min(run.tiles.block_z, padded_dim(dz))
     return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
 
 
@@ -260,7 +278,7 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ). Of a whole role, a tile of t
     rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
-    dx, dz, block_x, block_z, launches, columns = _blocks(run, role)
+    dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
@@ -291,7 +309,7 @@ def _normaliser(run: Run, total: Executed) -> None:
 
     q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
     """
-    block_k = min(run.tiles.block_x, _padded(run.d_qk))
+    block_k = min(run.tiles.block_x, padded_dim(run.d_qk))
     blocks = -(-run.d_qk // block_k)
     tiles, squares = _walk_tiles(run)
     scores = 2 * squares * run.d_qk
@@ -315,7 +333,7 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
     Past roles take the columns of earlier row tiles and of their own, future roles theirs and those of later ones, both
     in steps of BLOCK_S.
     """
-    dx, dz, block_x, block_z, contractions, columns = _blocks(run, role)
+    dx, dz, block_x, block_z, contractions, columns = blocks_of(run, role)
     row_tiles = column_tiles = entries = 0
     for rows, beside, times in _row_tiles(run, role):
         row_tiles += times
@@ -355,7 +373,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     """
     tiles, gradient = run.tiles, name == "state_gradient"
     block_t = min(tiles.states_t, run.chunk)
-    block_k, block_v = min(tiles.states_k, _padded(run.d_qk)), min(tiles.states_v, _padded(run.d_v))
+    block_k, block_v = min(tiles.states_k, padded_dim(run.d_qk)), min(tiles.states_v, padded_dim(run.d_v))
     columns_k, columns_v = -(-run.d_qk // block_k), -(-run.d_v // block_v)
     needed = Counter({_again(name) if recomputed else name: 2 * run.length * run.d_qk * run.d_v})
     padded = -(-run.length // block_t) * columns_k * columns_v * 2 * block_t * block_k * block_v
@@ -366,11 +384,10 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     weights = run.length * (_query_bytes(run) if gradient else run.vector_bytes)
     keys, values = run.length * run.d_qk * run.widths.qkv, run.length * run.d_v * run.widths.qkv
     stored = kept + (run.chunks * run.d_qk * FP32_BYTES if normaliser else 0)
-    merged = run.walks and run.rows * columns_k * columns_v < FILLED_PROGRAMS
     moved = {
         "load": run.qk_share * keys + values + weights,
         "store": stored,
-        "merge": 2 * stored if merged else 0,
+        "merge": 2 * stored if merges_states(run) else 0,
         "decay gradient": kept if gradient and not run.walks else 0,
     }
     _add(total.bytes, f"{name} pass", moved)
@@ -385,7 +402,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
     walking, states at anchors in between (stored by dq, loaded by dk). Whatever else programs load is read again.
     """
-    dx, dz, block_x, _, blocks, columns = _blocks(run, role)
+    dx, dz, block_x, _, blocks, columns = blocks_of(run, role)
     launches = blocks if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
@@ -412,7 +429,7 @@ def _issued(run: Run, role: Role) -> float:
     Walking, every column block loads X, Y and the gates of every launch. Sweeping, every row tile loads the columns of
     Y and Z that it meets, and a contraction of several blocks loads X anew for every product.
     """
-    dx, dz, block_x, _, blocks, columns = _blocks(run, role)
+    dx, dz, block_x, _, blocks, columns = blocks_of(run, role)
     width, x = run.widths.qkv, run.length * dx
     if run.walks:
         tensors = 2 * columns * x + blocks * run.length * dz
@@ -464,7 +481,7 @@ def _gates(run: Run, total: Executed) -> None:
 def _gates_backward(run: Run, total: Executed) -> None:
     """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
     gates = GATE_MODELS[run.op].gates
-    columns = sum(_blocks(run, role)[-1] for role in BACKWARD_ROLES if role.gate_sums)
+    columns = sum(blocks_of(run, role)[-1] for role in BACKWARD_ROLES if role.gate_sums)
     loaded = columns * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
     moved = {"load": run.length * loaded, "store": run.length * gates * run.widths.gate}
     _add(total.bytes, "gate gradients", moved)

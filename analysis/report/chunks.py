@@ -1,4 +1,4 @@
-"""The best chunk length of every problem measured at several: by the model, as measured, and what the model costs."""
+"""The best chunk length of every problem measured at several: by the models, as measured, and what a model costs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..frames import best_rows
+from ..launch_model import LaunchFit, case_of, fit_launches
+from ..schedule import is_outdated
 from .markup import ABSENT, Html, numeric, size, table
 from .subject import Subject, name_cell
 
@@ -32,8 +34,13 @@ class Choice:
 
     @property
     def modelled(self) -> int:
-        """The chunk length that the runtime model chooses."""
+        """The chunk length that the model chooses: of the implementation's launches where it has one."""
         return int(self.report["runtime_optimal_feasible"])
+
+    @property
+    def model(self) -> str:
+        """Which model chooses: launches or formulation."""
+        return str(self.report["model"])
 
     @property
     def regret_ms(self) -> float | None:
@@ -51,17 +58,41 @@ def choices(subject: Subject) -> list[Choice]:
     """Return every problem measured at two chunk lengths or more, with the model of the report's accelerator."""
     rows = subject.trusted
     rows = rows[rows["chunk_size"].notna() & rows["op"].isin(CHUNKWISE_OPERATIONS) & (rows["mode"] != "step")]
+    fits = _fits(subject, rows)
+    current = [n for n, row in enumerate(rows.to_dict("records")) if not _is_outdated(row, fits)]
+    rows = rows.iloc[current]
     rows = best_rows(rows, (*PROBLEM, "chunk_size"))
     found = []
     for _, group in rows.groupby(list(PROBLEM), dropna=False, sort=True):
         if len(group) > 1:
-            choice = _choice(subject, group)
+            choice = _choice(subject, group, fits)
             if choice is not None:
                 found.append(choice)
     return found
 
 
-def _choice(subject: Subject, group: pd.DataFrame) -> Choice | None:
+Fits = dict[tuple[str, str, str, str], LaunchFit | None]
+
+
+def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
+    """Fit the launches of every implementation, operation, mode and dtype that the rows hold, to the rows."""
+    fits: Fits = {}
+    for (impl, mode, dtype), group in rows.groupby(["impl", "mode", "dtype"]):
+        records = group.to_dict("records") if impl == "tfla" else []
+        for op in group["op"].unique() if records else ():
+            fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
+    return fits
+
+
+def _is_outdated(row: dict[str, Any], fits: Fits) -> bool:
+    """Whether a row says nothing of the launches that the model of its implementation is of."""
+    op, impl, mode, dtype = row["op"], row["impl"], row["mode"], row["dtype"]
+    if fits.get((op, impl, mode, dtype)) is None:
+        return False
+    return is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])
+
+
+def _choice(subject: Subject, group: pd.DataFrame, fits: Fits) -> Choice | None:
     measured = {int(row.chunk_size): row for row in group.itertuples(index=False)}
     best = min(measured.values(), key=lambda row: row.time_ms)
     try:
@@ -77,6 +108,8 @@ def _choice(subject: Subject, group: pd.DataFrame) -> Choice | None:
             state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
             mode=best.mode,
             impl=best.impl,
+            fit=fits.get((best.op, best.impl, best.mode, best.dtype)),
+            by_launches=True,
         )
     except ValueError:
         # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk.
@@ -98,6 +131,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
                 numeric(each.report["flop_optimal"]),
                 numeric(each.report["runtime_optimal"]),
                 size(each.modelled),
+                each.model,
                 size(each.row.chunk_size),
                 numeric(each.row.time_ms),
                 numeric(None if memory != memory else memory / 2**30),
@@ -112,6 +146,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
         "L of least FLOPs",
         "L of least modelled time",
         "modelled choice",
+        "model of it",
         "measured best",
         "time at it (ms)",
         "peak memory at it (GiB)",

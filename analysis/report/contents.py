@@ -136,8 +136,10 @@ class Report:
         length = subject.seq_len()
         at = [each for each in self.choices if each.row.seq_len == length]
         said = (
-            "The model is that of the chunkwise formulation; an implementation that walks its chunks tile by tile does "
-            "less work at long ones, and is faster there than the model says."
+            "Two models choose. Formulation: FLOPs and bytes of the chunkwise form at full rate. Launches, for tfla "
+            "where enough rows are there: its grids, serial steps and states, with constants fitted to these rows; "
+            "tfla walks a chunk tile by tile and does no more work in a long one. Rows from before they changed are "
+            "left aside here."
         )
         if not subject.on_target:
             said += f" The model is that of {subject.accelerator.name}; its choice has no regret on another device."

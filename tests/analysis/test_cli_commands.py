@@ -116,6 +116,22 @@ def test_chunk_size_with_results(tmp_path: Path) -> None:
     assert "; the modelled choice takes 0.5 ms more" in printed
 
 
+def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches() -> None:
+    command = ("chunk-size", "tfla", "--gpu", "h200", "--impl", "tfla")
+    report = json.loads(run(*command, "--format", "json"))
+    assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
+    assert 0 < report["launches"]["median_error"] < 0.05 < report["launches"]["formulation_median_error"]
+    printed = run(*command)
+    assert "of the feasible ones 8192, by the launches of tfla (fitted to " in printed
+    assert "; the choice by launches takes 0 ms more" in printed
+    changed = run(*command, "--mode", "fwbw", "--seq-len", "64k", "--batch", 1)
+    assert "was not measured with today's launches (outdated: 6.348 ms)" in changed
+    unnamed = json.loads(run("chunk-size", "tfla", "--gpu", "h200", "--format", "json"))
+    assert (unnamed["model"], unnamed["runtime_optimal_feasible"]) == ("formulation", 512)
+    assert unnamed["launches"]["optimal_feasible"] == 8192
+    assert json.loads(run("chunk-size", "gla", "--gpu", "h200", "--format", "json"))["launches"] is None
+
+
 def test_predict_gives_an_interval(tmp_path: Path) -> None:
     row = json.loads(run("predict", "tfla", "--gpu", "b200", "--no-fit", "--format", "json"))
     assert 0 < row["low_ms"] < row["high_ms"]

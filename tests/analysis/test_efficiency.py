@@ -13,13 +13,13 @@ from lrbench.analysis.counts import count_case
 from lrbench.analysis.efficiency import (
     FIT_COLUMNS,
     MIN_ROWS,
-    _non_negative_fit,
     committed_results,
     fit_efficiency,
     predict,
     sequential_steps,
 )
 from lrbench.analysis.frames import load_results
+from lrbench.analysis.least_squares import relative_fit
 from lrbench.analysis.roofs import with_roofs
 from lrbench.analysis.runtime_model import runtime_model
 
@@ -165,7 +165,7 @@ def test_factors_are_never_negative() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         matrix, times = generator.uniform(0.1, 1, (12, 4)), generator.uniform(0.5, 2, 12)
-        solution = _non_negative_fit(matrix, times)
+        solution = relative_fit(matrix, times)
         assert (solution >= 0).all()
         residual = matrix @ solution / times - 1
         # Optimality (Karush, Kuhn, Tucker): no allowed step lowers the error.
