@@ -29,7 +29,7 @@ from .efficiency import FIT_COLUMNS, Prediction, fit_efficiency, predict, sequen
 from .least_squares import left_out_ratios, relative_fit
 from .roofs import with_roofs
 from .runtime_model import runtime_model
-from .schedule import RESIDENT, Launch, is_outdated, launches_of
+from .schedule import RESIDENT, Launch, has_launches, is_outdated, launches_of
 from .statistics import percentile
 from .stored_rows import matching_rows
 
@@ -297,8 +297,8 @@ def fit_launches(
         if not _is_set(row["suspect"])
         and row["device_accelerator"]
         and (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
+        and has_launches(*case_of(row, impl, mode, dtype))
     ]
-    known = [row for row in known if launches_of(*case_of(row, impl, mode, dtype)) is not None]
     outdated = {id(row) for row in known if is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])}
     current = [row for row in known if id(row) not in outdated]
     own = [row for row in current if row["op"] == op]

@@ -107,6 +107,11 @@ def launches_of(
     return tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
 
 
+def has_launches(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> bool:
+    """Whether :func:`launches_of` knows the launches of a case."""
+    return _run(op, impl, mode, dtype, state_dtype, sizes, None) is not None
+
+
 def is_outdated(
     op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int], measured_at: str
 ) -> bool:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from .accelerators import Accelerator, get_accelerator
 from .chunk_size import check_chunkwise, coefficients, feasible_chunks
-from .counts import FORMULATIONS, Count, count
+from .counts import FORMULATIONS, Count, count, count_case
 from .counts.formulations import is_counted, one_of
 from .counts.model import DTYPE_BYTES
 from .figure_layout import Line, Panel, Words, compose
 from .figure_style import CURVES, MUTED, OPERATION_LABELS, SeriesStyle, curve_style, series_style
-from .frames import best_rows, latest_rows
+from .frames import best_rows, latest_rows, ok_rows
+from .launch_model import fit_launches
 from .runtime_model import runtime_model
+from .schedule import launches_of
 from .selection import MODE_TITLES
 
 if TYPE_CHECKING:
@@ -387,7 +389,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, w
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:
-        frame: result rows; their devices are drawn as well, in the colour of their model. None: the model alone.
+        frame: result rows; their devices are drawn as well, in the colour of their model, and so is what tfla's
+            launches take, fitted to all of a device's rows, where there are enough. None: the model alone.
 
     Raises:
         ValueError: no row of ``frame`` is of this problem.
@@ -399,13 +402,22 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, w
     chunks = list(feasible_chunks(theory.seq_len))
     counted = [_counted(theory, "chunkwise", theory.head_dim, chunk, heads=heads, batch=batch) for chunk in chunks]
     lines = []
+    note = (
+        f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
+        f"{theory.causal_factor:g}."
+    )
     for n, key in enumerate(keys):
         accelerator = get_accelerator(key)
         dtype = _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
         lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{_short(accelerator)}, model")))
         if measured is not None:
-            lines += _measured_lines(measured[measured["device_accelerator"] == key], theory.op, _short(accelerator), n)
+            here = measured[measured["device_accelerator"] == key]
+            lines += _measured_lines(here, theory.op, _short(accelerator), n)
+            if frame is not None and (here["impl"] == "tfla").any():
+                launched = _launch_lines(frame, theory, accelerator, chunks, heads, batch, n)
+                lines += launched
+                note += " Launches: grids, serial steps and states of tfla, fitted to its rows." if launched else ""
     panel = Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)
     words = Words(
         title="Runtime over chunk size, model and measurement"
@@ -418,10 +430,43 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, w
             f"head dim {_key_dim(theory.head_dim, theory.share)} (qk), {theory.head_dim} (v)",
             f"{theory.dtype}, {theory.state_dtype} states",
         ),
-        note=f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
-        f"{theory.causal_factor:g}.",
+        note=note,
     )
     return compose([[panel]], words, width or 6.8)
+
+
+def _launch_lines(
+    frame: pd.DataFrame,
+    theory: Theory,
+    accelerator: Accelerator,
+    chunks: Sequence[int],
+    heads: int,
+    batch: int,
+    index: int,
+) -> list[Line]:
+    """Return the time that tfla's launches take over chunk size, fitted to what the accelerator measured of it."""
+    rows = ok_rows(frame)
+    rows = rows[(rows["impl"] == "tfla") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
+    rows = rows[rows["device_accelerator"] == accelerator.key]
+    fit = fit_launches(rows.to_dict("records"), theory.op, "tfla", theory.mode, theory.dtype)
+    if fit is None:
+        return []
+    times = []
+    for chunk in chunks:
+        sizes = {
+            "batch": batch,
+            "seq_len": theory.seq_len,
+            "num_heads": heads,
+            "head_dim_qk": _key_dim(theory.head_dim, theory.share),
+            "head_dim_v": theory.head_dim,
+            "chunk_size": chunk,
+        }
+        case = (theory.op, "tfla", theory.mode, theory.dtype, theory.state_dtype, sizes)
+        launches, count = launches_of(*case), count_case(*case)
+        assert launches is not None and count is not None
+        times.append(fit.time_ms(launches, accelerator, count))
+    style = curve_style(index, f"{_short(accelerator)}, tfla launches", dashed=True)
+    return [Line(x=list(chunks), y=times, style=style)]
 
 
 def _same_problem(frame: pd.DataFrame, theory: Theory, heads: int, batch: int) -> pd.DataFrame:

@@ -112,7 +112,13 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
     same = same[(same["head_dim_v"] == 256) & (same["seq_len"] == 8192) & (same["batch"] == 8)]
     newest = same.sort_values("measured_at").drop_duplicates("chunk_size", keep="last")
     assert dict(drawn["H200 SXM, tfla measured"]) == dict(zip(newest["chunk_size"], newest["time_ms"], strict=True))
+    launched = dict(drawn["H200 SXM, tfla launches"])
+    assert all(
+        launched[chunk] == pytest.approx(time_ms, rel=0.2) for chunk, time_ms in drawn["H200 SXM, tfla measured"]
+    )
+    assert set(launched) == set(dict(drawn["H200 SXM, model"]))
     colours = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+    assert colours["H200 SXM, tfla launches"] == colours["H200 SXM, model"]
     assert colours["H200 SXM, tfla measured"] == colours["H200 SXM, model"] != colours["B200, model"]
 
 
