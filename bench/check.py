@@ -339,7 +339,8 @@ def _portable(operation: Operation) -> Callable[..., Tensor] | None:
     for implementation in operation.implementations:
         if implementation.name == "torch":
             function = resolve(implementation.call)
-            return lambda *tensors: function(*tensors, chunk_size=_FORM_CHUNK)
+            options = {"chunk_size": _FORM_CHUNK} if implementation.chunked else {}
+            return lambda *tensors: function(*tensors, **options)
     return None
 
 

@@ -188,6 +188,8 @@ def prepare(
     if isinstance(target, Baseline):
         runnable = resolve(target.build)(case, inputs)
     else:
+        if target.prepare is not None:
+            inputs = resolve(target.prepare)(inputs)
         runnable = _runnable(operation, case, target, inputs, gradients=gradients)
     tensors = {id(x): x for x in runnable.leaves.values()}
     if isinstance(target, Implementation):

@@ -36,6 +36,9 @@ class Implementation:
         preferred_chunk: "module:function"; the function takes the sizes and returns the chunk length that the
             implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         requires: distributions that must be importable (triton).
+        prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout in
+            which the implementation keeps them, with the same shapes and values, as a model does once when weights are
+            loaded. Outside the timed region.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Implementation:
     step_call: str | None = None
     preferred_chunk: str | None = None
     requires: tuple[str, ...] = ()
+    prepare: str | None = None
     summary: str = ""
 
 

@@ -1,0 +1,58 @@
+"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declaration, data only."""
+
+from __future__ import annotations
+
+from ..spec import Implementation, Operation
+
+_MODES = ("fw", "fwbw", "bw")
+_INTERLEAVED = {
+    "prepare": "kernels.gated_mlp.reference:interleave_inputs",
+    "supports": "kernels.gated_mlp.config:supports_kernels",
+    "chunked": False,
+    "requires": ("triton",),
+    "modes": _MODES,
+}
+
+OPERATION = Operation(
+    name="gated_mlp",
+    kernel="gated-mlp",
+    summary="both up projections of a gated MLP and the gating (SwiGLU)",
+    arguments=("x", "w_up", "w_gate"),
+    differentiable=("x", "w_up", "w_gate"),
+    inputs="kernels.gated_mlp.reference:make_inputs",
+    recurrent="kernels.gated_mlp.reference:gated_mlp",
+    parallel="kernels.gated_mlp.reference:joint",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+    implementations=(
+        Implementation(
+            name="fused",
+            call="kernels.gated_mlp.fused:fused",
+            summary="one kernel on interleaved weights; the backward pass projects again",
+            **_INTERLEAVED,
+        ),
+        Implementation(
+            name="fused_save",
+            call="kernels.gated_mlp.fused:fused_save",
+            summary="as fused, but training keeps the pre-activations",
+            **_INTERLEAVED,
+        ),
+        Implementation(
+            name="fused_pair",
+            call="kernels.gated_mlp.fused:fused",
+            supports="kernels.gated_mlp.config:supports_kernels",
+            summary="as fused, on the two weights as they are: an accumulator each",
+            chunked=False,
+            requires=("triton",),
+            modes=_MODES,
+        ),
+        Implementation(
+            name="torch",
+            call="kernels.gated_mlp.reference:portable",
+            devices=("cpu", "cuda"),
+            dtypes=("fp64", "fp32", "fp16", "bf16"),
+            summary="two matrix products, gated in place where nothing is differentiated",
+            chunked=False,
+            modes=_MODES,
+        ),
+    ),
+)

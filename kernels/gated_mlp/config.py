@@ -1,0 +1,122 @@
+"""Tile sizes of the gated MLP's kernels: one frozen value a launch, what is valid, and which one is chosen when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
+
+DIM_MULTIPLE = 8
+"""D and F come in multiples of a 16-byte access of half-precision elements, which descriptors ask of every row."""
+
+MIN_BLOCK = 16
+"""The least size of a matrix product's sides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """One launch of the projection kernel.
+
+    Attributes:
+        block_m: rows (tokens) of a tile of y.
+        block_f: columns of a tile of y; the products behind it have twice as many.
+        block_k: step along D.
+        group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
+        subtiles: 1, or 2 to gate and store a tile's left and right half one after the other, in half the shared memory.
+        num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
+        num_stages: tiles of x and w under way or in use.
+        use_tma: load and store by descriptors, which need compute capability 9.0.
+        persistent: as many programs as multiprocessors, each walking tiles; the next tile's loads overlap the gating.
+    """
+
+    block_m: int
+    block_f: int
+    block_k: int
+    group_m: int = 8
+    subtiles: int = 2
+    num_warps: int = 8
+    num_stages: int = 3
+    use_tma: bool = True
+    persistent: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlpConfig:
+    """The launches of a forward pass, whether or not it saves, and of a backward pass that projects again."""
+
+    forward: TileConfig
+    gradient: TileConfig
+
+
+def invalid_reason(config: GatedMlpConfig) -> str | None:
+    """Return why the launches cannot run, or None."""
+    for name, tile in (("forward", config.forward), ("gradient", config.gradient)):
+        if reason := _invalid_tile(tile):
+            return f"{name}.{reason}"
+    return None
+
+
+def _invalid_tile(config: TileConfig) -> str | None:
+    for field in ("block_m", "block_f", "block_k", "num_warps"):
+        value = getattr(config, field)
+        if value < 1 or value & (value - 1):
+            return f"{field} must be a power of two, got {value}"
+    for field in ("block_m", "block_f", "block_k"):
+        if getattr(config, field) < MIN_BLOCK:
+            return f"{field} must be at least {MIN_BLOCK}, got {getattr(config, field)}"
+    if config.subtiles not in (1, 2):
+        return f"subtiles must be 1 or 2, got {config.subtiles}"
+    for field in ("group_m", "num_stages"):
+        if getattr(config, field) < 1:
+            return f"{field} must be at least 1, got {getattr(config, field)}"
+    if config.use_tma and 2 * config.block_f > 256:
+        return f"block_f must be at most 128 with use_tma (boxes of 256 columns), got {config.block_f}"
+    return None
+
+
+def select_tile(
+    *, end: str, pair: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
+) -> TileConfig:
+    """Choose a launch.
+
+    Worth timing first on Hopper, for "gate" (registers a thread of sm_90, KiB of shared memory; none spills): group_m
+    16 beside 8; subtiles 1 at 3 stages (171, 176) beside 2 at 4 (172, 208) or 3 (170, 160); block_k 128 at 2 stages
+    (171, 208); 256 rows of 64 columns at 4 stages (173, 208); weights apart at 4 stages (167, 224 with one subtile);
+    one program a tile at 4 stages (175, 192).
+
+    Args:
+        end: "gate", "save" or "gradient"; see project_kernel.
+        pair: whether the two weights lie apart.
+        tokens: M.
+        capability: compute capability of the device, such as (9, 0).
+        item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
+        aligned: whether every tensor begins at a multiple of 16 bytes, as descriptors want.
+    """
+    if item_bytes == 4:
+        # Products in full float32 run on the vector units.
+        return TileConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
+    # What comes after sm_100 for desktops has descriptors, but the shared memory of sm_89.
+    use_tma = (9, 0) <= capability < (12, 0) and aligned
+    if tokens <= 64:
+        # The weights' bandwidth counts: narrow tiles, two programs a multiprocessor.
+        return TileConfig(
+            block_m=64, block_f=64, block_k=64, subtiles=1, num_warps=4, num_stages=4, use_tma=use_tma, persistent=False
+        )
+    if not use_tma:
+        return TileConfig(
+            block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
+        )
+    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4)
+    if end == "gate":
+        return full
+    # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
+    return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
+
+
+def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the Triton kernels cannot run these sizes, or None."""
+    for name in ("d_model", "d_ff"):
+        if sizes[name] % DIM_MULTIPLE:
+            return f"{name} must be a multiple of {DIM_MULTIPLE}, got {sizes[name]}"
+    return None

@@ -1,0 +1,285 @@
+"""The gated half of an MLP in one kernel: launches, autograd and the public functions.
+
+    y = act(x W_gate) * (x W_up)
+
+    d_up = dy act(gate)                d_gate = dy up act'(gate)
+    dx = d_up W_up^T + d_gate W_gate^T          dW_up = x^T d_up          dW_gate = x^T d_gate
+
+The forward pass writes y alone, or y and the pre-activations for the backward pass, which else projects again; its
+products are torch's. Source: see project.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ..scalar_decay.engine import capability
+from .config import GatedMlpConfig, invalid_reason, select_tile
+from .project import gate_gradient_kernel, project_kernel
+from .reference import interleave
+from .validate import (
+    check_activation,
+    check_kernel_support,
+    check_layout,
+    check_projections,
+    is_interleaved,
+)
+
+DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+GRADIENT_BLOCK_M, GRADIENT_BLOCK_F = 8, 256
+INTERPRETER_PROGRAMS = 3
+"""Programs of a persistent launch where there is no GPU: few, so that each walks several tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What one call computes, beside its tensors; ``save`` only where a backward pass can come."""
+
+    activation: str
+    save: bool
+    config: GatedMlpConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights as the kernel reads them: W_up and W_gate [D, F], or interleaved [D, 2F] and None."""
+
+    first: Tensor
+    gate: Tensor | None
+
+    @classmethod
+    def of(cls, w_up: Tensor, w_gate: Tensor) -> Weights:
+        """Return the weights, joined where they are the columns of one tensor."""
+        if not is_interleaved(w_up, w_gate):
+            return cls(w_up, w_gate)
+        rows, columns = w_up.shape
+        return cls(w_up.as_strided((rows, 2 * columns), (2 * columns, 1)), None)
+
+    @property
+    def columns(self) -> int:
+        """F."""
+        return self.first.shape[1] // (2 if self.gate is None else 1)
+
+    def like(self, rows: int) -> Weights:
+        """Return uninitialised tensors of ``rows`` rows in the same layout: pre-activations or their gradients."""
+        return Weights(*(None if w is None else w.new_empty(rows, w.shape[1]) for w in (self.first, self.gate)))
+
+
+def fused(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
+) -> Tensor:
+    """Compute y = act(x W_gate) * (x W_up) in one kernel that writes y alone; the backward pass projects again.
+
+    Args:
+        x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
+        w_up, w_gate: [D, F] in x's dtype: both contiguous, or the two views of interleaved weights that
+            ``interleave(w)`` gives, for which one product gives both projections.
+        activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
+        config: launches; chosen for the device and the sizes when None.
+
+    Returns:
+        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights are laid out as they are.
+
+    Raises:
+        ValueError: on an argument the kernel does not take; the message names it, what was expected and what came.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), equations 5 and 6.
+    """
+    return _run(x, w_up, w_gate, save=False, activation=activation, config=config)
+
+
+def fused_save(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
+) -> Tensor:
+    """Compute the same, and keep the pre-activations [M, 2F] in x's dtype for the backward pass.
+
+    Arguments, result and errors as in :func:`fused`; without gradients it is that.
+    """
+    return _run(x, w_up, w_gate, save=True, activation=activation, config=config)
+
+
+def fused_interleaved(
+    x: Tensor,
+    w: Tensor,
+    *,
+    activation: str = "silu",
+    save: bool = False,
+    config: GatedMlpConfig | None = None,
+) -> Tensor:
+    """Compute the same from interleaved weights as one tensor, whose gradient is one tensor too.
+
+    Args:
+        x: [M, D], as in :func:`fused`.
+        w: ``interleave(w_up, w_gate)`` [D, 2F], contiguous, in x's dtype.
+        activation: as in :func:`fused`.
+        save: whether the pre-activations are kept for the backward pass.
+        config: as in :func:`fused`.
+
+    Returns:
+        y [M, F] in x's dtype; differentiable once, in x and w.
+
+    Raises:
+        ValueError: as in :func:`fused`.
+    """
+    if not isinstance(w, Tensor):
+        raise TypeError(f"w must be a tensor, got {type(w).__name__}")
+    if w.dim() != 2 or w.shape[1] % 2 or not w.is_contiguous():
+        raise ValueError(f"w must be contiguous [D, 2F], got shape {tuple(w.shape)} and strides {w.stride()}")
+    problem = _checked(x, *interleave(w), save=save, activation=activation, config=config)
+    return _GatedMlp.apply(x, w, None, problem)
+
+
+def _run(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
+) -> Tensor:
+    problem = _checked(x, w_up, w_gate, save=save, activation=activation, config=config)
+    return _GatedMlp.apply(x, w_up, w_gate, problem)
+
+
+def _checked(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
+) -> Problem:
+    """Return the problem of arguments that fit; raise for others."""
+    check_activation(activation)
+    check_projections(x, w_up, w_gate)
+    check_layout(x, w_up, w_gate)
+    check_kernel_support(x, w_up)
+    if config is not None and (reason := invalid_reason(config)):
+        raise ValueError(f"config: {reason}")
+    # An autograd function is not told that gradients are switched off.
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
+    return Problem(activation=activation, save=save and differentiated, config=config)
+
+
+class _GatedMlp(torch.autograd.Function):
+    """y from x and both weights, or from x and interleaved weights with None in the other's place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w_up: Tensor, w_gate: Tensor | None, problem: Problem) -> Tensor:
+        weights = Weights(w_up, None) if w_gate is None else Weights.of(w_up, w_gate)
+        y = x.new_empty(x.shape[0], weights.columns)
+        saved = weights.like(x.shape[0]) if problem.save else None
+        project(x, weights, problem, y=y, pre=saved)
+        ctx.save_for_backward(x, w_up, w_gate, *((saved.first, saved.gate) if saved else ()))
+        ctx.problem = problem
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_up, w_gate, *saved = ctx.saved_tensors
+        wants_x, *wants_w = ctx.needs_input_grad[:3]
+        weights = Weights(w_up, None) if w_gate is None else Weights.of(w_up, w_gate)
+        dy = dy.contiguous()
+        d_pre = weights.like(x.shape[0])
+        if saved:
+            gate_gradient(Weights(*saved), dy, d_pre, ctx.problem)
+        else:
+            project(x, weights, ctx.problem, pre=d_pre, dy=dy)
+        dx = None
+        if wants_x:
+            dx = d_pre.first @ weights.first.T
+            if weights.gate is not None:
+                dx.addmm_(d_pre.gate, weights.gate.T)
+        if weights.gate is not None:
+            d_up, d_gate = (
+                x.T @ d if wanted else None for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
+            )
+        else:
+            dw = x.T @ d_pre.first if any(wants_w) else None
+            if w_gate is None or dw is None:
+                d_up, d_gate = dw, None
+            else:
+                d_up, d_gate = interleave(dw)
+        return dx, d_up, d_gate, None
+
+
+def project(
+    x: Tensor,
+    weights: Weights,
+    problem: Problem,
+    *,
+    y: Tensor | None = None,
+    pre: Weights | None = None,
+    dy: Tensor | None = None,
+) -> None:
+    """Launch project_kernel: write y, and pre where given; or with dy the pre-activations' gradients into pre."""
+    end = "gate" if pre is None else "save" if dy is None else "gradient"
+    rows, columns, pair = x.shape[0], weights.columns, weights.gate is not None
+    given = [t for t in (x, weights.first, weights.gate, dy) if t is not None]
+    if problem.config is not None:
+        config = problem.config.gradient if end == "gradient" else problem.config.forward
+    else:
+        config = select_tile(
+            end=end,
+            pair=pair,
+            tokens=rows,
+            capability=capability(x.device),
+            item_bytes=x.element_size(),
+            aligned=all(t.data_ptr() % 16 == 0 for t in given),
+        )
+    block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
+    wide = block_f if pair else 2 * block_f
+
+    def tile(tensor: Tensor | None, tile_rows: int, tile_columns: int) -> Tensor | TensorDescriptor | None:
+        if tensor is None or not config.use_tma:
+            return None if tensor is None else tensor.detach()
+        return TensorDescriptor.from_tensor(tensor.detach(), [tile_rows, tile_columns])
+
+    tiles = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_f)
+    programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
+    parts = config.subtiles
+    project_kernel[(programs,)](
+        tile(x, block_m, block_k),
+        tile(weights.first, block_k, wide),
+        tile(weights.gate, block_k, wide),
+        tile(y, block_m, block_f // parts),
+        tile(pre and pre.first, block_m, wide // parts),
+        tile(pre and pre.gate, block_m, wide // parts),
+        tile(dy, block_m, block_f // parts),
+        rows,
+        x.shape[1] // 8,
+        columns // 8,
+        ACTIVATION=problem.activation,
+        END=end,
+        PAIR=pair,
+        DTYPE=DTYPES[x.dtype],
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        USE_TMA=config.use_tma,
+        PERSISTENT=config.persistent,
+        BLOCK_M=block_m,
+        BLOCK_F=block_f,
+        BLOCK_K=block_k,
+        GROUP_M=config.group_m,
+        SUBTILES=parts,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def gate_gradient(saved: Weights, dy: Tensor, d_pre: Weights, problem: Problem) -> None:
+    """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
+    rows, columns = dy.shape
+    grid = (triton.cdiv(rows, GRADIENT_BLOCK_M), triton.cdiv(columns, GRADIENT_BLOCK_F))
+    gate_gradient_kernel[grid](
+        saved.first, saved.gate, dy, d_pre.first, d_pre.gate, rows, columns // 8,
+        ACTIVATION=problem.activation, PAIR=saved.gate is not None,
+        BLOCK_M=GRADIENT_BLOCK_M, BLOCK_F=GRADIENT_BLOCK_F, num_warps=4,
+    )  # fmt: skip
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of a GPU's multiprocessors; of the interpreter a few."""
+    if device.type != "cuda":
+        return INTERPRETER_PROGRAMS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,145 @@
+"""Laws of a gated MLP: equal to its definition with every gradient, row by row, and bad input refused.
+
+Bounds are those of the worker's check: twice the error of the portable form on the same rounded inputs in the same
+dtype, plus the dtype's epsilon; in float32 and float64, where that error is the luck of one order of summation, plus
+epsilon times the largest magnitude in every element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbench.bench.check import relative_error
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS
+from lrbench.kernels.gated_mlp.reference import gated_mlp, interleave_inputs, make_inputs, portable
+
+Function = Callable[..., Tensor]
+NAMES = ("y", "dx", "dw_up", "dw_gate")
+
+
+def draw(
+    tokens: int, d_model: int, d_ff: int, *, dtype: torch.dtype, device: str, seed: int = 0, gate_scale: float = 1.0
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs, whose gate pre-activations are ~ N(0, gate_scale^2), and an output gradient."""
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
+    inputs = make_inputs(sizes, dtype=torch.float64, device="cpu", seed=seed)
+    inputs["w_gate"] = inputs["w_gate"] * gate_scale
+    dy = torch.randn(tokens, d_ff, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    return {name: x.to(device, dtype) for name, x in inputs.items()}, dy.to(device, dtype)
+
+
+def evaluate(fn: Function, inputs: Mapping[str, Tensor], dy: Tensor | None, **kwargs: Any) -> list[Tensor]:
+    """Return y and, with an output gradient, those of x and the weights."""
+    leaves = [x.detach().requires_grad_(dy is not None) for x in inputs.values()]
+    y = fn(*leaves, **kwargs)
+    return [y.detach()] + ([] if dy is None else list(torch.autograd.grad(y, leaves, dy)))
+
+
+def bound(low: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    """Return the relative error that passes where the portable form in ``dtype`` gives ``low``."""
+    eps = torch.finfo(dtype).eps
+    if dtype in (torch.bfloat16, torch.float16):
+        return 2 * relative_error(low, exact) + eps
+    rms = float(exact.norm()) / exact.numel() ** 0.5
+    return 2 * relative_error(low, exact) + eps * max(float(exact.abs().max()) / rms if rms else 1.0, 16)
+
+
+def check_matches_reference(
+    fn: Function,
+    tokens: int,
+    d_model: int,
+    d_ff: int,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    activation: str = "silu",
+    interleaved: bool = False,
+    gradients: bool = True,
+    gate_scale: float = 1.0,
+    **kwargs: Any,
+) -> None:
+    """y and the gradients of x and both weights equal the definition's in float64."""
+    inputs, dy = draw(tokens, d_model, d_ff, dtype=dtype, device=device, gate_scale=gate_scale)
+    exact = evaluate(
+        gated_mlp, {n: x.double() for n, x in inputs.items()}, dy.double() if gradients else None,
+        activation=activation,
+    )  # fmt: skip
+    low = evaluate(portable, inputs, dy if gradients else None, activation=activation)
+    given = interleave_inputs(inputs) if interleaved else inputs
+    found = evaluate(fn, given, dy if gradients else None, activation=activation, **kwargs)
+    for name, ours, rough, true in zip(NAMES, found, low, exact, strict=False):
+        assert ours.shape == true.shape, name
+        assert ours.dtype == dtype, name
+        assert bool(torch.isfinite(ours).all()), f"{name} contains non-finite values"
+        error, allowed = relative_error(ours, true), bound(rough, true, dtype)
+        assert error <= allowed, f"{name}: error {error:.2e}, above {allowed:.2e}"
+
+
+def check_rows_alone(
+    fn: Function, tokens: int, d_model: int, d_ff: int, rows: Sequence[int], *, dtype: torch.dtype, device: str,
+    interleaved: bool = False, exact: bool = True, **kwargs: Any,
+) -> None:  # fmt: skip
+    """A token's y and dx do not depend on the other tokens.
+
+    Args:
+        exact: require equal bits; else twice the dtype's epsilon, where other sizes take other tiles.
+    """
+    inputs, dy = draw(tokens, d_model, d_ff, dtype=dtype, device=device)
+    given = interleave_inputs(inputs) if interleaved else inputs
+    together = evaluate(fn, given, dy, **kwargs)
+    for row in rows:
+        one = slice(row, row + 1)
+        alone = evaluate(fn, {**given, "x": given["x"][one]}, dy[one], **kwargs)
+        for ours, whole in zip(alone[:2], together[:2], strict=True):
+            allowed = 0.0 if exact else 2 * torch.finfo(dtype).eps
+            assert relative_error(ours, whole[one].double()) <= allowed
+
+
+def check_gradients_of_some(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
+    """Gradients are the same whichever others are asked for; none are under no_grad; second ones are refused."""
+    plain, dy = draw(5, 16, 24, dtype=dtype, device=device)
+    for inputs in (plain, interleave_inputs(plain)):
+        expected = evaluate(fn, inputs, dy, **kwargs)[1:]
+        for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
+            leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(inputs.values())]
+            found = torch.autograd.grad(fn(*leaves, **kwargs), [leaves[n] for n in wanted], dy)
+            for n, gradient in zip(wanted, found, strict=True):
+                torch.testing.assert_close(gradient, expected[n], rtol=0, atol=0)
+        leaves = [x.detach().requires_grad_() for x in inputs.values()]
+        with torch.no_grad():
+            assert not fn(*leaves, **kwargs).requires_grad
+        y = fn(*leaves, **kwargs)
+        first, second = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for _ in range(2))
+        for a, b in zip(first, second, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def check_bad_input(fn: Function, *, dtype: torch.dtype, device: str) -> None:
+    """What does not fit raises ValueError that names the argument, what was expected and what came."""
+    inputs, _ = draw(6, 16, 24, dtype=dtype, device=device)
+    wrong = torch.float16 if dtype != torch.float16 else torch.float32
+
+    def rejects(match: str, *, activation: str = "silu", error: type[Exception] = ValueError, **changed: Any) -> None:
+        with pytest.raises(error, match=match):
+            fn(*{**inputs, **changed}.values(), activation=activation)
+
+    x, w_up, w_gate = inputs.values()
+    rejects("x must be a tensor, got list", error=TypeError, x=[1.0])
+    rejects(r"x must have 2 dimensions \[M, D\], got shape \(1, 6, 16\)", x=x[None])
+    rejects(r"w_gate must have 2 dimensions \[D, F\], got shape \(24,\)", w_gate=w_gate[0])
+    rejects("x must be one of .* got int32", x=x.int(), w_up=w_up.int(), w_gate=w_gate.int())
+    rejects(r"x must have no empty dimension, got shape \(0, 16\)", x=x[:0])
+    rejects(r"w_up must have no empty dimension, got shape \(16, 0\)", w_up=w_up[:, :0], w_gate=w_gate[:, :0])
+    rejects(r"w_up must have 16 rows, one a column of x, got shape \(8, 24\)", w_up=w_up[:8])
+    rejects(r"w_gate must have shape \(16, 24\), got \(16, 16\)", w_gate=w_gate[:, :16])
+    for name, weight in (("w_up", w_up), ("w_gate", w_gate)):
+        rejects(rf"{name} must be \w+, got {str(wrong).removeprefix('torch.')}", **{name: weight.to(wrong)})
+        rejects(rf"{name} must be contiguous, or both .* got strides \(1, 16\)", **{name: weight.T.contiguous().T})
+        rejects(rf"{name} must be on \w+.*, got meta", **{name: weight.to("meta")})
+    rejects(r"x must be contiguous, got strides \(1, 6\)", x=x.T.contiguous().T)
+    rejects(f"activation must be one of {', '.join(ACTIVATIONS)}, got 'swish'", activation="swish")

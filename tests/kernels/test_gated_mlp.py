@@ -1,0 +1,193 @@
+"""A gated MLP is defined as in its papers, its portable forms obey the laws, and interleaving undoes itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lrbench.kernels import resolve
+from lrbench.kernels.gated_mlp import OPERATION
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
+from lrbench.kernels.gated_mlp.reference import (
+    activate,
+    gated_mlp,
+    interleave,
+    interleave_inputs,
+    joint,
+    make_inputs,
+    portable,
+)
+from lrbench.kernels.gated_mlp.validate import is_interleaved
+from lrbench.tests.kernels import mlp_laws as laws
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SIZES = {"batch": 2, "seq_len": 5, "d_model": 16, "d_ff": 24}
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+@each_activation
+def test_definition_is_the_papers_written_out(activation: str) -> None:
+    """Equations 5 and 6 of Shazeer for single numbers, GELU as x Phi(x) and in its tanh form."""
+    act: dict[str, Callable[[float], float]] = {
+        "silu": lambda g: g / (1 + math.exp(-g)),
+        "sigmoid": lambda g: 1 / (1 + math.exp(-g)),
+        "relu": lambda g: max(g, 0.0),
+        "gelu": lambda g: g * (1 + math.erf(g / math.sqrt(2))) / 2,
+        "gelu_tanh": lambda g: g * (1 + math.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))) / 2,
+    }
+    x, up, gate = [0.3, -1.2], [0.7, 0.5], [-0.4, 1.1]
+    dot_up, dot_gate = (sum(a * b for a, b in zip(x, w, strict=True)) for w in (up, gate))
+    rows, *columns = (torch.tensor(v, dtype=torch.float64) for v in (x, up, gate))
+    y = gated_mlp(rows[None], columns[0][:, None], columns[1][:, None], activation=activation)
+    assert y.item() == pytest.approx(act[activation](dot_gate) * dot_up, rel=1e-14)
+
+
+@each_dtype
+@each_activation
+@pytest.mark.parametrize("form", [portable, joint])
+def test_portable_forms_match_the_definition(form: laws.Function, activation: str, dtype: torch.dtype) -> None:
+    for tokens, d_model, d_ff in ((1, 8, 8), (9, 24, 40)):
+        for gradients in (True, False):
+            laws.check_matches_reference(
+                form, tokens, d_model, d_ff, dtype=dtype, device="cpu", activation=activation, gradients=gradients
+            )
+
+
+def test_portable_form_takes_interleaved_weights() -> None:
+    for gradients in (True, False):
+        laws.check_matches_reference(
+            portable, 9, 24, 40, dtype=torch.float32, device="cpu", interleaved=True, gradients=gradients
+        )
+
+
+def test_portable_form_leaves_its_inputs_alone() -> None:
+    inputs, _ = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
+    kept = {name: x.clone() for name, x in inputs.items()}
+    for activation in ACTIVATIONS:
+        portable(*inputs.values(), activation=activation)
+    assert all(torch.equal(x, kept[name]) for name, x in inputs.items())
+
+
+def test_laws_of_the_portable_form() -> None:
+    laws.check_rows_alone(portable, 7, 24, 40, (0, 6), dtype=torch.float64, device="cpu", exact=False)
+    laws.check_gradients_of_some(portable, dtype=torch.float32, device="cpu")
+    laws.check_bad_input(portable, dtype=torch.float32, device="cpu")
+
+
+def test_laws_reject_a_wrong_implementation() -> None:
+    def swapped(x: torch.Tensor, w_up: torch.Tensor, w_gate: torch.Tensor, *, activation: str) -> torch.Tensor:
+        return portable(x, w_gate, w_up, activation=activation)
+
+    with pytest.raises(AssertionError, match="y: error"):
+        laws.check_matches_reference(swapped, 9, 24, 40, dtype=torch.bfloat16, device="cpu")
+
+
+@each_dtype
+def test_interleaving_undoes_itself(dtype: torch.dtype) -> None:
+    """interleave is its own inverse: of a pair it makes one tensor, and of that tensor the pair."""
+    up, gate = (torch.randn(6, 8, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
+    w = interleave(up, gate)
+    assert w.is_contiguous()
+    assert torch.equal(w[:, 0::2], up)
+    assert torch.equal(w[:, 1::2], gate)
+    back = interleave(w)
+    assert torch.equal(back[0], up)
+    assert torch.equal(back[1], gate)
+    assert is_interleaved(*back)
+    assert torch.equal(interleave(*back), w)
+
+
+def test_interleaving_copies_nothing_on_the_way_back_and_is_differentiable() -> None:
+    w = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
+    up, gate = interleave(w)
+    assert up.untyped_storage().data_ptr() == gate.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
+    assert torch.autograd.gradcheck(lambda w: interleave(*interleave(w)), (w,))
+
+
+def test_interleaving_refuses_what_does_not_fit() -> None:
+    w = torch.zeros(4, 6)
+    for match, arguments in (
+        (r"w_up must have 2 dimensions, got shape \(4,\)", (w[:, 0],)),
+        (r"w_up must have an even number of interleaved columns, got shape \(4, 5\)", (w[:, :5],)),
+        (r"w_gate must have shape \(4, 6\), got \(4, 5\)", (w, w[:, :5])),
+        ("w_gate must be torch.float32 on cpu, as w_up is, got torch.float16 on cpu", (w, w.half())),
+    ):
+        with pytest.raises(ValueError, match=match):
+            interleave(*arguments)
+
+
+def test_only_one_layout_counts_as_interleaved() -> None:
+    w = torch.zeros(4, 12)
+    up, gate = interleave(w)
+    assert is_interleaved(up, gate)
+    assert not is_interleaved(gate, up)
+    assert not is_interleaved(up, up)
+    assert not is_interleaved(up, interleave(w.clone())[1])
+    assert not is_interleaved(w[:, 0:6:2], w[:, 1:7:2])
+    assert not is_interleaved(w[:, :6], w[:, 6:])
+    assert is_interleaved(*interleave(w[2:]))
+
+
+def test_inputs_are_the_declared_arguments() -> None:
+    first, again, other = (make_inputs(SIZES, dtype=torch.bfloat16, device="cpu", seed=seed) for seed in (3, 3, 4))
+    assert tuple(first) == OPERATION.arguments
+    assert [tuple(x.shape) for x in first.values()] == [(10, 16), (16, 24), (16, 24)]
+    for name, x in first.items():
+        assert torch.equal(x, again[name])
+        assert not torch.equal(x, other[name])
+    prepared = interleave_inputs(first)
+    assert tuple(prepared) == tuple(first)
+    assert all(torch.equal(prepared[name], x) for name, x in first.items())
+    assert is_interleaved(prepared["w_up"], prepared["w_gate"])
+
+
+def test_declared_code_exists() -> None:
+    for implementation in OPERATION.implementations:
+        assert callable(resolve(implementation.call)), implementation.name
+        if implementation.supports:
+            supports = resolve(implementation.supports)
+            assert supports(SIZES, "bf16", None) is None
+            assert supports({**SIZES, "d_ff": 20}, "bf16", None) == "d_ff must be a multiple of 8, got 20"
+            assert supports({**SIZES, "d_model": 4}, "bf16", None) == "d_model must be a multiple of 8, got 4"
+
+
+def test_unknown_activation() -> None:
+    with pytest.raises(ValueError, match=r"activation must be one of silu, .*, got 'tanh'"):
+        activate(torch.zeros(1), "tanh")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block_m": 48}, "forward.block_m must be a power of two, got 48"),
+        ({"block_k": 8}, "forward.block_k must be at least 16, got 8"),
+        ({"subtiles": 3}, "forward.subtiles must be 1 or 2, got 3"),
+        ({"num_stages": 0}, "forward.num_stages must be at least 1, got 0"),
+        ({"block_f": 256}, r"forward.block_f must be at most 128 with use_tma (boxes of 256 columns), got 256"),
+    ],
+)
+def test_invalid_launches(change: dict[str, int], reason: str) -> None:
+    good = {"block_m": 64, "block_f": 64, "block_k": 32}
+    gradient = TileConfig(**good)
+    assert invalid_reason(GatedMlpConfig(forward=gradient, gradient=gradient)) is None
+    assert invalid_reason(GatedMlpConfig(forward=TileConfig(**{**good, **change}), gradient=gradient)) == reason
+
+
+@pytest.mark.parametrize("end", ["gate", "save", "gradient"])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> None:
+    for tokens in (1, 64, 65, 4096):
+        for item_bytes in (2, 4):
+            for pair in (False, True):
+                for aligned in (False, True):
+                    tile = select_tile(
+                        end=end, pair=pair, tokens=tokens, capability=capability, item_bytes=item_bytes,
+                        aligned=aligned,
+                    )  # fmt: skip
+                    assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None
+                    assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and aligned and item_bytes == 2)

@@ -1,0 +1,161 @@
+"""Compile every launch of the gated MLP for sm_80, sm_90 and sm_100, without a GPU, and hold what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lrbench.kernels.common.offline import Launch, _specialise, compile_launch, record_launches
+from lrbench.kernels.gated_mlp import fused as module
+from lrbench.kernels.gated_mlp import project
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
+from lrbench.kernels.gated_mlp.reference import interleave_inputs, make_inputs
+from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES
+
+pytestmark = pytest.mark.compile
+
+CAPABILITIES = (80, 90, 100)
+MAX_STACK_BYTES = 64
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    if triton.knobs.runtime.interpret:
+        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    # What the launcher checks is that a kernel could run here; it only has to be recorded.
+    monkeypatch.setattr(module, "check_kernel_support", lambda *_: None)
+
+
+def record(
+    capability: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    tokens: int = 256,
+    interleaved: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: str = "silu",
+    config: GatedMlpConfig | None = None,
+) -> list[Launch]:
+    """Return the launches of inference and of both ways of training."""
+    monkeypatch.setattr(module, "capability", lambda device: divmod(capability, 10))
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 256}
+    inputs = make_inputs(sizes, dtype=dtype, device="cpu", seed=0)
+    if interleaved:
+        inputs = interleave_inputs(inputs)
+    with record_launches(module) as launches:
+        module.fused(*inputs.values(), activation=activation, config=config)
+        leaves = [x.requires_grad_() for x in inputs.values()]
+        for fn in (module.fused, module.fused_save):
+            y = fn(*leaves, activation=activation, config=config)
+            torch.autograd.grad(y, leaves, torch.zeros_like(y))
+    return launches
+
+
+def check(launches: list[Launch], capability: int) -> None:
+    """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame."""
+    distinct = {launch.compile_key(): launch for launch in launches}
+    compiled = [compile_launch(launch, capability) for launch in distinct.values()]
+    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
+    bad = [str(r) for r in compiled if r.stack_bytes > MAX_STACK_BYTES or r.shared_bytes > limit]
+    assert compiled
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_launches(capability: int, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = record(capability, monkeypatch, interleaved=interleaved)
+    ends = [launch.arguments["END"] for launch in launches if launch.kernel is project.project_kernel]
+    assert ends == ["gate", "gate", "gradient", "save"]
+    check(launches, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("tokens", [1, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_full_product(
+    capability: int,
+    activation: str,
+    dtype: torch.dtype,
+    tokens: int,
+    interleaved: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launches = record(
+        capability, monkeypatch, tokens=tokens, interleaved=interleaved, dtype=dtype, activation=activation
+    )
+    check(launches, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_alternatives(name: str, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
+    forward = replace(hopper_tile(pair=not interleaved), **ALTERNATIVES[name])
+    launches = record(
+        90, monkeypatch, interleaved=interleaved, config=GatedMlpConfig(forward=forward, gradient=forward)
+    )
+    check(launches[:1], 90)
+
+
+def hopper_tile(*, pair: bool = False) -> TileConfig:
+    return select_tile(end="gate", pair=pair, tokens=4096, capability=(9, 0), item_bytes=2)
+
+
+def compiled_text(launch: Launch, capability: int, stage: str) -> str:
+    signature, constexprs, attributes = _specialise(launch)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options).asm[stage]
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No element changes threads between the product and the split of its columns into up and gate."""
+    launch = record(capability, monkeypatch)[0]
+    text = compiled_text(launch, capability, "ttgir")
+    assert "tt.split" in text
+    # A pointer's store is coalesced first; a descriptor's goes straight to shared memory.
+    expected = {80: "bf16", 90: None}[capability]
+    moved = set(re.findall(r"ttg\.convert_layout .*xf?(bf16|f32|f16|i1|i32), #\S+> ->", text))
+    assert moved <= {expected}
+
+
+def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops over tiles and along D are one, loads are descriptors', products are asynchronous."""
+    text = compiled_text(record(90, monkeypatch)[0], 90, "ttgir")
+    main = text[text.index("warp_group_dot ") :]
+    assert text.count("ttng.warp_group_dot ") == 1
+    assert "isAsync = true" in main
+    # Within the loop that multiplies: the loads of a later step, of a later tile's first ones too, then the store.
+    assert main.index("async_tma_copy_global_to_local") < main.index("async_tma_copy_local_to_global")
+
+
+def test_pointer_loads_are_whole_sectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On sm_80 tiles travel by asynchronous copies of 16 bytes."""
+    ptx = compiled_text(record(80, monkeypatch)[0], 80, "ptx")
+    sizes = set(re.findall(r"cp\.async\.\w+\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+)", ptx))
+    assert sizes == {"0x10"}
+
+
+def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees every kernel, so one that is added is compiled too."""
+    kernels = {
+        name
+        for name, value in inspect.getmembers(project)
+        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
+    }
+    recorded: set[Any] = {launch.kernel.__name__ for launch in record(90, monkeypatch)}
+    assert recorded == kernels

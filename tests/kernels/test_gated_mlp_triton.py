@@ -1,0 +1,278 @@
+"""The laws for the gated MLP's kernels: in the interpreter on small tiles, and on a GPU at real sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels.gated_mlp import fused as module
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
+from lrbench.kernels.gated_mlp.fused import fused, fused_interleaved, fused_save
+from lrbench.kernels.gated_mlp.reference import interleave, interleave_inputs
+from lrbench.tests.kernels import mlp_laws as laws
+
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
+
+SMALL = TileConfig(block_m=16, block_f=32, block_k=16, subtiles=2, group_m=2, use_tma=True, persistent=True)
+TILES = {
+    "descriptors": SMALL,
+    "pointers": replace(SMALL, use_tma=False, subtiles=1),
+    "programs": replace(SMALL, subtiles=1, block_f=16, persistent=False),
+    "pointer programs": replace(SMALL, use_tma=False, persistent=False, group_m=8),
+}
+"""Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
+
+FORMS = {
+    "fused": (fused, True),
+    "fused_save": (fused_save, True),
+    "fused_pair": (fused, False),
+    "save_pair": (fused_save, False),
+}
+"""Name -> function, and whether its weights are interleaved."""
+
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+def launches(tile: TileConfig) -> GatedMlpConfig:
+    return GatedMlpConfig(forward=tile, gradient=tile)
+
+
+@interpret
+@each_form
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
+    fn, interleaved = FORMS[form]
+    laws.check_matches_reference(
+        fn, 41, 40, 72, dtype=dtype, device="cpu", interleaved=interleaved, config=launches(TILES[tile])
+    )
+
+
+@interpret
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_over_their_range(activation: str) -> None:
+    """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
+    for scale in (1.0, 200.0):
+        for fn, interleaved in (FORMS["fused"], FORMS["save_pair"]):
+            laws.check_matches_reference(
+                fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, interleaved=interleaved,
+                gate_scale=scale, config=launches(SMALL),
+            )  # fmt: skip
+
+
+@interpret
+@pytest.mark.parametrize(("tokens", "d_model", "d_ff"), [(1, 8, 8), (1, 72, 136), (17, 8, 56)])
+def test_any_shape(tokens: int, d_model: int, d_ff: int) -> None:
+    for fn, interleaved in FORMS.values():
+        laws.check_matches_reference(
+            fn, tokens, d_model, d_ff, dtype=torch.float16, device="cpu", interleaved=interleaved,
+            config=launches(SMALL),
+        )  # fmt: skip
+
+
+@interpret
+def test_launches_of_its_own_choice() -> None:
+    for dtype in (torch.float16, torch.float32):
+        laws.check_matches_reference(fused, 5, 16, 24, dtype=dtype, device="cpu", interleaved=True)
+
+
+@interpret
+def test_rows_alone() -> None:
+    for fn, interleaved in FORMS.values():
+        laws.check_rows_alone(
+            fn, 21, 24, 40, (0, 20), dtype=torch.float16, device="cpu", interleaved=interleaved, exact=False,
+            config=launches(SMALL),
+        )  # fmt: skip
+
+
+@interpret
+def test_laws_of_gradients() -> None:
+    for fn in (fused, fused_save):
+        laws.check_gradients_of_some(fn, dtype=torch.float32, device="cpu", config=launches(SMALL))
+        check_second_derivatives_are_refused(fn, "cpu", config=launches(SMALL))
+
+
+def check_second_derivatives_are_refused(fn: laws.Function, device: str, **kwargs: Any) -> None:
+    """The kernels differentiate once, and say so."""
+    inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device=device)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    (dx,) = torch.autograd.grad(fn(*leaves, **kwargs), leaves[:1], dy.requires_grad_(), create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dx.sum().backward()
+
+
+@interpret
+def test_one_tensor_of_interleaved_weights() -> None:
+    check_one_tensor("cpu", torch.float16, config=launches(SMALL))
+
+
+def check_one_tensor(device: str, dtype: torch.dtype, **kwargs: Any) -> None:
+    """fused_interleaved is fused on the two views, and its weights' gradient is theirs interleaved."""
+    inputs, dy = laws.draw(9, 16, 40, dtype=dtype, device=device)
+    views = interleave_inputs(inputs)
+    w = interleave(inputs["w_up"], inputs["w_gate"]).requires_grad_()
+    x = inputs["x"].requires_grad_()
+    for save, fn in ((False, fused), (True, fused_save)):
+        y, dx, d_up, d_gate = laws.evaluate(fn, views, dy, **kwargs)
+        out = fused_interleaved(x, w, save=save, **kwargs)
+        assert torch.equal(out, y)
+        found = torch.autograd.grad(out, (x, w), dy)
+        assert torch.equal(found[0], dx)
+        assert torch.equal(found[1], interleave(d_up, d_gate))
+        assert not fused_interleaved(x.detach(), w.detach(), save=save, **kwargs).requires_grad
+    with pytest.raises(ValueError, match=r"w must be contiguous \[D, 2F\], got shape \(16, 79\)"):
+        fused_interleaved(x, w[:, :79])
+
+
+@interpret
+def test_bad_input() -> None:
+    for fn in (fused, fused_save):
+        laws.check_bad_input(fn, dtype=torch.float32, device="cpu")
+        for d_model, d_ff, match in (
+            (12, 24, r"D must be a multiple of 8, got w_up of shape \(12, 24\)"),
+            (16, 20, r"F must be a multiple of 8, got w_up of shape \(16, 20\)"),
+        ):
+            inputs, _ = laws.draw(3, d_model, d_ff, dtype=torch.float32, device="cpu")
+            with pytest.raises(ValueError, match=match):
+                fn(*inputs.values())
+        double, _ = laws.draw(3, 16, 24, dtype=torch.float64, device="cpu")
+        with pytest.raises(ValueError, match="x must be one of float32, float16, bfloat16, got float64"):
+            fn(*double.values())
+        single, _ = laws.draw(3, 16, 24, dtype=torch.float32, device="cpu")
+        with pytest.raises(ValueError, match=r"config: forward.subtiles must be 1 or 2, got 4"):
+            fn(*single.values(), config=launches(replace(SMALL, subtiles=4)))
+
+
+@interpret
+def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fused_save writes pre-activations only where a backward pass can come."""
+    ends: list[object] = []
+    project = module.project
+
+    def spy(*args: Any, **kwargs: Any) -> None:
+        ends.append(kwargs.get("pre"))
+        project(*args, **kwargs)
+
+    monkeypatch.setattr(module, "project", spy)
+    inputs, _ = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
+    fused_save(*inputs.values(), config=launches(SMALL))
+    with torch.no_grad():
+        fused_save(*[x.requires_grad_() for x in inputs.values()], config=launches(SMALL))
+    assert ends == [None, None]
+    fused_save(*inputs.values(), config=launches(SMALL))
+    assert ends[2] is not None
+
+
+@interpret
+def test_tensors_that_descriptors_cannot_take() -> None:
+    """Tensors that begin off a multiple of 16 bytes are read by pointers."""
+    inputs, _ = laws.draw(5, 16, 24, dtype=torch.float16, device="cpu")
+    shifted = {}
+    for name, x in inputs.items():
+        shifted[name] = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        assert shifted[name].data_ptr() % 16
+    assert torch.equal(fused(*shifted.values()), fused(*inputs.values()))
+
+
+GPU_SIZES = [(4096, 4096, 1792), (1024, 512, 3584), (300, 1032, 520), (65, 72, 136), (16, 2048, 1024), (1, 256, 264)]
+ALTERNATIVES = {
+    "sub1": {"subtiles": 1, "num_stages": 3},
+    "sub2": {"subtiles": 2, "num_stages": 3},
+    "group16": {"group_m": 16},
+    "k128": {"block_k": 128, "num_stages": 2},
+    "tall": {"block_m": 256, "block_f": 64},
+    "programs": {"persistent": False},
+    "narrow": {"block_f": 64},
+}
+"""Forward launches worth timing on Hopper; all must be right first."""
+
+
+@gpu
+@each_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
+def test_matches_reference_on_gpu(form: str, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
+    fn, interleaved = FORMS[form]
+    laws.check_matches_reference(fn, *sizes, dtype=dtype, device="cuda", interleaved=interleaved)
+
+
+@gpu
+@each_form
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_alternatives_on_gpu(form: str, name: str) -> None:
+    """Every launch worth timing gives the same as the definition, and the same bits twice: no race."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(f"these launches use descriptors: compute capability {torch.cuda.get_device_capability()} has none")
+    fn, interleaved = FORMS[form]
+    capability = torch.cuda.get_device_capability()
+    tiles = {
+        end: select_tile(end=end, pair=not interleaved, tokens=4096, capability=capability, item_bytes=2)
+        for end in ("gate", "gradient")
+    }
+    config = GatedMlpConfig(forward=replace(tiles["gate"], **ALTERNATIVES[name]), gradient=tiles["gradient"])
+    sizes = (2050, 1032, 1800)
+    laws.check_matches_reference(
+        fn, *sizes, dtype=torch.bfloat16, device="cuda", interleaved=interleaved, gradients=fn is fused, config=config
+    )
+    inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
+    given = interleave_inputs(inputs) if interleaved else inputs
+    first = fn(*given.values(), config=config)
+    for _ in range(5):
+        assert torch.equal(fn(*given.values(), config=config), first)
+
+
+@gpu
+@each_form
+def test_whole_numbers_are_exact_on_gpu(form: str) -> None:
+    """Small whole numbers leave no rounding: any wrong element shows, however the tiles fall."""
+    fn, interleaved = FORMS[form]
+    generator = torch.Generator("cuda").manual_seed(0)
+    for tokens, d_model, d_ff in ((2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)):
+        x, w_up, w_gate = (
+            torch.randint(-1, 2, shape, generator=generator, device="cuda").to(torch.bfloat16)
+            for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
+        )
+        inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
+        given = interleave_inputs(inputs) if interleaved else inputs
+        y = fn(*given.values(), activation="relu")
+        exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
+        assert torch.equal(y, exact.to(torch.bfloat16))
+
+
+@gpu
+def test_laws_on_gpu() -> None:
+    for fn, interleaved in FORMS.values():
+        for dtype in (torch.bfloat16, torch.float32):
+            laws.check_rows_alone(
+                fn, 300, 264, 520, (0, 299), dtype=dtype, device="cuda", interleaved=interleaved, exact=False
+            )
+            for activation in ACTIVATIONS:
+                for scale in (1.0, 200.0):
+                    laws.check_matches_reference(
+                        fn, 130, 136, 264, dtype=dtype, device="cuda", activation=activation,
+                        interleaved=interleaved, gate_scale=scale,
+                    )  # fmt: skip
+    for fn in (fused, fused_save):
+        laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda")
+        laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
+        check_second_derivatives_are_refused(fn, "cuda")
+    check_one_tensor("cuda", torch.bfloat16)
+
+
+@gpu
+@pytest.mark.slow
+def test_offsets_beyond_32_bits_on_gpu() -> None:
+    """More than 2^31 elements in the weights and in y; only some rows are compared."""
+    inputs, _ = laws.draw(64, 64, 64, dtype=torch.bfloat16, device="cuda")
+    rows = 2**31 // 14336 + 200
+    x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
+    w_up, w_gate = (torch.randn(64, 14336, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
+    for given in ((w_up, w_gate), interleave(interleave(w_up, w_gate))):
+        y = fused(x, *given)
+        expected = fused(x[:64].contiguous(), *given)
+        assert torch.equal(y[-(rows % 64) :], expected[: rows % 64])
+        assert laws.relative_error(y[:64], expected.double()) == 0
