@@ -221,7 +221,7 @@ def run_normaliser(
     blocks = triton.cdiv(K, config.block_k)
     n_q = _empty(blocks, B, heads, T, like=q)
     n_last = _empty(B, heads, K, like=q) if want_last else None
-    triton.set_allocator(_scratch)
+    triton.set_allocator(scratch)
     normaliser_kernel[(blocks * N * B * heads,)](
         q, k, gates.b, gates.u, gates.w, gates.g, gates.edge, gates.m, n_states, n_q, n_last,
         problem.scale, T, problem.chunk, N, B * heads,
@@ -331,7 +331,7 @@ def run_walk(
     if B * H * anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * anchors}")
-    triton.set_allocator(_scratch)
+    triton.set_allocator(scratch)
     for block in range(blocks):
         walk_kernel[(tiles_z * N * B * H,)](
             x, y, z, states, partial, result.out,
@@ -352,7 +352,7 @@ def run_walk(
     return result
 
 
-def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
     """Allocate the few bytes in which a kernel builds its tensor descriptors."""
     return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())
 
@@ -450,13 +450,17 @@ class _ScalarDecay(torch.autograd.Function):
         backward = _walk_backward if walking else _sweep_backward
         if walking:
             problem = replace(problem, chunk=backward_chunk(problem.chunk, q, v))
+        want_gates = any(ctx.needs_input_grad[3:6])
         dq, dk, dv, d_initial, q_dq, k_dk, anchors = backward(
-            problem, config, q, k, v, dh, gates, c_initial, d_last, want_initial=ctx.needs_input_grad[6]
-        )
-        d_decay, d_input, d_head = run_gates_backward(
-            problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk, decay, input_gate, head,
-            end_is_known=d_last is None,
+            problem, config, q, k, v, dh, gates, c_initial, d_last,
+            want_initial=ctx.needs_input_grad[6], want_gates=want_gates,
         )  # fmt: skip
+        d_decay = d_input = d_head = None
+        if q_dq is not None and k_dk is not None:
+            d_decay, d_input, d_head = run_gates_backward(
+                problem, q_dq, k_dk, anchors, anchor_every(problem) if walking else problem.chunk,
+                decay, input_gate, head, end_is_known=d_last is None,
+            )  # fmt: skip
         dn_initial = None
         if dn_last is not None and gates.edge is not None:
             dn_initial = _add_normaliser_gradients(
@@ -501,8 +505,8 @@ def _add_normaliser_gradients(
     return (dn * first[..., None]).float() if n_initial is not None else None
 
 
-MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None]
-"""dq, dk, dv, the gradient of the initial state, the row sums of q dq and k dk, the anchors."""
+MainGradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""dq, dk, dv, the gradient of the initial state; for the gates' the row sums of q dq and k dk, and the anchors."""
 
 
 def _sweep_backward(
@@ -517,6 +521,7 @@ def _sweep_backward(
     d_last: Tensor | None,
     *,
     want_initial: bool,
+    want_gates: bool,
 ) -> MainGradients:
     """Recompute the states, run the recurrent kernel backward in time, then one sweep for each gradient."""
     T, H = v.shape[1], v.shape[2]
@@ -525,15 +530,18 @@ def _sweep_backward(
         states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
         d_states, _, d_initial, _, anchors = run_states(
             problem, config.d_states, q, dh, gates, d_last,
-            want_last=want_initial, reverse=True, forward_states=states,
+            want_last=want_initial, reverse=True, forward_states=states if want_gates else None,
         )  # fmt: skip
     dq, q_dq = run_mix(
-        problem, config.dq, dh, v, k, states, gates, heads=H, future=False, transposed=True, pair=q
+        problem, config.dq, dh, v, k, states, gates,
+        heads=H, future=False, transposed=True, pair=q if want_gates else None,
     )  # fmt: skip
     del states
-    dk, k_dk = run_mix(problem, config.dk, v, dh, q, d_states, gates, heads=H, future=True, transposed=True, pair=k)
+    dk, k_dk = run_mix(
+        problem, config.dk, v, dh, q, d_states, gates,
+        heads=H, future=True, transposed=True, pair=k if want_gates else None,
+    )  # fmt: skip
     dv, _ = run_mix(problem, config.dv, k, q, dh, d_states, gates, heads=H, future=True, transposed=False)
-    assert q_dq is not None and k_dk is not None
     return dq, dk, dv, d_initial, q_dq, k_dk, anchors
 
 
@@ -549,6 +557,7 @@ def _walk_backward(
     d_last: Tensor | None,
     *,
     want_initial: bool,
+    want_gates: bool,
 ) -> MainGradients:
     """Walk once for each gradient; states are materialised only where there is more than one chunk."""
     T, H = v.shape[1], v.shape[2]
@@ -557,7 +566,10 @@ def _walk_backward(
     several = problem.chunk < T
     if several:
         states, *_ = run_states(problem, config.states, k, v, gates, c_initial)
-    dq = run_walk(problem, config.dq, dh, v, k, states, gates, heads=H, future=False, transposed=True, pair=q)
+    dq = run_walk(
+        problem, config.dq, dh, v, k, states, gates,
+        heads=H, future=False, transposed=True, pair=q if want_gates else None,
+    )  # fmt: skip
     del states
     if several:
         d_states, _, d_initial, _, _ = run_states(
@@ -565,7 +577,7 @@ def _walk_backward(
         )
     dk = run_walk(
         problem, config.dk, v, dh, q, d_states, gates,
-        heads=H, future=True, transposed=True, pair=k, anchor_states=dq.anchor_states,
+        heads=H, future=True, transposed=True, pair=k if want_gates else None, anchor_states=dq.anchor_states,
     )  # fmt: skip
     dq.anchor_states = None
     dv = run_walk(
@@ -574,7 +586,6 @@ def _walk_backward(
     )  # fmt: skip
     if not several:
         d_initial = dv.last
-    assert dq.row_sums is not None and dk.row_sums is not None
     return dq.out, dk.out, dv.out, d_initial, dq.row_sums, dk.row_sums, dk.anchors
 
 
