@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..analysis import accelerators, counts, runtime_model
 from ..analysis.accelerators import Accelerator
+from ..kernels import FAMILIES
 from .baselines.spec import Baseline
 from .case import Case, Record
 from .environment import Environment, version_of
@@ -49,7 +50,9 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
     """
     case, target = planned.case, planned.target
     if isinstance(target, Baseline):
-        version, same_math = version_of(target.distribution), target.same_math
+        # Beside one family a baseline's operation is another mathematics, in its own it is the subject.
+        same_math = target.same_math or case.op in FAMILIES.get(case.kernel, ())
+        version = version_of(target.distribution)
     else:
         version, same_math = __version__, True
     columns: dict[str, Any] = {

@@ -127,6 +127,22 @@ COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY)
 """What every family has, unless it replaces it by one of the same name."""
 
 OF_FAMILY: dict[str, tuple[Preset, ...]] = {
+    "lightning": (
+        dataclasses.replace(
+            DEFAULT,
+            summary="65,536 tokens at embedding dim 4096, the head dims that Lightning's kernels hold",
+            head_dims=(64, 128, 256),
+        ),
+        dataclasses.replace(
+            DEFAULT,
+            name="figure-3",
+            summary="runtime and memory of one sequence over its length, beside FlashAttention-2 and Lightning-1",
+            head_dims=(128,),
+            chunk_sizes=(256,),
+            modes=("fw", "bw"),
+            batch=1,
+        ),
+    ),
     "rglru": (
         dataclasses.replace(
             DEFAULT,

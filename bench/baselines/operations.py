@@ -40,15 +40,4 @@ SELECTIVE_SCAN = Operation(
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
 )
 
-LIGHTNING = Operation(
-    name="lightning",
-    kernel="lightning",
-    summary="Lightning Attention: S_t = exp(-slope) S_{t-1} + k_t v_t^T, h_t = S_t^T q_t",
-    arguments=("q", "k", "v", "slope"),
-    differentiable=("q", "k", "v"),
-    inputs="bench.baselines.references:make_lightning_inputs",
-    recurrent="bench.baselines.references:lightning_recurrent",
-    parallel="bench.baselines.references:lightning",
-)
-
-OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN, LIGHTNING)}
+OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

@@ -111,47 +111,6 @@ def selective_scan_recurrent(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: 
     return torch.stack(outputs, dim=1).to(u.dtype)
 
 
-def lightning(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, *, scale: float = 1.0) -> Tensor:
-    """Compute Lightning Attention from the full [T, T] matrix of decayed scores.
-
-    Args:
-        q, k: [B, T, H, K].
-        v: [B, T, H, V].
-        slope: [H] >= 0; the decay per step is exp(-slope).
-        scale: factor on the scores.
-
-    Returns:
-        h [B, T, H, V].
-    """
-    dtype = _compute_dtype(v)
-    time = torch.arange(q.shape[1], dtype=dtype, device=q.device)
-    distance = (time[:, None] - time[None, :]).clamp(min=0)
-    decay = torch.exp(-slope.to(dtype)[:, None, None] * distance) * _causal_mask(q.shape[1], q.device)
-    scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype)) * decay * scale
-    return torch.einsum("bhts,bshv->bthv", scores, v.to(dtype)).to(v.dtype)
-
-
-def lightning_recurrent(q: Tensor, k: Tensor, v: Tensor, slope: Tensor, *, scale: float = 1.0) -> Tensor:
-    """Compute Lightning Attention one step at a time.
-
-        S_t = exp(-slope) S_{t-1} + k_t v_t^T,   h_t = scale S_t^T q_t
-
-    Args, Returns: as for :func:`lightning`.
-
-    Source: Qin et al., Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language
-    Models, equation 4.
-    """
-    dtype = _compute_dtype(v)
-    decay = torch.exp(-slope.to(dtype))[:, None, None]
-    queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
-    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
-    outputs = []
-    for t in range(q.shape[1]):
-        state = decay * state + keys[:, t, :, :, None] * values[:, t, :, None, :]
-        outputs.append(torch.einsum("bhk,bhkv->bhv", queries[:, t], state))
-    return torch.stack(outputs, dim=1).to(v.dtype)
-
-
 class _Normal:
     """Draws from N(0, 1) on the device in float32 and rounds: the same numbers for every dtype on one device."""
 
@@ -209,23 +168,4 @@ def make_selective_scan_inputs(
         "A": rates,
         "B": normal(batch, seq_len, state).to(dtype),
         "C": normal(batch, seq_len, state).to(dtype),
-    }
-
-
-def make_lightning_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
-    """Draw attention's inputs, q and k divided by K^1/4 each, and the slopes [H] = 2^(-8 (h + 1) / H) in float32.
-
-    The slopes are ALiBi's, as in the authors' models. There is no scale in the operation, so that the inputs keep the
-    scores of order one.
-    """
-    inputs = make_attention_inputs(sizes, dtype=torch.float32, device=device, seed=seed)
-    shrink = sizes["head_dim_qk"] ** -0.25
-    heads = torch.arange(1, sizes["num_heads"] + 1, device=device, dtype=torch.float32)
-    return {
-        "q": (inputs["q"] * shrink).to(dtype),
-        "k": (inputs["k"] * shrink).to(dtype),
-        "v": inputs["v"].to(dtype),
-        "slope": torch.exp2(-8.0 * heads / sizes["num_heads"]),
     }

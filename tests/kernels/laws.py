@@ -40,6 +40,7 @@ EXTREME_GATES: dict[str, dict[str, tuple[float, float]]] = {
     "mlstm_exp": {"i": (-60, 60), "f": (-60, 60)},
     "simple_gla": {"g": (-60, 0)},
     "retention": {"slope": (0, 60)},
+    "lightning": {"slope": (0, 60)},
     "gated_retention": {"f": (-60, 60)},
     "mamba2_ssd": {"dt": (1e-6, 4), "A": (-16, -1e-3)},
 }
@@ -502,8 +503,14 @@ def check_stabilizer_is_free(
     assert_close(results, expected, allowed, f"{operation.name} with m moved by {shift}")
 
 
-def check_bad_input(operation: Operation, fn: Function, *, dtype: torch.dtype, device: str, chunk_size: int) -> None:
-    """Input that does not fit raises ValueError that names the argument, what was expected and what came."""
+def check_bad_input(
+    operation: Operation, fn: Function, *, dtype: torch.dtype, device: str, chunk_size: int | None
+) -> None:
+    """Input that does not fit raises ValueError that names the argument, what was expected and what came.
+
+    Args:
+        chunk_size: a good one; None for a function without a chunk axis.
+    """
     sizes = {"batch": 2, "seq_len": 20, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}
     problem = make_problem(operation, sizes, dtype=dtype, device=device, initial_state=True)
     inputs = dict(problem.inputs)
@@ -512,7 +519,7 @@ def check_bad_input(operation: Operation, fn: Function, *, dtype: torch.dtype, d
 
     def rejects(match: str, *, changed: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            fn(*{**inputs, **(changed or {})}.values(), **{"chunk_size": chunk_size, **kwargs})
+            fn(*{**inputs, **(changed or {})}.values(), **{**_implementation_kwargs(chunk_size), **kwargs})
 
     values = next(name for name, x in inputs.items() if x.dim() == 4)
     gate = next(name for name, x in inputs.items() if x.dim() < 4)
@@ -528,7 +535,7 @@ def check_bad_input(operation: Operation, fn: Function, *, dtype: torch.dtype, d
     rejects(rf"{gate} must have shape .* got", changed={gate: inputs[gate][..., :-1].contiguous()})
     rejects(rf"{gate} must be float\d\d, got bfloat16", changed={gate: inputs[gate].bfloat16()})
     rejects(rf"{values} must be one of .* got int32", changed={name: inputs[name].int() for name in matrices})
-    for bad in (0, -16):
+    for bad in () if chunk_size is None else (0, -16):
         rejects(rf"chunk_size must be .* got {bad}", chunk_size=bad)
     rejects("scale must be a finite number or None, got nan", scale=math.nan)
     rejects("state_dtype must be .* got int8", state_dtype=torch.int8)

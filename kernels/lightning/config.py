@@ -1,0 +1,122 @@
+"""Tile sizes of the Lightning kernels, one frozen value a launch, and what sizes they take. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..scalar_decay.config import MIN_PROGRAMS, next_power_of_two
+
+MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 256, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    """Launch of one of lightning2's loops: block length, output columns a program, warps, pipeline stages."""
+
+    block_t: int
+    block_z: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lightning2Config:
+    """Every launch of lightning2's forward and backward pass."""
+
+    output: LoopConfig
+    dq: LoopConfig
+    dk: LoopConfig
+    dv: LoopConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    """Launch of lightning1's kernel: row tile, column tile, output columns a program, warps, pipeline stages."""
+
+    block_t: int
+    block_s: int
+    block_z: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lightning1Config:
+    """Every launch of lightning1's forward and backward pass."""
+
+    output: SweepConfig
+    dq: SweepConfig
+    dk: SweepConfig
+    dv: SweepConfig
+
+
+def padded(head_dim: int) -> int:
+    """Return the head dim's power of two, at least 16: what a tile that holds all of it takes."""
+    return max(16, next_power_of_two(head_dim))
+
+
+# Half-precision loops hold a state [dx, block_z] and M in registers, float32 ones the operands of their products too.
+_HOPPER = LoopConfig(block_t=64, block_z=64, num_warps=4, num_stages=2)
+_HOPPER_WIDE = LoopConfig(block_t=64, block_z=32, num_warps=4, num_stages=2)
+_AMPERE = LoopConfig(block_t=32, block_z=64, num_warps=4, num_stages=2)
+_AMPERE_WIDE = LoopConfig(block_t=32, block_z=32, num_warps=4, num_stages=2)
+_AMPERE_WIDEST = LoopConfig(block_t=32, block_z=32, num_warps=8, num_stages=2)
+_FLOAT32_NARROW = LoopConfig(block_t=32, block_z=32, num_warps=8, num_stages=1)
+_FLOAT32_WIDE = LoopConfig(block_t=16, block_z=16, num_warps=8, num_stages=1)
+
+
+def select_lightning2(
+    *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int, rows: int
+) -> Lightning2Config:
+    """Choose lightning2's launches.
+
+    Args:
+        capability: compute capability of the device, such as (9, 0).
+        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
+        head_dim_qk: K.
+        head_dim_v: V.
+        rows: batch * heads; with few of them programs take fewer columns, so that there are more.
+    """
+
+    few = rows * -(-max(head_dim_qk, head_dim_v) // 64) < MIN_PROGRAMS
+
+    def fit(dx: int, dz: int) -> LoopConfig:
+        if item_bytes == 4:
+            config = _FLOAT32_NARROW if dx <= 64 else _FLOAT32_WIDE
+        elif capability >= (9, 0):
+            config = _HOPPER if dx <= 128 else _HOPPER_WIDE
+        else:
+            config = _AMPERE if dx <= 64 else (_AMPERE_WIDE if dx <= 128 else _AMPERE_WIDEST)
+        return replace(config, block_z=min(config.block_z, 32 if few else 64, dz))
+
+    k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
+    return Lightning2Config(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
+
+
+def select_lightning1(
+    *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int
+) -> Lightning1Config:
+    """Choose lightning1's launches; arguments as in :func:`select_lightning2`."""
+
+    def fit(dx: int, dz: int) -> SweepConfig:
+        if item_bytes == 4:
+            config = SweepConfig(block_t=32, block_s=32, block_z=32, num_warps=4, num_stages=1)
+        elif capability >= (9, 0):
+            config = SweepConfig(block_t=128, block_s=64, block_z=128, num_warps=8, num_stages=2)
+        else:
+            block_z = 128 if dx <= 128 else 64
+            config = SweepConfig(block_t=128, block_s=32, block_z=block_z, num_warps=8, num_stages=2)
+        return replace(config, block_z=min(config.block_z, dz))
+
+    k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
+    return Lightning1Config(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
+
+
+def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the Lightning kernels cannot run these sizes, or None."""
+    for name in ("head_dim_qk", "head_dim_v"):
+        dim = sizes[name]
+        if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
+            return f"{name} must be a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {dim}"
+    return None

@@ -1,0 +1,20 @@
+"""Decays of the Lightning kernels: powers of one factor a head, lambda = exp(-slope)."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_RATE = tl.constexpr(200.0)
+"""Where rates are cut: one step's decay is zero in float32 there, and no multiple of it is infinite."""
+
+
+@triton.jit
+def head_rate(slope_ptr, head):
+    """Return a head's decay rate in base 2: lambda = 2^-rate."""
+    return tl.minimum(tl.load(slope_ptr + head) * LOG2E, MAX_RATE)
+
+
+@triton.jit
+def power(rate, n):
+    """Return lambda^n for n >= 0, else 0."""
+    return tl.where(n >= 0, tl.math.exp2(-rate * tl.maximum(n, 0).to(tl.float32)), 0.0)

@@ -1,0 +1,185 @@
+"""Lightning Attention-1: the whole square below the diagonal, tiled as in FlashAttention.
+
+    o_t = scale sum_{s <= t} lambda^(t-s) (q_t . k_s) v_s        lambda = exp(-slope)
+
+Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe their earlier kernels: Q, K and V
+in blocks on the chip, the product from the left, O(T^2 (K + V)). Forward and the gradients are one product,
+
+    out_t = scale sum_s lambda^|t-s| (x_t . y_s) z_s        o: q k v     dq: do v k     dk: v do q     dv: k q do
+
+over s <= t for o and dq, over s >= t for dk and dv; the decays of a tile are made on the chip. There being no softmax,
+nothing but the inputs is kept for the backward pass.
+
+The published kernels know no state. One that comes in or is asked for is added by torch, outside of the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..scalar_decay.engine import capability, scratch
+from .config import Lightning1Config, SweepConfig, padded, select_lightning1
+from .decays import head_rate, power
+from .validate import check_arguments
+
+
+@triton.jit(do_not_specialize=["T", "scale"])
+def quadratic_kernel(
+    x_ptr,
+    y_ptr,
+    z_ptr,
+    slope_ptr,
+    out_ptr,
+    scale,
+    T,
+    H: tl.constexpr,
+    DX: tl.constexpr,
+    DZ: tl.constexpr,
+    FUTURE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Compute BLOCK_T rows and BLOCK_Z columns of out for one head; FUTURE sums over s >= t.
+
+    Grid: (ceil(DZ / BLOCK_Z) * ceil(T / BLOCK_T) * B * H,).
+    Reads X, Y [B, T, H, DX], Z [B, T, H, DZ] and the slopes [H]; writes out [B, T, H, DZ]. BLOCK_X is DX's power of
+    two, and BLOCK_S divides BLOCK_T.
+    """
+    NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
+    tiles = tl.cdiv(T, BLOCK_T)
+    pid = tl.program_id(0)
+    col = (pid % NZ) * BLOCK_Z
+    # The rows with most work come first.
+    tile = (pid // NZ) % tiles
+    t0 = (tile if FUTURE else tiles - 1 - tile) * BLOCK_T
+    pid_bh = (pid // (NZ * tiles)).to(tl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    rate = head_rate(slope_ptr, head)
+
+    # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
+    x_offset = batch * T * (H * DX) + head * DX
+    z_offset = batch * T * (H * DZ) + head * DZ
+    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [H * DX, 1], [BLOCK_T, BLOCK_X])
+    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [H * DX, 1], [BLOCK_S, BLOCK_X])
+    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [H * DZ, 1], [BLOCK_S, BLOCK_Z])
+    out_desc = tl.make_tensor_descriptor(out_ptr + z_offset, [T, DZ], [H * DZ, 1], [BLOCK_T, BLOCK_Z])
+
+    offs_t = t0 + tl.arange(0, BLOCK_T)
+    x = x_desc.load([t0, 0])
+    out = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
+    first = t0 if FUTURE else 0
+    last = T if FUTURE else tl.minimum(t0 + BLOCK_T, T)
+    for s0 in tl.range(first, last, BLOCK_S, num_stages=STAGES):
+        y = y_desc.load([s0, 0])
+        z = z_desc.load([s0, col])
+        offs_s = s0 + tl.arange(0, BLOCK_S)
+        distance = offs_t[:, None] - offs_s[None, :]
+        if FUTURE:
+            distance = -distance
+        scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * (power(rate, distance) * scale)
+        out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
+    out_desc.store([t0, col], out.to(out_desc.dtype))
+
+
+def run_quadratic(
+    config: SweepConfig, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, scale: float, *, future: bool
+) -> Tensor:
+    """Launch the kernel on x, y [B, T, H, DX] and z [B, T, H, DZ]; return out like z."""
+    B, T, H, DZ = z.shape
+    DX = x.shape[3]
+    out = torch.empty_like(z)
+    triton.set_allocator(scratch)
+    quadratic_kernel[(triton.cdiv(DZ, config.block_z) * triton.cdiv(T, config.block_t) * B * H,)](
+        x, y, z, slope, out, scale, T,
+        H=H, DX=DX, DZ=DZ, FUTURE=future, BLOCK_T=config.block_t, BLOCK_S=config.block_s, BLOCK_X=padded(DX),
+        BLOCK_Z=config.block_z, STAGES=config.num_stages, PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out
+
+
+class _Lightning1(torch.autograd.Function):
+    """o without a state, with gradients of q, k and v; nothing but the inputs is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, config: Lightning1Config
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, slope)
+        ctx.scale, ctx.config = scale, config
+        return run_quadratic(config.output, q, k, v, slope, scale, future=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, slope = ctx.saved_tensors
+        scale, config = ctx.scale, ctx.config
+        do = do.contiguous()
+        dq = run_quadratic(config.dq, do, v, k, slope, scale, future=False)
+        dk = run_quadratic(config.dk, v, do, q, slope, scale, future=True)
+        dv = run_quadratic(config.dv, k, q, do, slope, scale, future=True)
+        return dq, dk, dv, None, None, None
+
+
+def lightning1(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    *,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    scale: float = 1.0,
+    config: Lightning1Config | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute Lightning Attention by Lightning Attention-1: every pair of positions, quadratic in T.
+
+        o_t = scale sum_{s <= t} exp(-slope (t - s)) (q_t . k_s) v_s
+
+    Arguments, result and errors as in :func:`.lightning2.lightning2`. States pass through torch in float32, at the
+    memory that takes.
+
+    Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, on Lightning Attention-1.
+    """
+    scale = check_arguments(
+        q, k, v, slope, implementation="lightning1", state_dtype=state_dtype, initial_state=initial_state, scale=scale
+    )
+    if config is None:
+        config = select_lightning1(
+            capability=capability(v.device),
+            item_bytes=v.element_size(),
+            head_dim_qk=q.shape[3],
+            head_dim_v=v.shape[3],
+        )
+    o = _Lightning1.apply(q, k, v, slope, scale, config)
+    if initial_state is not None:
+        o = _add_initial(o, q, slope, initial_state, scale)
+    return (o, _last_state(k, v, slope, initial_state)) if return_last_state else o
+
+
+def _add_initial(o: Tensor, q: Tensor, slope: Tensor, initial_state: Tensor, scale: float) -> Tensor:
+    """Return o_t + scale lambda^t kv_0^T q_t."""
+    steps = torch.arange(1, q.shape[1] + 1, device=q.device)
+    decay = scale * torch.exp(-slope * steps[:, None])
+    carried = torch.einsum("bthk,bhkv->bthv", q.float(), initial_state) * decay[..., None]
+    return (o.float() + carried).to(o.dtype)
+
+
+def _last_state(k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None) -> Tensor:
+    """Return lambda^T kv_0 + sum_t lambda^(T-t) k_t v_t^T."""
+    left = torch.arange(k.shape[1] - 1, -1, -1, device=k.device)
+    weights = torch.exp(-slope * left[:, None])
+    last = torch.einsum("bthk,bthv->bhkv", k.float(), v.float() * weights[..., None])
+    return last if initial_state is None else last + initial_state * torch.exp(-slope * k.shape[1])[:, None, None]

@@ -1,0 +1,45 @@
+"""Checks of arguments that lightning1 and lightning2 share; messages name argument, expected and given."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ..scalar_decay import validate
+from .config import supports
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    *,
+    implementation: str,
+    state_dtype: torch.dtype,
+    initial_state: Tensor | None,
+    scale: float,
+) -> float:
+    """Return the scale; raise unless the arguments are what the kernels take, see :func:`.lightning2.lightning2`."""
+    validate.check_qkv(q, k, v)
+    validate.check_tensor("slope", slope, v.shape[2:3], validate.compute_dtype(v.dtype), v.device)
+    validate.check_state_dtype(state_dtype)
+    validate.check_initial_state(initial_state, k, v, normalize=False)
+    check_kernel_support(q, v)
+    if torch.is_grad_enabled() and slope.requires_grad:
+        raise ValueError(f"slope must not require a gradient for {implementation}: only q, k, v and the state get one")
+    return validate.resolve_scale(scale, q.shape[3])
+
+
+def check_kernel_support(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError on a dtype, device or head dim that the kernels do not take."""
+    if v.dtype not in DTYPES:
+        expected = ", ".join(map(validate.dtype_name, DTYPES))
+        raise ValueError(f"v must be one of {expected}, got {validate.dtype_name(v.dtype)}")
+    if v.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"v must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {v.device}")
+    if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+        raise ValueError(reason)

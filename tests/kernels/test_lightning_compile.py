@@ -1,0 +1,116 @@
+"""Compile every launch of Lightning's kernels for sm_80, sm_90 and sm_100, without a GPU, and hold what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import triton
+
+from lrbench.kernels import resolve
+from lrbench.kernels.common.offline import Launch, record_launches, resources_table
+from lrbench.kernels.lightning import OPERATION, lightning1, lightning2, validate
+from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+
+pytestmark = pytest.mark.compile
+
+CAPABILITIES = (80, 90, 100)
+MODULES = {"lightning1": lightning1, "lightning2": lightning2}
+MAX_STACK_BYTES = 64
+FULL, FEW = 8, 1
+"""Batches of 64 heads: enough of them to fill a device, and so few that lightning2's programs take fewer columns."""
+SLOW_CASES = [
+    (name, head_dims, dtype, batch)
+    for name in MODULES
+    for head_dims in ((64, 64), (128, 128), (128, 256), (256, 256), (256, 64), (24, 40), (16, 16), (200, 72))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for batch in ((FULL, FEW) if name == "lightning2" else (FULL,))
+]
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    if triton.knobs.runtime.interpret:
+        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    # What the launchers check is that a kernel could run here; it only has to be recorded.
+    monkeypatch.setattr(validate, "check_kernel_support", lambda q, v: None)
+
+
+def record(
+    name: str,
+    capability: int,
+    head_dims: tuple[int, int],
+    dtype: torch.dtype,
+    batch: int,
+    *,
+    carry: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[Launch]:
+    """Return the launches of a forward and backward pass; ``carry`` takes an initial state and returns the last."""
+    monkeypatch.setattr(MODULES[name], "capability", lambda device: divmod(capability, 10))
+    heads = 64
+    sizes = {"batch": batch, "seq_len": 1, "num_heads": heads, "head_dim_qk": head_dims[0], "head_dim_v": head_dims[1]}
+    inputs = resolve(OPERATION.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
+    for argument in OPERATION.differentiable:
+        inputs[argument].requires_grad_()
+    state = torch.zeros(batch, heads, *head_dims, requires_grad=True) if carry else None
+    with record_launches(MODULES[name]) as launches:
+        result = resolve(OPERATION.implementation(name).call)(
+            *inputs.values(), initial_state=state, return_last_state=carry
+        )
+        outputs = result if carry else (result,)
+        torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
+    return launches
+
+
+def check(launches: Sequence[Launch], capability: int, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:
+    """Compile the launches and hold them to the chip's shared memory and to a stack frame."""
+    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
+    compiled = resources_table(launches, capability)
+    assert compiled
+    spills = [r for r in compiled if max_stack_bytes is not None and r.stack_bytes > max_stack_bytes]
+    assert not spills, "\n".join(map(str, spills))
+    assert all(r.shared_bytes <= limit for r in compiled)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_lightning2(capability: int, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes that the bars are about, with the states that take more registers."""
+    launches = record(
+        "lightning2", capability, (head_dim, head_dim), torch.bfloat16, FULL, carry=True, monkeypatch=monkeypatch
+    )
+    check(launches, capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_lightning1(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = record("lightning1", capability, (128, 128), torch.bfloat16, FULL, carry=False, monkeypatch=monkeypatch)
+    check(launches, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "head_dims", "dtype", "batch"), SLOW_CASES, ids=str)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_full_product(
+    capability: int,
+    name: str,
+    head_dims: tuple[int, int],
+    dtype: torch.dtype,
+    batch: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A float32 product holds its operands in registers, and so no state of 256 rows besides.
+    limit = None if dtype == torch.float32 and max(head_dims) > 128 else MAX_STACK_BYTES
+    for carry in (False, True):
+        launches = record(name, capability, head_dims, dtype, batch, carry=carry, monkeypatch=monkeypatch)
+        check(launches, capability, max_stack_bytes=limit)
+
+
+def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder sees every kernel, so one that is added is compiled too."""
+    for name, module in MODULES.items():
+        launches = record(name, 90, (64, 64), torch.bfloat16, FULL, carry=True, monkeypatch=monkeypatch)
+        kernels = {kernel for kernel in vars(module) if kernel.endswith("_kernel")}
+        assert {launch.kernel.__name__ for launch in launches} == kernels
