@@ -152,6 +152,15 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             batch=8,
             operations=None,
         ),
+        dataclasses.replace(
+            DEFAULT,
+            name="long",
+            summary="one sequence of 65,536 steps and 2560 channels, fewer than fill a GPU",
+            seq_lens=(65536,),
+            channels=(2560,),
+            batch=1,
+            operations=1,
+        ),
     ),
     "wkv": (
         dataclasses.replace(

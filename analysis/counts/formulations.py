@@ -28,10 +28,12 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "attention": ("flash", "recurrent"),
         "gla": ("chunkwise", "fused"),
         "selective_scan": ("scan",),
-        "rglru": ("fused", "unfused", "layer", "recurrent"),
+        "rglru": ("fused", "unfused", "layer", "lines", "recurrent"),
+        "rglru_layer": ("layer", "unfused"),
         "linear_scan": ("scan", "recurrent"),
         "wkv4": ("recurrent", "scan"),
-        "gated_mlp": ("fused", "cublas_activation", "eager"),
+        "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
+        "projections": ("gemms",),
     }
 )
 """Operation -> formulations, the first being the default.
@@ -41,11 +43,12 @@ chunkwise: states stored once per chunk, two passes over the inputs. walk: the s
 sweep: chunkwise, in the tiles of the engine that sweeps whole chunks. fused: one pass, what lies between inputs and
 outputs kept on the chip. parallel: quadratic, no state. recurrent: step by step; decoding loads and stores the state at
 every step. flash: quadratic, matrices kept on the chip. scan: fused over time. lightning1, lightning2: see
-:mod:`.lightning`. unfused, layer: see :mod:`.rglru`. cublas_activation, eager: see :mod:`.gated_mlp`.
+:mod:`.lightning`. unfused, layer, lines: see :mod:`.rglru`. fused_save, cublas_activation,
+gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
 """
 
 FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"rglru": ("rglru", "linear_scan"), "wkv": ("wkv4",), "gated-mlp": ("gated_mlp",)}
+    {"rglru": ("rglru", "linear_scan", "rglru_layer"), "wkv": ("wkv4",), "gated-mlp": ("gated_mlp",)}
 )
 """Family as users name it -> operations counted under it, for families that are more than one operation's own name."""
 
@@ -53,8 +56,8 @@ SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys((*scalar_decay.GATE_MODELS, "attention", "gla"), ("head_dim_qk", "head_dim_v")),
         "selective_scan": ("head_dim_qk", "channels"),
-        **dict.fromkeys(("rglru", "linear_scan", "wkv4"), ("channels",)),
-        "gated_mlp": ("d_model", "d_ff"),
+        **dict.fromkeys(("rglru", "rglru_layer", "linear_scan", "wkv4"), ("channels",)),
+        **dict.fromkeys(("gated_mlp", "projections"), ("d_model", "d_ff")),
     }
 )
 """Operation -> sizes it needs beside batch, seq_len and, where it has heads, num_heads."""
@@ -65,8 +68,23 @@ CHUNKED = ("chunkwise", "walk", "sweep", "fused", "lightning2")
 _PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 256, "lightning_attn": 64})
 """Chunk length that a package uses where its implementation has no chunk axis."""
 
+_LINE_BY_LINE: Mapping[str, str] = MappingProxyType({"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"})
+"""Operation -> the formulation of baselines that make the gates in eager torch, a kernel a line."""
+
 FULL_SQUARE_IMPLS = ("torch", "parallel")
 """Our implementations that compute whole squares and mask them."""
+
+_GATED_MLP: Mapping[str, str] = MappingProxyType(
+    {
+        "fused_pair": "fused",
+        "torch": "eager",
+        "torch.compile": "gemms_activation",
+        "liger_kernel.silu_mul": "gemms_activation",
+        "liger_kernel.silu_mul_joint": "cublas_activation",
+        "xformers.swiglu": "fused_save",
+    }
+)
+"""Implementations of gated_mlp whose names do not say their formulation."""
 
 _ENGINE_IMPLS = ("tfla", "xl_chunk", "limit_chunk")
 """Our implementations on the Triton engine. It walks a chunk for tfla and 16-bit inputs, and sweeps it elsewhere."""
@@ -137,6 +155,12 @@ def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") ->
         return "walk" if impl == "tfla" and dtype in ("fp16", "bf16") else "sweep"
     if op == "lightning" and impl.startswith("lightning_attn"):
         return "lightning2"
+    if op in _LINE_BY_LINE and impl.startswith(("fla.", "torch.eager")):
+        return _LINE_BY_LINE[op]
+    if op == "gated_mlp" and (impl, mode) == ("fused_save", "fw"):
+        return "fused"
+    if op == "gated_mlp" and impl in _GATED_MLP:
+        return _GATED_MLP[impl]
     variant = impl.rpartition(".")[2]
     if "fused_recurrent" in variant and "recurrent" in known:
         return "recurrent"

@@ -40,9 +40,11 @@ class Problem:
         """Return one pass (forward, backward, step) of the whole problem."""
         families: dict[str, Callable[[str], Passed]] = {
             "rglru": self._rglru,
+            "rglru_layer": self._rglru,
             "linear_scan": self._linear_scan,
             "wkv4": self._wkv,
             "gated_mlp": self._gated_mlp,
+            "projections": self._gated_mlp,
             "selective_scan": self._selective_scan,
         }
         if self.op in families:
@@ -69,7 +71,7 @@ class Problem:
         return Layer(
             batch=self.batch,
             length=1 if direction == "step" else self.seq_len,
-            channels=self.d_ff if self.op == "gated_mlp" else self.channels,
+            channels=self.d_ff if self.op in ("gated_mlp", "projections") else self.channels,
             d_model=self.d_model,
             f=self.f,
             widths=self.widths,
@@ -192,7 +194,7 @@ class Problem:
     def _gated_mlp(self, direction: str) -> Passed:
         layer, backward = self._layer(direction), direction == "backward"
         tally = (gated_mlp.backward if backward else gated_mlp.forward)(layer, self.formulation)
-        return tally, gated_mlp.compulsory(layer, backward=backward)
+        return tally, gated_mlp.compulsory(layer, self.formulation, backward=backward)
 
 
 def _one_pass(tally: Tally, least: Scalar) -> Tally:

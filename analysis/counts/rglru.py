@@ -9,6 +9,7 @@ Everything but the layer's GEMMs is vector work. A square root or a division cou
 - fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype.
 - layer: two GEMMs and the fused kernel: 16N + 4RR + 2R bytes.
 - unfused: the layer with one kernel a line of the listing, its sigmoids apart from the GEMMs.
+- lines: the same without the GEMMs, the operation alone on r and i.
 
 The page prints bytes alone, and its ``published`` counts stand beside the layer's FLOPs, since both cover the weights:
 unfused it reads 26N + 4RR + 2R and writes 22N (its own listing gives 20N); fused it reads 4N + 4RR + 2R and writes 2N,
@@ -21,6 +22,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .model import Factors, Layer, Scalar, Tally, Work
+
+WITH_GEMMS = ("layer", "unfused")
+"""Formulations of the whole layer."""
 
 PUBLISHED = ("unfused", "fused")
 """Formulations of the RG-LRU whose bytes the page prints."""
@@ -67,7 +71,8 @@ def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally
     - recurrence: 2N
     - GEMMs (layer, unfused): 2 x 2 N R
 
-    Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused :data:`LINES`.
+    Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused and lines
+    :data:`LINES`.
     """
     cells, channels, f = layer.cells, layer.channels, layer.f
     work = {
@@ -76,15 +81,16 @@ def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally
         "input": Work(vector=cells * (5 + f.exp)),
         "recurrence": Work(vector=2 * cells),
     }
-    if formulation != "fused" or published:
+    if formulation in WITH_GEMMS or published:
         work["gate GEMMs"] = Work(matrix=4 * cells * channels)
     if published:
         loads, stores = (13, 11) if formulation == "unfused" else (2, 1)
         elements = {"load": loads * cells + 2 * channels * channels + channels, "store": stores * cells}
-    elif formulation == "unfused":
-        elements = _line_traffic(LINES, cells)
-        elements["gate GEMMs load"] += 2 * channels * channels
+    elif formulation in ("unfused", "lines"):
+        elements = _line_traffic(_without_gemms(LINES) if formulation == "lines" else LINES, cells)
         elements["log decay load"] += channels
+        if formulation == "unfused":
+            elements["gate GEMMs load"] += 2 * channels * channels
     else:
         elements = {"load": 3 * cells + channels, "store": cells}
         if formulation == "layer":
@@ -96,8 +102,8 @@ def backward(layer: Layer, formulation: str) -> Tally:
     """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
 
     - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
-    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s: 6N; unfused, the kernels of s and a^2
-      each differentiate by themselves and halve and double what passes between them: 8N
+    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s: 6N; line by line, the kernels of s
+      and a^2 each differentiate by themselves and halve and double what passes between them: 8N
     - gate gradients: -8 d log a, times softplus(c), times sigma'(r): 5N; d sigma(i) = (g s) x, times sigma'(i): 4N;
       sigma' = sigma (1 - sigma)
     - input gradient: g s, times sigma(i): 2N
@@ -110,9 +116,10 @@ def backward(layer: Layer, formulation: str) -> Tally:
     """
     cells, channels, f = layer.cells, layer.channels, layer.f
     weights = 2 * channels * channels
+    by_line = formulation in ("unfused", "lines")
     work = {
         "recurrence gradient": Work(vector=2 * cells),
-        "decay gradient": Work(vector=(8 if formulation == "unfused" else 6) * cells),
+        "decay gradient": Work(vector=(8 if by_line else 6) * cells),
         "gate gradients": Work(vector=9 * cells),
         "input gradient": Work(vector=2 * cells),
         "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
@@ -123,20 +130,19 @@ def backward(layer: Layer, formulation: str) -> Tally:
         "input": Work(vector=cells * (4 + f.exp)),
     }
     elements = {"load": 5 * cells + channels, "store": 3 * cells + channels}
-    if formulation != "fused":
+    if by_line:
+        elements = _line_traffic(_without_gemms(BACKWARD_LINES), cells)
+        elements["log decay load"] += channels
+        elements["log decay store"] += channels
+        recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
+    if formulation in WITH_GEMMS:
         work |= {
             "input gradient GEMMs": Work(matrix=4 * cells * channels),
             "weight gradient GEMMs": Work(matrix=4 * cells * channels),
         }
-        gemms = {name: lines for name, lines in BACKWARD_LINES.items() if "GEMMs" in name}
-        lines = BACKWARD_LINES if formulation == "unfused" else gemms
-        elements = (elements if formulation == "layer" else {}) | _line_traffic(lines, cells)
+        elements |= _line_traffic({name: moved for name, moved in BACKWARD_LINES.items() if "GEMMs" in name}, cells)
         elements["input gradient GEMMs load"] += weights
         elements["weight gradient GEMMs store"] += weights
-    if formulation == "unfused":
-        elements["log decay load"] += channels
-        elements["log decay store"] += channels
-        recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
     return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
 
 
@@ -150,11 +156,13 @@ def step(layer: Layer) -> Tally:
 def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
-    fused: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both weights (backward:
-    x, c, dh, weights; dx, dc and the weights' gradients).
+    fused, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both weights
+    (backward: x, c, dh, weights; dx, dc and the weights' gradients).
     """
-    tensors = (7 if backward else 4) if formulation == "fused" else (3 if backward else 2)
-    weights = 0 if formulation == "fused" else 2 * layer.channels * layer.channels
+    if formulation in WITH_GEMMS:
+        tensors, weights = 3 if backward else 2, 2 * layer.channels * layer.channels
+    else:
+        tensors, weights = 7 if backward else 4, 0
     parameters = (weights + layer.channels) * (2 if backward else 1)
     return (tensors * layer.cells + parameters) * layer.widths.qkv
 
@@ -180,6 +188,10 @@ def scan_step(layer: Layer) -> Tally:
 
 def _softplus(f: Factors) -> Scalar:
     return 1 + f.exp + f.log
+
+
+def _without_gemms(lines: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    return {name: moved for name, moved in lines.items() if "GEMMs" not in name}
 
 
 def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[str, Scalar]:

@@ -15,7 +15,16 @@ from ...kernels import FAMILIES
 from ...kernels import get_operation as get_kernel_operation
 from ...kernels.spec import Operation, resolve
 from ..case import Case
-from . import flash_attention, flash_linear_attention, lightning_attention, mamba, nxai_mlstm, sdpa
+from . import (
+    accelerated_scans,
+    flash_attention,
+    flash_linear_attention,
+    lightning_attention,
+    mamba,
+    nxai_mlstm,
+    sdpa,
+    torch_channels,
+)
 from .operations import OPERATIONS
 from .spec import Baseline, KnownBad, Runnable
 
@@ -41,6 +50,8 @@ BASELINES: tuple[Baseline, ...] = (
     *lightning_attention.BASELINES,
     *flash_attention.BASELINES,
     *sdpa.BASELINES,
+    *torch_channels.BASELINES,
+    *accelerated_scans.BASELINES,
 )
 
 

@@ -1,4 +1,4 @@
-"""fla (flash-linear-attention): GLA, simple GLA, Retention and Lightning Attention."""
+"""fla (flash-linear-attention): GLA, simple GLA, Retention, Lightning Attention and HGRN's scan."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ _fla = partial(
     chunk_sizes=(CHUNK_SIZE,),
     licence="MIT",
 )
+
+_CHANNEL_OPERATIONS = ("rglru", "rglru_layer", "linear_scan")
 
 BASELINES = (
     _fla(
@@ -90,6 +92,23 @@ BASELINES = (
             "scale 1; chunk 64"
         ),
     ),
+    *(
+        _fla(
+            name=f"fla.{name}",
+            op=op,
+            kernels=("rglru",),
+            build=f"bench.baselines.flash_linear_attention:build_{name}",
+            plan="bench.baselines.plans:channel_sizes",
+            dtypes=("bf16", "fp16", "fp32"),
+            chunk_sizes=(),
+            settings=(
+                f"{name} on float32 log decays"
+                + (" (their logarithm taken beforehand)" if op == "linear_scan" else "; the gates in eager torch")
+            ),
+        )
+        for name in ("fused_recurrent_hgrn", "chunk_hgrn")
+        for op in _CHANNEL_OPERATIONS
+    ),
 )
 
 
@@ -122,6 +141,45 @@ def build_fused_gla(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     from fla.ops.gla import fused_chunk_gla
 
     return _build(inputs, ("q", "k", "v", "g"), fused_chunk_gla)
+
+
+def build_fused_recurrent_hgrn(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare HGRN's scan, one program a sequence and block of channels, behind the operation's gates."""
+    from fla.ops.hgrn import fused_recurrent_hgrn
+
+    return _build_scan(case, inputs, fused_recurrent_hgrn)
+
+
+def build_chunk_hgrn(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare HGRN's scan over chunks of 128 behind the operation's gates."""
+    from fla.ops.hgrn import chunk_hgrn
+
+    return _build_scan(case, inputs, chunk_hgrn)
+
+
+def _build_scan(
+    case: Case, inputs: Mapping[str, Tensor], scan: Callable[..., tuple[Tensor, Tensor | None]]
+) -> Runnable:
+    from ._tensors import as_leaf
+    from .torch_channels import LEAVES, elements
+
+    if case.op != "linear_scan":
+        leaves = {name: as_leaf(inputs[name]) for name in LEAVES[case.op]}
+
+        def gated() -> Tensor:
+            log_a, b = elements(case.op, leaves)
+            return scan(b, log_a)[0]
+
+        return Runnable(forward=gated, leaves=leaves)
+
+    decay = inputs["a"].detach().float()
+    leaves = {"x": as_leaf(inputs["x"]), "a": as_leaf(decay.log())}
+
+    def to_canonical(name: str, tensor: Tensor) -> Tensor:
+        # Its gradient is that of log a.
+        return (tensor / decay).to(inputs["a"].dtype) if name == "a" else tensor
+
+    return Runnable(forward=lambda: scan(leaves["x"], leaves["a"])[0], leaves=leaves, to_canonical=to_canonical)
 
 
 def _build_fixed_decay(case: Case, inputs: Mapping[str, Tensor], scale: float | None) -> Runnable:

@@ -68,3 +68,8 @@ def mamba_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
         "head_dim_qk": MAMBA_STATE,
         "channels": _embedding(sizes),
     }
+
+
+def channel_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """One channel per embedding dim."""
+    return {"batch": sizes["batch"], "seq_len": sizes["seq_len"], "channels": _embedding(sizes)}

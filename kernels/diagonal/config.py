@@ -106,6 +106,31 @@ def select_config(
     return DiagonalConfig(forward=forward, backward=backward)
 
 
+def one_pass_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+    """Return the launches of the single pass for a case's sizes."""
+    return _config_of("look_back", sizes, dtype, capability)
+
+
+def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+    """Return the launches of reduce-then-scan for a case's sizes."""
+    return _config_of("chunked", sizes, dtype, capability)
+
+
+def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+    """Return the launches of the naive scan for a case's sizes."""
+    return _config_of("walk", sizes, dtype, capability)
+
+
+def _config_of(strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+    return select_config(
+        strategy=strategy,
+        capability=capability,
+        item_bytes=4 if dtype == "fp32" else 2,
+        batch=sizes["batch"],
+        channels=sizes["channels"],
+    )
+
+
 def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
     """Return a tile of more rows and fewer channels where few channels would make states crawl from tile to tile."""
     while tile.steps * bytes_per_step < BYTES_PER_HOP and tile.block_c > MIN_BLOCK_C:

@@ -21,6 +21,7 @@ def diagonal_implementations(op: str, one_pass: str) -> tuple[Implementation, ..
             summary="one pass over memory: time split over programs that look back for the state before theirs",
             modes=("fw", "fwbw", "bw", "step"),
             chunked=False,
+            default_config="kernels.diagonal.config:one_pass_config",
             requires=("triton",),
             step_call=f"kernels.{op}.{one_pass}:step",
         ),
@@ -29,6 +30,7 @@ def diagonal_implementations(op: str, one_pass: str) -> tuple[Implementation, ..
             call=f"kernels.{op}.{one_pass}:chunked",
             supports="kernels.diagonal.declare:supports_chunked",
             summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
+            default_config="kernels.diagonal.config:chunked_config",
             requires=("triton",),
             preferred_chunk="kernels.diagonal.config:preferred_chunk",
         ),
@@ -38,6 +40,7 @@ def diagonal_implementations(op: str, one_pass: str) -> tuple[Implementation, ..
             supports="kernels.diagonal.declare:supports_kernels",
             summary="one program walks all of time for a block of channels",
             chunked=False,
+            default_config="kernels.diagonal.config:naive_config",
             requires=("triton",),
         ),
         Implementation(

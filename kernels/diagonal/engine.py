@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..scalar_decay.engine import capability
 from ..scalar_decay.validate import check_chunk_size
@@ -129,6 +130,7 @@ class _Diagonal(torch.autograd.Function):
         return h, last
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dh: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
         x, r, i, c, saved = ctx.saved_tensors
         dh = torch.zeros_like(x) if dh is None else dh.contiguous()

@@ -171,6 +171,19 @@ def test_rglru_bytes_are_the_pages_and_their_slips() -> None:
     assert equal(layer.flops - rglru.forward(CHANNELS, "fused").flops, 4 * n * R)
 
 
+def test_rglru_line_by_line_is_the_unfused_layer_without_its_gemms() -> None:
+    n = B * L * R
+    for one_pass, loads, stores in ((rglru.forward, 2, 2), (rglru.backward, 8, 2)):
+        lines, unfused = one_pass(CHANNELS, "lines"), one_pass(CHANNELS, "unfused")
+        weights = 2 * R * R * (1 if one_pass is rglru.forward else 2)
+        assert equal(unfused.bytes - lines.bytes, ((loads + stores) * n + weights) * 2)
+        assert lines.matrix_flops == 0
+        assert equal(unfused.flops - lines.flops, unfused.matrix_flops)
+    for backward in (False, True):
+        fused = rglru.compulsory(CHANNELS, "fused", backward=backward)
+        assert equal(rglru.compulsory(CHANNELS, "lines", backward=backward), fused)
+
+
 def test_gated_mlp_moves_what_its_kernels_load_and_store() -> None:
     x, w, y = M * D_MODEL, D_MODEL * D_FF, M * D_FF
     fused, cublas, eager = (gated_mlp.forward(PROJECTION, f) for f in ("fused", "cublas_activation", "eager"))
@@ -253,7 +266,7 @@ def test_published_whole_problem() -> None:
     assert count("mlstm_sig", **SIZES).flops - result.flops == 64 * (128 - 4)
 
 
-WITH_WEIGHTS = ("rglru", "wkv4", "gated_mlp")
+WITH_WEIGHTS = ("rglru", "rglru_layer", "wkv4", "gated_mlp")
 
 
 @pytest.mark.parametrize("op", sorted(FORMULATIONS))
@@ -268,7 +281,7 @@ def test_counts_scale_with_heads_and_batch_and_parts_add_up(op: str, mode: str) 
         heads = 1 if op in WITH_WEIGHTS or op in ("linear_scan", "selective_scan") else 3
         many = count(op, formulation=formulation, mode=mode, batch=2, num_heads=heads, num_groups=heads, **sizes)
         # Per-channel functions of the RG-LRU's parameter are no work of a token.
-        assert many.flops == pytest.approx(2 * heads * one.flops, rel=1e-3 if op == "rglru" else 1e-9)
+        assert many.flops == pytest.approx(2 * heads * one.flops, rel=1e-3 if op.startswith("rglru") else 1e-9)
         assert many.tensor_flops == pytest.approx(2 * heads * one.tensor_flops)
         assert sum(many.parts.values()) == pytest.approx(many.flops)
         assert sum(many.byte_parts.values()) == pytest.approx(many.bytes)

@@ -97,7 +97,7 @@ def test_every_part_of_the_papers_table_is_printed(counting: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("rglru --op wkv4", "op must be one of rglru, linear_scan for rglru, got 'wkv4'"),
+        ("rglru --op wkv4", "op must be one of rglru, linear_scan, rglru_layer for rglru, got 'wkv4'"),
         ("wkv --counting published", "counting must be detailed for wkv4, recurrent, fw: no paper prints a total"),
         ("gated-mlp --d-ff 0", "d_ff must be a positive integer, got 0"),
         ("gated-mlp --formulation scan", "formulation of gated_mlp must be one of fused, .*, got 'scan'"),

@@ -29,7 +29,7 @@ from lrbench.kernels.spec import DTYPES, MODES, Operation, resolve
 
 FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
 NAMES = [baseline.name for baseline in BASELINES]
-PROVIDERS = {"torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn"}
+PROVIDERS = {"torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan"}
 HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
 
 
@@ -68,6 +68,11 @@ def test_the_packages_asked_for_are_declared() -> None:
         "mlstm_kernels.xl_chunk",
         "mlstm_kernels.xl_chunk_siging",
         "lightning_attn.v2",
+        "fla.fused_recurrent_hgrn",
+        "fla.chunk_hgrn",
+        "accelerated_scan.triton",
+        "torch.eager",
+        "torch.compile",
     } <= set(NAMES)
 
 

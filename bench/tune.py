@@ -1,0 +1,262 @@
+"""Time launches of one implementation side by side.
+
+    python -m lrbench.bench.tune rglru fused --size batch=8,seq_len=8192,channels=1024 \
+        --set "forward=(8,8,64,4,128),(16,8,32,2,168)" --mode fw
+
+Tried are the launches that the implementation chooses itself (its ``default_config``, a frozen dataclass) and what
+``--set PATH=VALUES`` makes of them: a field and the values to put in its place; several options multiply. A field that
+is a dataclass itself takes tuples of its fields in order. Launches that do not compile, do not fit or give other
+numbers than the default's stay in the table with the reason. All are timed in turn, with the clock of the sweep.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..analysis import counts
+from ..analysis.arguments import parse_size
+from ..analysis.statistics import median, median_interval
+from ..kernels import get_operation, resolve
+from ..kernels.spec import Implementation, Operation
+
+TOLERANCE = 4
+"""Relative difference from the default's results that passes, in epsilons of the inputs' dtype."""
+
+app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """Launches to try: what differs from the default, in words, and what came of them."""
+
+    label: str
+    config: Any
+    samples_ms: list[float] = field(default_factory=list)
+    remark: str | None = None
+
+
+def parse_alternatives(text: str, config: Any) -> tuple[str, list[Any]]:
+    """Return the path and the values of ``PATH=VALUES``.
+
+    Raises:
+        ValueError: no such field of ``config``, or values that are no Python literals.
+    """
+    path, equals, values = (part.strip() for part in text.partition("="))
+    here = _get(config, path)
+    try:
+        parsed = ast.literal_eval(values) if equals else None
+    except (ValueError, SyntaxError):
+        parsed = None
+        equals = ""
+    if not equals:
+        raise ValueError(f"set must be PATH=VALUES with values as in Python, got {text!r}")
+    if not dataclasses.is_dataclass(here):
+        return path, list(parsed) if isinstance(parsed, (tuple, list)) else [parsed]
+    tuples = [parsed] if parsed and not isinstance(parsed[0], (tuple, list)) else list(parsed)
+    names = [each.name for each in dataclasses.fields(here)]
+    for each in tuples:
+        if len(each) > len(names):
+            raise ValueError(f"set must give {path} at most {len(names)} values ({', '.join(names)}), got {each!r}")
+    return path, [dataclasses.replace(here, **dict(zip(names, each, strict=False))) for each in tuples]
+
+
+def candidates(config: Any, alternatives: Sequence[tuple[str, list[Any]]]) -> list[Candidate]:
+    """Return the default and every combination of the alternatives."""
+    found = [Candidate(label="default", config=config)]
+    paths = [path for path, _ in alternatives]
+    for values in itertools.product(*(each for _, each in alternatives)) if alternatives else ():
+        changed = config
+        for path, value in zip(paths, values, strict=True):
+            changed = _put(changed, path, value)
+        label = " ".join(f"{path}={_words(value)}" for path, value in zip(paths, values, strict=True))
+        found.append(Candidate(label=label, config=changed))
+    return found
+
+
+def default_config(
+    implementation: Implementation, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]
+) -> Any:
+    """Return the launches the implementation chooses itself; ValueError where it declares none."""
+    if implementation.default_config is None:
+        raise ValueError(f"impl must be one that declares its default_config, got {implementation.name!r}")
+    return resolve(implementation.default_config)(sizes, dtype, capability)
+
+
+def calls(
+    operation: Operation, function: Callable[..., Any], inputs: Mapping[str, Any], mode: str
+) -> Callable[[Any], tuple[Callable[[Any], Any], Callable[[], Any]]]:
+    """Return what makes of a config the call to time and what runs before each call."""
+    import torch
+
+    gradients = mode != "fw"
+    for name, tensor in inputs.items():
+        tensor.requires_grad_(gradients and name in operation.differentiable)
+    tensors = list(inputs.values())
+    leaves = [inputs[name] for name in operation.differentiable]
+    grad_out: list[Any] = []
+
+    def of(config: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+        def forward() -> Any:
+            with torch.set_grad_enabled(gradients):
+                return function(*tensors, config=config)
+
+        def gradient(out: Any) -> Any:
+            if not grad_out:
+                generator = torch.Generator(out.device).manual_seed(1)
+                grad_out.append(torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype))
+            return torch.autograd.grad(out, leaves, grad_out[0])
+
+        if mode == "fw":
+            return lambda _: (forward(),), lambda: None
+        if mode == "bw":
+            return gradient, forward
+
+        def both(_: Any) -> Any:
+            out = forward()
+            return out, *gradient(out)
+
+        return both, lambda: None
+
+    return of
+
+
+def measure(
+    tried: Sequence[Candidate],
+    of: Callable[[Any], tuple[Callable[[Any], Any], Callable[[], Any]]],
+    clock: Any,
+    *,
+    rounds: int,
+    eps: float,
+) -> None:
+    """Check every candidate against the first one, then time them in turn; what fails gets a remark and no samples."""
+    expected: list[Any] = []
+    racing = []
+    for candidate in tried:
+        call, prepare = of(candidate.config)
+        try:
+            results = [tensor.detach() for tensor in call(prepare())]
+            clock.synchronize()
+        except Exception as error:
+            candidate.remark = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            if not expected:
+                raise
+            continue
+        expected = expected or results
+        candidate.remark = _difference(results, expected, TOLERANCE * eps)
+        if candidate.remark is None:
+            racing.append((candidate, call, prepare))
+    for index in range(rounds):
+        for candidate, call, prepare in racing if index % 2 else reversed(racing):
+            samples, _ = clock.sample(call, prepare, 1)
+            candidate.samples_ms += samples
+
+
+def table(tried: Iterable[Candidate], gigabytes: float | None) -> Table:
+    """Return the table, fastest first, with the rate at which the compulsory bytes move."""
+    shown = Table("launches", "median ms", "95 % interval", "fastest ms", "GB/s", "remark")
+    for one in sorted(tried, key=lambda one: median(one.samples_ms) if one.samples_ms else float("inf")):
+        cells = ("", "", "", "")
+        if one.samples_ms:
+            time_ms, interval = median(one.samples_ms), median_interval(one.samples_ms)
+            rate = "" if gigabytes is None else f"{1e3 * gigabytes / time_ms:.0f}"
+            span = f"{interval.low:.4g} - {interval.high:.4g}"
+            cells = (f"{time_ms:.4g}", span, f"{min(one.samples_ms):.4g}", rate)
+        shown.add_row(one.label, *cells, one.remark or "")
+    return shown
+
+
+@app.command(help=__doc__)
+def tune(
+    op: Annotated[str, typer.Argument(help="The operation.")],
+    impl: Annotated[str, typer.Argument(help="The implementation, one of ours.")],
+    size: Annotated[str, typer.Option(help="Sizes as NAME=SIZE, joined by commas; chunk_size where it has one.")],
+    alternatives: Annotated[
+        list[str], typer.Option("--set", help="PATH=VALUES of the config; may be given several times.")
+    ] = [],  # noqa: B006, typer copies it
+    mode: Annotated[str, typer.Option(help="fw, bw or fwbw.")] = "fw",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every candidate.")] = 20,
+) -> None:
+    """Time launches of one implementation side by side."""
+    import torch
+
+    from .check import DTYPES, SEED
+    from .clock import CudaClock
+
+    errors = Console(stderr=True, markup=False)
+    console = Console(width=160, markup=False)
+    try:
+        operation = get_operation(op)
+        implementation = operation.implementation(impl)
+        sizes = parse_sizes(size, operation, implementation)
+        if mode not in ("fw", "bw", "fwbw") or dtype not in implementation.dtypes:
+            known = ", ".join(implementation.dtypes)
+            raise ValueError(f"mode must be fw, bw or fwbw and dtype one of {known}, got {mode} and {dtype}")
+        if not torch.cuda.is_available():
+            raise ValueError("launches are timed on an NVIDIA GPU, and none is here")
+        config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability())
+        tried = candidates(config, [parse_alternatives(text, config) for text in alternatives])
+    except ValueError as error:
+        errors.print(str(error))
+        raise typer.Exit(2) from None
+    problem = {name: value for name, value in sizes.items() if name != "chunk_size"}
+    inputs = resolve(operation.inputs)(problem, dtype=DTYPES[dtype], device="cuda", seed=SEED)
+    options = {"chunk_size": sizes["chunk_size"]} if "chunk_size" in sizes else {}
+    of = calls(operation, partial(resolve(implementation.call), **options), inputs, mode)
+    measure(tried, of, CudaClock(), rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
+    count = counts.count_case(op, impl, mode, dtype, "fp32", sizes)
+    console.print(f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}")
+    console.print(table(tried, None if count is None else count.compulsory_bytes / 1e9))
+
+
+def parse_sizes(text: str, operation: Operation, implementation: Implementation) -> dict[str, int]:
+    """Return the sizes of ``NAME=SIZE,...``; ValueError unless they are those of the operation."""
+    sizes = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        sizes[name] = parse_size(value)
+    wanted = set(operation.sizes)
+    optional = {"chunk_size"} if implementation.chunked else set()
+    if not wanted <= set(sizes) <= wanted | optional:
+        raise ValueError(f"size must name {', '.join(sorted(wanted | optional))}, got {text!r}")
+    return sizes
+
+
+def _get(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        fields = [each.name for each in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
+        if name not in fields:
+            raise ValueError(f"set must name a field ({', '.join(fields) or 'there is none'}), got {path!r}")
+        config = getattr(config, name)
+    return config
+
+
+def _put(config: Any, path: str, value: Any) -> Any:
+    name, dot, rest = path.partition(".")
+    return dataclasses.replace(config, **{name: _put(getattr(config, name), rest, value) if dot else value})
+
+
+def _words(value: Any) -> str:
+    return ",".join(map(str, dataclasses.astuple(value))) if dataclasses.is_dataclass(value) else str(value)
+
+
+def _difference(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:
+    for index, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
+        error = float((mine.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-300))
+        if not error <= tolerance:
+            return f"result {index} differs from the default's by {error:.2g}, relative"
+    return None
+
+
+if __name__ == "__main__":
+    app()
