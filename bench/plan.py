@@ -394,9 +394,10 @@ def _plan_baseline(
 def _same_sizes(baseline: Baseline, request: Request) -> bool:
     """Whether a baseline runs at the sizes that are swept, not at its authors': its operation is what is asked for.
 
-    Operations that are not ours have head dims of their own, unless the request names some.
+    Without a name that is the family's first operation. Operations that are not ours have head dims of their own,
+    unless the request names some.
     """
-    if baseline.op not in (request.ops or ()):
+    if baseline.op not in (request.ops or _family(request.kernel)[:1]):
         return False
     if baseline.op in _family(request.kernel):
         return True

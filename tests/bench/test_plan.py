@@ -215,6 +215,18 @@ def test_operations_of_baselines_keep_their_own_sizes_unless_head_dims_are_named
     assert {c.case.head_dim_v for c in cases("cuda", ops=("attention",), head_dims=(64, 256))} == {64, 256}
 
 
+def test_a_family_of_one_operation_meets_its_peers_at_its_own_sizes() -> None:
+    """The paper's two shapes, where beside mLSTM there is one; Lightning-1, although quadratic, at every length."""
+    planned = cases("cuda", kernel="lightning", preset="default")
+    for impl in ("lightning_attn.v2", "lightning2"):
+        sizes = {(c.case.num_heads, c.case.head_dim_qk, c.case.head_dim_v) for c in planned if c.case.impl == impl}
+        assert sizes == {(64, 64, 64), (32, 128, 128), (16, 256, 256)}
+    for impl in ("lightning1", "torch.sdpa_flash"):
+        assert {c.case.seq_len for c in planned if c.case.impl == impl} == {1024 * 2**n for n in range(7)}
+    beside = {c.case.num_heads for c in cases("cuda", preset="default") if c.case.impl == "lightning_attn.v2"}
+    assert beside == {32}
+
+
 def test_an_operation_of_baselines_has_equal_head_dims_when_it_is_swept() -> None:
     for op in ("attention", "gla"):
         swept = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", ops=(op,), head_dims=(64,))}
