@@ -4,8 +4,11 @@ D is ``d_model`` and F is ``channels`` (d_ff). Source: "Towards Fused Kernels fo
 product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints a total.
 
 - fused: one kernel, which keeps both projections on the chip: M D + 2 D F loaded, M F stored.
+- fused_save: the same kernel, which stores the projections too, for the backward pass.
 - cublas_activation: one GEMM with both weights side by side, then one kernel for the activation and the product.
+- gemms_activation: a GEMM for each projection, then one kernel for the activation and the product.
 - eager: a GEMM for each projection, then the activation and the product, each a kernel of its own.
+- gemms: a GEMM for each projection and no more, which is not y: the operation ``projections``.
 
 Interleaving the columns of the two weights, as the fused kernel does, changes no count.
 """
@@ -18,26 +21,33 @@ from .model import Layer, Scalar, Tally, Work
 def forward(layer: Layer, formulation: str) -> Tally:
     """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig).
 
-    Elements loaded and stored: fused M D + 2 D F and M F; cublas_activation M D + 2 D F + 2 M F and 2 M F + M F;
-    eager 2 M D + 2 D F + M F + 2 M F and 2 M F + M F + M F.
+    Elements loaded and stored: fused M D + 2 D F and M F; fused_save M D + 2 D F and 3 M F; cublas_activation M D +
+    2 D F + 2 M F and 2 M F + M F; gemms_activation M D more loaded; eager 2 M D + 2 D F + M F + 2 M F and 2 M F + M F +
+    M F; gemms 2 M D + 2 D F and 2 M F.
     """
     inputs, weights, outputs = _sizes(layer)
-    work = {
-        "projections": Work(matrix=4 * inputs * layer.channels),
-        "activation": Work(vector=outputs * (1 + layer.f.sig)),
-        "product": Work(vector=outputs),
-    }
+    work = {"projections": Work(matrix=4 * inputs * layer.channels)}
+    if formulation != "gemms":
+        work["activation"] = Work(vector=outputs * (1 + layer.f.sig))
+        work["product"] = Work(vector=outputs)
+    gemms = {"GEMMs load": 2 * (inputs + weights), "GEMMs store": 2 * outputs}
     elements = {
         "fused": {"load": inputs + 2 * weights, "store": outputs},
+        "fused_save": {"load": inputs + 2 * weights, "store": 3 * outputs},
         "cublas_activation": {
             "GEMM load": inputs + 2 * weights,
             "GEMM store": 2 * outputs,
             "activation and product load": 2 * outputs,
             "activation and product store": outputs,
         },
+        "gemms_activation": {
+            **gemms,
+            "activation and product load": 2 * outputs,
+            "activation and product store": outputs,
+        },
+        "gemms": gemms,
         "eager": {
-            "GEMMs load": 2 * (inputs + weights),
-            "GEMMs store": 2 * outputs,
+            **gemms,
             "activation load": outputs,
             "activation store": outputs,
             "product load": 2 * outputs,
@@ -51,42 +61,39 @@ def backward(layer: Layer, formulation: str) -> Tally:
     """Backward FLOPs and bytes, from dy: up's gradient dy silu(g) and the gate's, dy up silu'(g).
 
     silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2: M F 7. GEMMs: dx and the weights' gradients, 4 M D F
-    each; eager adds two parts of dx: M D.
+    each; where each gradient has its own GEMM, two parts of dx are added: M D.
 
     Recomputed and not counted: sigma(g) M F F_sig, and silu(g) = g sigma(g) M F but in eager, which kept it; fused both
     projections as well, which it did not store: 4 M D F.
 
     Elements loaded and stored: activation dy, up and g, both gradients stored (eager, a kernel each: dy and silu(g);
-    dy and up; that and g); GEMMs both gradients and weights for dx, x and both gradients for the weights (eager: x and
-    dx twice, and the addition). Fused loads x and the weights to make the projections again.
+    dy and up; that and g); GEMMs both gradients and weights for dx, x and both gradients for the weights (eager and
+    gemms_activation: x and dx twice, and the addition). Fused loads x and the weights to make the projections again;
+    fused_save is cublas_activation's. Projections alone have the GEMMs of gemms_activation.
     """
     inputs, weights, outputs = _sizes(layer)
     gemm = 4 * inputs * layer.channels
+    apart = formulation in ("eager", "gemms_activation", "gemms")
     work = {
         "activation gradient": Work(vector=7 * outputs),
-        "input gradient": Work(matrix=gemm, vector=inputs if formulation == "eager" else 0),
+        "input gradient": Work(matrix=gemm, vector=inputs if apart else 0),
         "weight gradients": Work(matrix=gemm),
     }
     recomputed = {"activation": Work(vector=outputs * (layer.f.sig + int(formulation != "eager")))}
     again: dict[str, Scalar] = {}
-    if formulation == "eager":
-        elements = {
-            "activation gradient load": 6 * outputs,
-            "activation gradient store": 3 * outputs,
-            "input gradient load": 2 * (outputs + weights) + 2 * inputs,
-            "input gradient store": 3 * inputs,
-            "weight gradients load": 2 * (inputs + outputs),
-            "weight gradients store": 2 * weights,
-        }
-    else:
-        elements = {
-            "activation gradient load": (1 if formulation == "fused" else 3) * outputs,
-            "activation gradient store": 2 * outputs,
-            "input gradient load": 2 * (outputs + weights),
-            "input gradient store": inputs,
-            "weight gradients load": inputs + 2 * outputs,
-            "weight gradients store": 2 * weights,
-        }
+    loaded, stored = {"eager": (6, 3), "fused": (1, 2)}.get(formulation, (3, 2))
+    elements: dict[str, Scalar] = {
+        "activation gradient load": loaded * outputs,
+        "activation gradient store": stored * outputs,
+        "input gradient load": 2 * (outputs + weights) + (2 * inputs if apart else 0),
+        "input gradient store": (3 if apart else 1) * inputs,
+        "weight gradients load": (2 if apart else 1) * inputs + 2 * outputs,
+        "weight gradients store": 2 * weights,
+    }
+    if formulation == "gemms":
+        work = {name: part for name, part in work.items() if "activation" not in name}
+        elements = {name: part for name, part in elements.items() if "activation" not in name}
+        recomputed = {}
     if formulation == "fused":
         recomputed["projections"] = Work(matrix=gemm)
         again = {"projections load": inputs + 2 * weights}
@@ -98,9 +105,13 @@ def backward(layer: Layer, formulation: str) -> Tally:
     )
 
 
-def compulsory(layer: Layer, *, backward: bool) -> Scalar:
-    """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once."""
+def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
+    """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once.
+
+    Of projections alone, both of them or both their gradients in place of y or dy.
+    """
     inputs, weights, outputs = _sizes(layer)
+    outputs *= 2 if formulation == "gemms" else 1
     elements = 2 * inputs + 4 * weights + outputs if backward else inputs + 2 * weights + outputs
     return elements * layer.widths.qkv
 

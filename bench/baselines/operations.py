@@ -40,4 +40,15 @@ SELECTIVE_SCAN = Operation(
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
 )
 
-OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}
+PROJECTIONS = Operation(
+    name="projections",
+    kernel="gated-mlp",
+    summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
+    arguments=("x", "w_up", "w_gate"),
+    differentiable=("x", "w_up", "w_gate"),
+    inputs="kernels.gated_mlp.reference:make_inputs",
+    recurrent="bench.baselines.references:projections",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+)
+
+OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN, PROJECTIONS)}

@@ -111,6 +111,12 @@ def selective_scan_recurrent(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: 
     return torch.stack(outputs, dim=1).to(u.dtype)
 
 
+def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
+    """Return x W_up and x W_gate as [2, M, F] in x's dtype, for x [M, D] and weights [D, F]."""
+    dtype = _compute_dtype(x)
+    return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
+
+
 class _Normal:
     """Draws from N(0, 1) on the device in float32 and rounds: the same numbers for every dtype on one device."""
 

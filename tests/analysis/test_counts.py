@@ -188,7 +188,7 @@ def test_gated_mlp_moves_what_its_kernels_load_and_store() -> None:
     x, w, y = M * D_MODEL, D_MODEL * D_FF, M * D_FF
     fused, cublas, eager = (gated_mlp.forward(PROJECTION, f) for f in ("fused", "cublas_activation", "eager"))
     assert equal(fused.bytes, 2 * (x + 2 * w + y))
-    assert equal(fused.bytes, gated_mlp.compulsory(PROJECTION, backward=False))
+    assert equal(fused.bytes, gated_mlp.compulsory(PROJECTION, "fused", backward=False))
     assert equal(cublas.bytes - fused.bytes, 2 * 4 * y), "up and gate stored and loaded"
     assert equal(eager.bytes - cublas.bytes, 2 * (x + 2 * y)), "x loaded twice, the activation stored and loaded"
     for tally in (fused, cublas, eager):
@@ -266,7 +266,7 @@ def test_published_whole_problem() -> None:
     assert count("mlstm_sig", **SIZES).flops - result.flops == 64 * (128 - 4)
 
 
-WITH_WEIGHTS = ("rglru", "rglru_layer", "wkv4", "gated_mlp")
+WITH_WEIGHTS = ("rglru", "rglru_layer", "wkv4", "gated_mlp", "projections")
 
 
 @pytest.mark.parametrize("op", sorted(FORMULATIONS))
@@ -463,7 +463,17 @@ def test_rows_without_a_count() -> None:
         ("rglru", "unfused", "fwbw", "unfused"),
         ("wkv4", "associative_scan", "bw", "scan"),
         ("gated_mlp", "torch.eager", "fw", "eager"),
-        ("gated_mlp", "tfla", "fw", "fused"),
+        ("gated_mlp", "fused", "fwbw", "fused"),
+        ("gated_mlp", "fused_pair", "fwbw", "fused"),
+        ("gated_mlp", "fused_save", "fw", "fused"),
+        ("gated_mlp", "fused_save", "bw", "fused_save"),
+        ("gated_mlp", "torch", "fw", "eager"),
+        ("gated_mlp", "torch.compile", "fwbw", "gemms_activation"),
+        ("gated_mlp", "liger_kernel.silu_mul", "fw", "gemms_activation"),
+        ("gated_mlp", "liger_kernel.silu_mul_joint", "fw", "cublas_activation"),
+        ("gated_mlp", "liger_kernel.fused", "fw", "fused"),
+        ("gated_mlp", "xformers.swiglu", "fw", "fused_save"),
+        ("projections", "torch.gemms", "fw", "gemms"),
         ("attention", "torch.sdpa_flash", "fw", "flash"),
         ("selective_scan", "mamba_ssm.selective_scan", "fw", "scan"),
     ],
