@@ -21,6 +21,7 @@ OPERATION = Operation(
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-2: blocks in order, the state on the chip",
             chunked=False,
+            default_config="kernels.lightning.config:lightning2_config",
             requires=("triton",),
         ),
         Implementation(
@@ -29,6 +30,7 @@ OPERATION = Operation(
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
             chunked=False,
+            default_config="kernels.lightning.config:lightning1_config",
             requires=("triton",),
         ),
         *scalar_decay_implementations("lightning"),
