@@ -170,7 +170,8 @@ class Role:
         x_is_qk: whether X and Y are as wide as q and k (Z is then as wide as v), or the other way round.
         future: whether rows sum over later positions.
         scores, state: names of X Y^T and of the state the role carries.
-        gate_sums: whether row sums for the gates' gradients are taken, against one more tensor like Z.
+        gate_sums: whether row sums for the gates' gradients are taken, against one more tensor like Z; only where the
+            operation's gates are tensors with a gradient.
     """
 
     name: str
@@ -224,7 +225,7 @@ def executed(run: Run, direction: str) -> Executed:
     for role in BACKWARD_ROLES if backward else FORWARD_ROLES:
         (_walk if run.walks else _sweep)(run, role, total)
         _role_traffic(run, role, total)
-    if backward:
+    if backward and GATE_MODELS[run.op].gates:
         _gates_backward(run, total)
     parts = (total.flops, total.bytes, total.rereads)
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
@@ -388,7 +389,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
         "load": run.qk_share * keys + values + weights,
         "store": stored,
         "merge": 2 * stored if merges_states(run) else 0,
-        "decay gradient": kept if gradient and not run.walks else 0,
+        "decay gradient": kept if gradient and not run.walks and GATE_MODELS[run.op].gates else 0,
     }
     _add(total.bytes, f"{name} pass", moved)
     issued = columns_v * keys + columns_k * values + columns_k * columns_v * weights
@@ -409,14 +410,15 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     normalises = run.stabilised and not run.walks and role.name == "h"
     partial = run.widths.qkv if run.bf16 and launches == 2 else FP32_BYTES
     every = min(run.chunk, ANCHOR_EVERY.get(run.op, DEFAULT_ANCHOR_EVERY))
-    pair = z if role.gate_sums else 0
+    sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
+    pair = z if sums else 0
     moved = {
         "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.length * _gate_bytes(run, role),
         "store": z + (run.length * run.vector_bytes if normalises else 0),
         "partial results": 2 * (launches - 1) * run.length * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several,
-        "row sums": columns * run.length * FP32_BYTES * role.gate_sums,
-        "anchors": -(-run.length // every) * blocks * block_x * dz * run.widths.qkv * (run.walks and role.gate_sums),
+        "row sums": columns * run.length * FP32_BYTES * sums,
+        "anchors": -(-run.length // every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
     _add(total.bytes, role.name, moved)

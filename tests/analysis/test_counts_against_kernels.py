@@ -120,6 +120,7 @@ def counted(op: str, impl: str, mode: str, sizes: dict[str, int], chunk_size: in
         ("mlstm_exp", RAGGED, 32),
         ("mlstm_exp", RAGGED, 256),
         ("simple_gla", ALIGNED, 128),
+        ("lightning", RAGGED, 64),
         ("mamba2_ssd", {**RAGGED, "num_groups": 1}, 128),
     ],
 )
