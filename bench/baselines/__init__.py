@@ -19,11 +19,14 @@ from . import (
     accelerated_scans,
     flash_attention,
     flash_linear_attention,
+    liger,
     lightning_attention,
     mamba,
     nxai_mlstm,
     sdpa,
     torch_channels,
+    torch_mlp,
+    xformers,
 )
 from .operations import OPERATIONS
 from .spec import Baseline, KnownBad, Runnable
@@ -52,6 +55,9 @@ BASELINES: tuple[Baseline, ...] = (
     *sdpa.BASELINES,
     *torch_channels.BASELINES,
     *accelerated_scans.BASELINES,
+    *torch_mlp.BASELINES,
+    *liger.BASELINES,
+    *xformers.BASELINES,
 )
 
 

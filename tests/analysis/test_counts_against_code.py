@@ -365,7 +365,10 @@ def test_gated_mlp_eager_is_exactly_torch() -> None:
 
 
 def test_gated_mlp_with_one_gemm_is_exact() -> None:
-    """Both weights side by side: one GEMM, one kernel; backward one kernel, two GEMMs. And all of it in one kernel."""
+    """Both weights side by side: one GEMM, one kernel; backward one kernel, two GEMMs. And all of it in one kernel.
+
+    And a GEMM for each weight, with one kernel after them or none.
+    """
     tokens, d_model, d_ff = 7, 4, 6
     layer = Layer(batch=1, length=tokens, channels=d_ff, d_model=d_model, f=F)
     x, w, dy = draw(tokens, d_model), draw(d_model, 2 * d_ff), draw(tokens, d_ff)
@@ -402,6 +405,37 @@ def test_gated_mlp_with_one_gemm_is_exact() -> None:
         assert counter.products == counted.matrix_flops + sum(w.matrix for w in counted.recomputed_work.values())
         assert counter.flops(F) == counted.flops + flops(counted.recomputed_work.values())
         assert moved(counter) == counted.bytes + sum(counted.recomputed_traffic.values())
+    with torch.no_grad(), OperationCounter() as saved:
+        saved.kernel(lambda x, w: (both := x @ w, activation(both)), x, w)
+    w_up, w_gate = w[:, :d_ff].clone(), w[:, d_ff:].clone()
+    with torch.no_grad(), OperationCounter() as products:
+        up, gate = products.kernel(torch.mm, x, w_up), products.kernel(torch.mm, x, w_gate)
+    with torch.no_grad(), OperationCounter() as apart:
+        apart.kernel(lambda u, g: g * g.sigmoid() * u, up, gate)
+
+    def gradients(dy: Tensor, up: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
+        sigma = gate.sigmoid()
+        return plain.activation_gradient(dy, up, gate, sigma, gate * sigma)
+
+    with torch.no_grad(), OperationCounter() as apart_gradients:
+        d_up, d_gate = apart_gradients.kernel(gradients, dy, up, gate)
+    with torch.no_grad(), OperationCounter() as products_backward:
+        parts = [products_backward.kernel(lambda d, w: d @ w.T, d, w) for d, w in ((d_up, w_up), (d_gate, w_gate))]
+        products_backward.kernel(torch.add, *parts)
+        for d in (d_up, d_gate):
+            products_backward.kernel(lambda x, d: x.T @ d, x, d)
+    for counters, counted in (
+        ((products,), gated_mlp.forward(layer, "gemms")),
+        ((products_backward,), gated_mlp.backward(layer, "gemms")),
+        ((products, apart), gated_mlp.forward(layer, "gemms_activation")),
+        ((products_backward, apart_gradients), gated_mlp.backward(layer, "gemms_activation")),
+        ((saved,), gated_mlp.forward(layer, "fused_save")),
+        ((backward,), gated_mlp.backward(layer, "fused_save")),
+    ):
+        assert sum(counter.products for counter in counters) == counted.matrix_flops
+        again = flops(counted.recomputed_work.values())
+        assert sum(counter.flops(F) for counter in counters) == counted.flops + again
+        assert sum(moved(counter) for counter in counters) == counted.bytes
 
 
 HEAD = Head(length=4, d_qk=3, d_v=5, f=F)

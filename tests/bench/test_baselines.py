@@ -29,7 +29,10 @@ from lrbench.kernels.spec import DTYPES, MODES, Operation, resolve
 
 FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
 NAMES = [baseline.name for baseline in BASELINES]
-PROVIDERS = {"torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan"}
+PROVIDERS = {
+    "torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan", "liger_kernel",
+    "xformers",
+}  # fmt: skip
 HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
 
 
