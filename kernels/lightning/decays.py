@@ -3,9 +3,11 @@
 import triton
 import triton.language as tl
 
+MAX_SLOPE = 150.0
+"""Where rates are cut: one step's decay is zero in float32 there, and no multiple of the rate is infinite."""
+
 LOG2E = tl.constexpr(1.4426950408889634)
-MAX_RATE = tl.constexpr(200.0)
-"""Where rates are cut: one step's decay is zero in float32 there, and no multiple of it is infinite."""
+MAX_RATE = tl.constexpr(MAX_SLOPE * 1.4426950408889634)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from ..scalar_decay.engine import capability, scratch
 from .config import Lightning1Config, SweepConfig, padded, select_lightning1
-from .decays import head_rate, power
+from .decays import MAX_SLOPE, head_rate, power
 from .validate import check_arguments
 
 
@@ -171,15 +171,22 @@ def lightning1(
 
 def _add_initial(o: Tensor, q: Tensor, slope: Tensor, initial_state: Tensor, scale: float) -> Tensor:
     """Return o_t + scale lambda^t kv_0^T q_t."""
-    steps = torch.arange(1, q.shape[1] + 1, device=q.device)
-    decay = scale * torch.exp(-slope * steps[:, None])
+    decay = scale * _powers(slope, torch.arange(1, q.shape[1] + 1, device=q.device))
     carried = torch.einsum("bthk,bhkv->bthv", q.float(), initial_state) * decay[..., None]
     return (o.float() + carried).to(o.dtype)
 
 
 def _last_state(k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None) -> Tensor:
     """Return lambda^T kv_0 + sum_t lambda^(T-t) k_t v_t^T."""
-    left = torch.arange(k.shape[1] - 1, -1, -1, device=k.device)
-    weights = torch.exp(-slope * left[:, None])
+    seq_len = k.shape[1]
+    weights = _powers(slope, torch.arange(seq_len - 1, -1, -1, device=k.device))
     last = torch.einsum("bthk,bthv->bhkv", k.float(), v.float() * weights[..., None])
-    return last if initial_state is None else last + initial_state * torch.exp(-slope * k.shape[1])[:, None, None]
+    if initial_state is None:
+        return last
+    through = _powers(slope, torch.tensor([seq_len], device=k.device))
+    return last + initial_state * through.view(-1, 1, 1)
+
+
+def _powers(slope: Tensor, n: Tensor) -> Tensor:
+    """Return lambda^n [N, H] for n [N]; rates are cut as in the kernel, so that lambda^0 is 1 for all of them."""
+    return torch.exp(-slope.clamp(max=MAX_SLOPE) * n[:, None])

@@ -91,6 +91,10 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
     inputs["slope"] = torch.full_like(inputs["slope"], slope)
     q, k, v, _ = leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
+    state = torch.ones(1, 2, 24, 40)
+    _, last = function(implementation)(*leaves, initial_state=state, return_last_state=True)
+    expected = torch.einsum("bthk,bthv->bhkv", k, v) + state if slope == 0 else k[:, -1, :, :, None] * v[:, -1, :, None]
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
     o = function(implementation)(*leaves)
     scores = torch.einsum("bthk,bshk->bhts", q, k)
     kept = scores.tril() if slope == 0 else scores * torch.eye(scores.shape[-1])
@@ -161,6 +165,27 @@ def test_bad_input(implementation: str) -> None:
     first = torch.autograd.grad(fn(q, k, v, slope.detach()).square().sum(), [q], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice a function that was marked with @once_differentiable"):
         first[0].sum().backward()
+
+
+@interpret
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
+def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
+    """And the other gradients are the same with it as without."""
+    inputs = resolve(OPERATION.inputs)({**SMALL, "seq_len": 41}, dtype=dtype, device="cpu", seed=0)
+    exact = [x.double().requires_grad_() for x in inputs.values()]
+    expected = torch.autograd.grad(resolve(OPERATION.recurrent)(*exact).square().sum(), exact)
+
+    def gradients(names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+        leaves = {name: x.clone().requires_grad_(name in names) for name, x in inputs.items()}
+        o = function(implementation)(*leaves.values(), chunk_size=16)
+        return torch.autograd.grad(o.float().square().sum(), [leaves[name] for name in names])
+
+    results = gradients(OPERATION.arguments)
+    for ours, without in zip(results, gradients(OPERATION.differentiable), strict=False):
+        assert torch.equal(ours, without)
+    error = (results[-1].double() - expected[-1]).abs().max()
+    assert error <= 8 * torch.finfo(dtype).eps * expected[-1].abs().max()
 
 
 @interpret
