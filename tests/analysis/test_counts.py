@@ -347,6 +347,28 @@ def test_walking_a_chunk_does_the_work_of_tiles_and_the_traffic_of_chunks(mode: 
     assert extra == passes * 2 * 4096 * 128 * 256
 
 
+@pytest.mark.parametrize(
+    ("op", "impl", "formulation"),
+    [
+        ("rglru", "fused", "fused"),
+        ("rglru", "chunked", "fused"),
+        ("rglru", "fla.fused_recurrent_hgrn", "lines"),
+        ("rglru", "torch.eager", "lines"),
+        ("rglru_layer", "fused", "layer"),
+        ("rglru_layer", "torch", "layer"),
+        ("rglru_layer", "fla.chunk_hgrn", "unfused"),
+        ("linear_scan", "fla.fused_recurrent_hgrn", "scan"),
+        ("linear_scan", "accelerated_scan.triton", "scan"),
+    ],
+)
+def test_channel_implementations_are_counted_as_what_they_are(op: str, impl: str, formulation: str) -> None:
+    sizes = {"batch": 8, "seq_len": 64, "channels": 128}
+    for mode in ("fw", "fwbw", "bw"):
+        row = count_case(op, impl, mode, "bf16", None, sizes)
+        assert row is not None
+        assert row.bytes == count(op, formulation=formulation, mode=mode, **sizes).bytes
+
+
 def test_published_counts_of_the_rglru_page() -> None:
     sizes = {"batch": 8, "seq_len": 4096, "channels": 1024}
     n, weights = 8 * 4096 * 1024, 4 * 1024**2 + 2 * 1024

@@ -60,9 +60,10 @@ def test_matches_reference(operation: Operation, name: str, kwargs: dict[str, An
 @interpret
 @each_implementation
 def test_lengths_without_a_state(operation: Operation, name: str, kwargs: dict[str, Any]) -> None:
+    """In bf16, which the interpreter computes rightly where there are no dots."""
     for seq_len in (1, 8):
         laws.check_matches_reference(
-            operation, function(operation, name), dtype=torch.float16, device="cpu",
+            operation, function(operation, name), dtype=torch.bfloat16, device="cpu",
             sizes={**SMALL, "seq_len": seq_len}, initial_state=False, **kwargs,
         )  # fmt: skip
 
@@ -81,7 +82,7 @@ def test_gates_over_their_range(gates: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
 def test_split_equals_whole(operation: Operation, name: str) -> None:
     laws.check_matches_reference(
-        operation, function(operation, name), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12),
+        operation, function(operation, name), dtype=torch.bfloat16, device="cpu", sizes=SMALL, splits=(1, 12),
         config=LONGER_ROWS_FORWARD,
     )  # fmt: skip
 
@@ -111,6 +112,30 @@ def check_closed_gate(fn: Any, *, dtype: torch.dtype, device: str, **kwargs: Any
     gradients = torch.autograd.grad(last.sum(), [*leaves, c, state])
     assert all(not g.any() for g in gradients[:-1])
     assert torch.equal(gradients[-1], torch.ones_like(state))
+
+
+@interpret
+@pytest.mark.parametrize("differentiable", RGLRU.differentiable)
+def test_each_argument_alone_gets_its_gradient(differentiable: str) -> None:
+    inputs = resolve(RGLRU.inputs)({**SMALL, "seq_len": 9}, dtype=torch.float32, device="cpu", seed=0)
+    together = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    alone = {name: x.requires_grad_(name == differentiable) for name, x in inputs.items()}
+    fn = function(RGLRU, "fused")
+    expected, got = (
+        torch.autograd.grad(fn(*each.values(), config=LONGER_ROWS_FORWARD).sum(), each[differentiable])[0]
+        for each in (together, alone)
+    )
+    assert torch.equal(got, expected)
+
+
+@interpret
+def test_second_derivatives_are_refused_in_words() -> None:
+    inputs = resolve(RGLRU.inputs)({**SMALL, "seq_len": 3}, dtype=torch.float32, device="cpu", seed=0)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    h = function(RGLRU, "fused")(*leaves, config=LONGER_ROWS_FORWARD)
+    (dx,) = torch.autograd.grad(h.square().sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
+        dx.sum().backward()
 
 
 @interpret
