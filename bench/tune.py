@@ -51,23 +51,22 @@ def parse_alternatives(text: str, config: Any) -> tuple[str, list[Any]]:
     Raises:
         ValueError: no such field of ``config``, or values that are no Python literals.
     """
-    path, equals, values = (part.strip() for part in text.partition("="))
+    path, _, values = (part.strip() for part in text.partition("="))
     here = _get(config, path)
+    parsed: Any
     try:
-        parsed = ast.literal_eval(values) if equals else None
+        parsed = ast.literal_eval(values)
     except (ValueError, SyntaxError):
-        parsed = None
-        equals = ""
-    if not equals:
-        raise ValueError(f"set must be PATH=VALUES with values as in Python, got {text!r}")
+        raise ValueError(f"set must be PATH=VALUES with values as in Python, got {text!r}") from None
     if not dataclasses.is_dataclass(here):
         return path, list(parsed) if isinstance(parsed, (tuple, list)) else [parsed]
     tuples = [parsed] if parsed and not isinstance(parsed[0], (tuple, list)) else list(parsed)
     names = [each.name for each in dataclasses.fields(here)]
+    make: Callable[..., Any] = dataclasses.replace
     for each in tuples:
         if len(each) > len(names):
             raise ValueError(f"set must give {path} at most {len(names)} values ({', '.join(names)}), got {each!r}")
-    return path, [dataclasses.replace(here, **dict(zip(names, each, strict=False))) for each in tuples]
+    return path, [make(here, **dict(zip(names, each, strict=False))) for each in tuples]
 
 
 def candidates(config: Any, alternatives: Sequence[tuple[str, list[Any]]]) -> list[Candidate]:
@@ -211,6 +210,8 @@ def tune(
         raise typer.Exit(2) from None
     problem = {name: value for name, value in sizes.items() if name != "chunk_size"}
     inputs = resolve(operation.inputs)(problem, dtype=DTYPES[dtype], device="cuda", seed=SEED)
+    if implementation.prepare is not None:
+        inputs = resolve(implementation.prepare)(inputs)
     options = {"chunk_size": sizes["chunk_size"]} if "chunk_size" in sizes else {}
     of = calls(operation, partial(resolve(implementation.call), **options), inputs, mode)
     measure(tried, of, CudaClock(), rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
@@ -247,7 +248,9 @@ def _put(config: Any, path: str, value: Any) -> Any:
 
 
 def _words(value: Any) -> str:
-    return ",".join(map(str, dataclasses.astuple(value))) if dataclasses.is_dataclass(value) else str(value)
+    if not dataclasses.is_dataclass(value):
+        return str(value)
+    return ",".join(str(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
 def _difference(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> str | None:

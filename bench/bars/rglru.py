@@ -9,6 +9,8 @@ measured beside both, without a bar.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...analysis.counts import count
 from .model import COPY, Bar, Setting, Side, Subject
 
@@ -32,7 +34,8 @@ def _copy_bars(sizes: dict[str, int], shares: dict[str, float]) -> tuple[Bar, ..
 
 def compulsory_bytes(mode: str, sizes: dict[str, int]) -> float:
     """Return the bytes of bf16 inputs and outputs, each once a pass."""
-    return count("rglru", formulation="fused", mode=mode, dtype="bf16", **sizes).compulsory_bytes
+    options: dict[str, Any] = {"mode": mode, "dtype": "bf16", **sizes}
+    return count("rglru", formulation="fused", **options).compulsory_bytes
 
 
 def _attention(sizes: dict[str, int]) -> Side:

@@ -193,40 +193,85 @@ GPU_SIZES = [
     {"batch": 3, "seq_len": 1000, "channels": 264},
     {"batch": 2, "seq_len": 129, "channels": 8},
 ]
-GPU_IMPLEMENTATIONS = [(RGLRU, "fused"), (LINEAR_SCAN, "scan")]
-GPU_IMPLEMENTATIONS += [(operation, name) for operation in (RGLRU, LINEAR_SCAN) for name in ("chunked", "naive")]
-each_on_gpu = pytest.mark.parametrize(
-    ("operation", "name"), GPU_IMPLEMENTATIONS, ids=lambda value: getattr(value, "name", value)
-)
+ONE_PASS = [(RGLRU, "fused"), (LINEAR_SCAN, "scan")]
+OTHERS = [(operation, name) for operation in (RGLRU, LINEAR_SCAN) for name in ("chunked", "naive")]
+GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def on_gpu(operation: Operation, name: str, sizes: dict[str, int], dtype: torch.dtype) -> Any:
+    """The single pass in bf16 at every size, everything else at one; the rest of the product is slow."""
+    first = (dtype == torch.bfloat16 and (operation, name) == ONE_PASS[0]) or sizes is GPU_SIZES[2]
+    label = f"{operation.name}-{name}-{'x'.join(map(str, sizes.values()))}-{str(dtype).removeprefix('torch.')}"
+    return pytest.param(operation, name, sizes, dtype, id=label, marks=() if first else (pytest.mark.slow,))
 
 
 @gpu
-@each_on_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes.values())))
+@pytest.mark.parametrize(
+    ("operation", "name", "sizes", "dtype"),
+    [
+        on_gpu(operation, name, sizes, dtype)
+        for operation, name in (*ONE_PASS, *OTHERS)
+        for sizes in GPU_SIZES
+        for dtype in GPU_DTYPES
+    ],
+)
 def test_matches_reference_on_gpu(operation: Operation, name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
     laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cuda", sizes=sizes)
 
 
 @gpu
-@each_on_gpu
-def test_laws_on_gpu(operation: Operation, name: str) -> None:
+@pytest.mark.parametrize("dtype", GPU_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [*ONE_PASS, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_laws_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> None:
     fn = function(operation, name)
-    sizes = {"batch": 2, "seq_len": 700, "channels": 136}
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, splits=(100, 101))
-        laws.check_batch_invariant(operation, fn, dtype=dtype, device="cuda", sizes=sizes, exact=False)
-        for gates in (laws.EXTREME_GATES, laws.CLOSED_GATES, laws.OPEN_GATES):
-            laws.check_matches_reference(
-                operation, fn, dtype=dtype, device="cuda", sizes=sizes, gates=gates.get(operation.name)
-            )
-        if operation is RGLRU:
-            check_closed_gate(fn, dtype=dtype, device="cuda")
-    laws.check_bad_input(operation, fn, dtype=torch.bfloat16, device="cuda")
-    for length in (1, 2, 63, 65):
+    sizes = {"batch": 2, "seq_len": 400, "channels": 136}
+    laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, splits=(100, 101))
+    laws.check_batch_invariant(operation, fn, dtype=dtype, device="cuda", sizes=sizes, exact=False)
+    for gates in (laws.EXTREME_GATES, laws.CLOSED_GATES, laws.OPEN_GATES):
         laws.check_matches_reference(
-            operation, fn, dtype=torch.bfloat16, device="cuda", sizes={**sizes, "seq_len": length}, initial_state=False
+            operation, fn, dtype=dtype, device="cuda", sizes=sizes, gates=gates.get(operation.name)
         )
+    if operation is RGLRU:
+        check_closed_gate(fn, dtype=dtype, device="cuda")
+    if dtype == torch.bfloat16:
+        laws.check_bad_input(operation, fn, dtype=dtype, device="cuda")
+        for length in (1, 2, 63, 65):
+            laws.check_matches_reference(
+                operation, fn, dtype=dtype, device="cuda", sizes={**sizes, "seq_len": length}, initial_state=False
+            )
+
+
+@gpu
+@pytest.mark.parametrize(("operation", "name"), ONE_PASS, ids=["rglru", "linear_scan"])
+def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
+    """A replay zeroes words and ticket again; stale ones would end waits before their states are there."""
+    sizes = {"batch": 2, "seq_len": 3000, "channels": 256}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    fn = function(operation, name)
+    with torch.no_grad():
+        fn(*inputs.values())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fn(*inputs.values())
+        for _ in range(3):
+            inputs["x"].normal_()
+            graph.replay()
+            assert torch.equal(captured, fn(*inputs.values()))
+
+
+@gpu
+@pytest.mark.parametrize(("operation", "name"), ONE_PASS, ids=["rglru", "linear_scan"])
+def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) -> None:
+    """Many times the programs that a GPU holds, in one long chain: whoever waits must wait for one that runs."""
+    sizes = {"batch": 1, "seq_len": 200_000, "channels": 1032}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    whole = function(operation, name)(*inputs.values())
+    naive = function(operation, "naive")(*inputs.values())
+    torch.testing.assert_close(whole.float(), naive.float(), rtol=2**-6, atol=2**-6)
 
 
 @gpu
