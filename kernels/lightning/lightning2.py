@@ -105,9 +105,11 @@ def forward_kernel(
         v = v_desc.load([t0, col])
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
+        # O = Lambda Q KV + [(Q K^T) * M] V
         o = tl.dot(q, kv.to(q.dtype), input_precision=PRECISION) * lam[:, None]
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * m
         o = tl.dot(scores.to(v.dtype), v, o, input_precision=PRECISION)
+        # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V
         kv *= power(rate, length)
         kv = tl.dot(tl.trans(k), (v * to_end[:, None]).to(k.dtype), kv, input_precision=PRECISION)
         o_desc.store([t0, col], o.to(o_desc.dtype))
@@ -177,9 +179,11 @@ def backward_kernel(
         do = do_desc.load([t0, col])
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
+        # dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
         dv = tl.dot(k, dkv.to(k.dtype), input_precision=PRECISION) * to_end[:, None]
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * m
         dv = tl.dot(scores.to(do.dtype), do, dv, input_precision=PRECISION)
+        # dKV = lambda^B dKV + (Lambda Q)^T dO
         dkv *= power(rate, length)
         dkv = tl.dot(tl.trans(q), (do * lam[:, None]).to(q.dtype), dkv, input_precision=PRECISION)
         dv_desc.store([t0, col], dv.to(dv_desc.dtype))
