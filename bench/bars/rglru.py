@@ -4,7 +4,7 @@ Batch 8 and 1024 channels over the sequence length, as in the source's figures, 
 2560 channels, which channels alone cannot spread over a GPU. Compulsory bytes: x, r, i and h once, forward; with the
 backward pass also x, r, i, dh, dx, dr and di. The unfused operation is eager gates and fla's recurrent scan, without
 the matrix products; FlashAttention-2 has 8 heads of 128 at the same tokens. The layer with its two matrix products is
-measured beside both, without a bar.
+measured beside both, and torch's own ways to compute the operation, without a bar.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ COPY_SHARES = {2048: {"fw": 0.70, "fwbw": 0.65}, 8192: {"fw": 0.85, "fwbw": 0.75
 
 LONG = {"batch": 1, "seq_len": 65536, "channels": 2560}
 LONG_SHARE = 0.70
-SLOWEST_EAGER = 2048
-"""Steps up to which the loop over time in eager torch is worth its wait."""
+TORCH_STEPS = 2048
+"""Steps at which the loop over time in eager torch, and what torch.compile takes to compile, are worth the wait."""
 
 
 def _copy_bars(sizes: dict[str, int], shares: dict[str, float]) -> tuple[Bar, ...]:
@@ -50,8 +50,7 @@ def _operation(seq_len: int) -> Setting:
         for theirs, ratio in ((UNFUSED, 20.0), (ATTENTION, 1.0))
         for mode in ("fw", "fwbw")
     )
-    slow = ("torch.eager", "torch.compile") if seq_len <= SLOWEST_EAGER else ()
-    others = (Side(impl=name) for name in (UNFUSED, "fla.chunk_hgrn", "chunked", *slow))
+    others = (Side(impl=name) for name in (UNFUSED, "fla.chunk_hgrn", "chunked"))
     return Setting(
         label=f"operation, L={seq_len}, B=8, R=1024",
         op="rglru",
@@ -86,5 +85,12 @@ SUBJECT = Subject(
             bars=_copy_bars(LONG, {"fw": LONG_SHARE, "fwbw": LONG_SHARE}),
         ),
         *(_layer(seq_len) for seq_len in COPY_SHARES),
+        Setting(
+            label=f"torch, L={TORCH_STEPS}, B=8, R=1024",
+            op="rglru",
+            sizes={"batch": 8, "seq_len": TORCH_STEPS, "channels": 1024},
+            sides=tuple(Side(impl=name) for name in ("fused", "torch.eager", "torch.compile")),
+            bars=(),
+        ),
     ),
 )
