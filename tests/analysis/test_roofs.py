@@ -127,6 +127,6 @@ def test_a_file_of_something_else_is_left_alone(results: Path) -> None:
 
     path = made.write([made.row(made.case("mlstm_sig", "tfla"))], results / "roofs.parquet")
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="has no column roofs_version, so it is no lrbench calibration"):
+    with pytest.raises(ValueError, match="must have a column roofs_version to be an lrbench calibration"):
         write_roofs(calibration(), path)
     assert path.read_bytes() == before
