@@ -13,6 +13,7 @@ import typer
 from .analysis.cli_commands import register
 from .analysis.report.command import register as register_report
 from .bench.gate_commands import register as register_gate
+from .bench.mlp_commands import register as register_mlp
 
 app = typer.Typer(
     name="lrbench",
@@ -259,6 +260,7 @@ def _implementations(op: str) -> list[str]:
 
 register(app, show=_show, resolve_operation=_resolve_operation, implementations=_implementations)
 register_gate(app)
+register_mlp(app)
 register_report(app)
 
 

@@ -27,18 +27,21 @@ OPERATION = Operation(
         Implementation(
             name="fused",
             call="kernels.gated_mlp.fused:fused",
+            default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
             **_INTERLEAVED,
         ),
         Implementation(
             name="fused_save",
             call="kernels.gated_mlp.fused:fused_save",
+            default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
             **_INTERLEAVED,
         ),
         Implementation(
             name="fused_pair",
             call="kernels.gated_mlp.fused:fused",
+            default_config="kernels.gated_mlp.config:pair_config",
             supports="kernels.gated_mlp.config:supports_kernels",
             summary="as fused, on the two weights as they are: an accumulator each",
             chunked=False,

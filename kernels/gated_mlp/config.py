@@ -114,6 +114,34 @@ def select_tile(
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
+def interleaved_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return the launches chosen for a case's sizes and dtype on interleaved weights."""
+    return _case_config(sizes, dtype, capability, forward="gate", pair=False)
+
+
+def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return those of a forward pass that saves the pre-activations."""
+    return _case_config(sizes, dtype, capability, forward="save", pair=False)
+
+
+def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return those for weights that lie apart."""
+    return _case_config(sizes, dtype, capability, forward="gate", pair=True)
+
+
+def _case_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, pair: bool
+) -> GatedMlpConfig:
+    tiles = (
+        select_tile(
+            end=end, pair=pair, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
+            item_bytes=4 if dtype == "fp32" else 2,
+        )
+        for end in (forward, "gradient")
+    )  # fmt: skip
+    return GatedMlpConfig(forward=next(tiles), gradient=next(tiles))
+
+
 def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton kernels cannot run these sizes, or None."""
     for name in ("d_model", "d_ff"):

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from lrbench.bench import check, worker
+from lrbench.bench.case import Case
 from lrbench.bench.protocol import decode_request, encode_request
+from lrbench.kernels import Implementation, get_operation
+from lrbench.kernels.gated_mlp.validate import is_interleaved
 from lrbench.tests.bench import faults
 
 
@@ -45,6 +48,32 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
     columns = worker.Worker("cpu").verify(case, item.target)
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
+
+
+def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
+    """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own."""
+    implementation = Implementation(
+        name="torch",
+        call="kernels.gated_mlp.reference:portable",
+        prepare="kernels.gated_mlp.reference:interleave_inputs",
+        devices=("cpu",),
+        chunked=False,
+    )
+    sizes = {"batch": 1, "seq_len": 4, "d_model": 8, "d_ff": 16}
+    for mode in ("fw", "fwbw"):
+        case = Case(
+            kernel="gated-mlp", op="gated_mlp", impl="torch", provider="lrbench", mode=mode, dtype="fp32", **sizes
+        )
+        operation = get_operation("gated_mlp")
+        inputs = check.Inputs("cpu").get(operation, case)
+        prepared = worker.prepare(operation, case, implementation, inputs, gradients=mode == "fwbw")
+        leaves = prepared.runnable.leaves
+        assert is_interleaved(leaves["w_up"], leaves["w_gate"])
+        assert all(torch.equal(leaves[name], inputs[name]) for name in inputs)
+        columns = worker.Worker("cpu").run(case, implementation, budget_s=0.0)
+        plain = worker.Worker("cpu").run(case, dataclasses.replace(implementation, prepare=None), budget_s=0.0)
+        assert columns["input_bytes"] == plain["input_bytes"]
+        assert mode == "fwbw" or columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16)
 
 
 def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

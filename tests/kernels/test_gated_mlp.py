@@ -156,6 +156,18 @@ def test_declared_code_exists() -> None:
             assert supports({**SIZES, "d_model": 4}, "bf16", None) == "d_model must be a multiple of 8, got 4"
 
 
+def test_declared_launches_are_those_chosen() -> None:
+    sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
+    for name, forward, pair in (("fused", "gate", False), ("fused_save", "save", False), ("fused_pair", "gate", True)):
+        target = OPERATION.implementation(name).default_config
+        assert target is not None
+        for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
+            config = resolve(target)(sizes, dtype, (9, 0))
+            for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
+                chosen = select_tile(end=end, pair=pair, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
+                assert tile == chosen
+
+
 def test_unknown_activation() -> None:
     with pytest.raises(ValueError, match=r"activation must be one of silu, .*, got 'tanh'"):
         activate(torch.zeros(1), "tanh")

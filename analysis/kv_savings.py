@@ -1,0 +1,114 @@
+"""What a fused gated MLP saves of a layer's activations, and how many tokens of key-value cache that memory holds.
+
+An inference engine keeps the activations of one layer at a time, for the tokens of one chunk. With S tokens, model dim
+D and MLP dim U a layer holds, in elements,
+
+    plain     4 S D (queries, keys, values, output) + 3 S U (up, gate, gated) + S D (down)
+    in place  3 S D (output over queries) + 2 S U (gated over up) + S D
+    fused     the same with S U in place of 3 S U or 2 S U: up and gate never stand in memory
+
+and a token's keys and values take 2 n_layers n_kv_heads head_dim elements. Source: "Towards Fused Kernels for Gated
+MLP", section Inference, footnote 3 and last figure. Its ratios for U = c D, (5 + c) / (5 + 3c) and (4 + c) / (4 + 2c),
+follow from the sums; its text and its footnote state different ranges for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+BASELINES: Mapping[str, tuple[int, int]] = MappingProxyType({"plain": (4, 3), "in place": (3, 2)})
+"""What is compared with -> tensors of S D elements in attention and of S U elements in the MLP."""
+
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A decoder's sizes, as its configuration file gives them."""
+
+    name: str
+    d_model: int
+    d_ff: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+MODELS = (
+    Model(name="Llama 3.1 8B", d_model=4096, d_ff=14336, layers=32, kv_heads=8, head_dim=128),
+    Model(name="Llama 3.1 70B", d_model=8192, d_ff=28672, layers=80, kv_heads=8, head_dim=128),
+    Model(name="Llama 3.1 405B", d_model=16384, d_ff=53248, layers=126, kv_heads=8, head_dim=128),
+    Model(name="Gemma 2 27B", d_model=4608, d_ff=36864, layers=46, kv_heads=16, head_dim=128),
+)
+"""The models that the source names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """One model against one baseline.
+
+    Attributes:
+        activation_bytes, fused_bytes: a layer's activations without and with the fused kernel.
+        saved_bytes: their difference.
+        saved_share: of activation_bytes.
+        token_bytes: keys and values of one token in all layers.
+        extra_tokens: whole tokens of key-value cache that saved_bytes hold.
+    """
+
+    model: str
+    baseline: str
+    tokens: int
+    activation_bytes: int
+    fused_bytes: int
+    saved_bytes: int
+    saved_share: float
+    token_bytes: int
+    extra_tokens: int
+
+
+def savings(model: Model, tokens: int, *, dtype: str = "bf16", kv_dtype: str | None = None) -> list[Saving]:
+    """Return what the fused kernel saves on a model, against each of :data:`BASELINES`.
+
+    Args:
+        model: its sizes.
+        tokens: S, of a chunk in chunked prefill or of a whole prompt.
+        dtype: of the activations: fp32, fp16, bf16 or fp8.
+        kv_dtype: of the cache; the activations' where None.
+
+    Raises:
+        ValueError: a size below 1, or an unknown dtype.
+    """
+    for name in ("d_model", "d_ff", "layers", "kv_heads", "head_dim"):
+        _at_least_one(name, getattr(model, name))
+    _at_least_one("tokens", tokens)
+    kv_dtype = dtype if kv_dtype is None else kv_dtype
+    for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
+        if value not in DTYPE_BYTES:
+            raise ValueError(f"{name} must be one of {', '.join(DTYPE_BYTES)}, got {value!r}")
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
+    rows = []
+    for baseline, (attention, mlp) in BASELINES.items():
+        width, wide = tokens * model.d_model * DTYPE_BYTES[dtype], tokens * model.d_ff * DTYPE_BYTES[dtype]
+        activation_bytes = (attention + 1) * width + mlp * wide
+        saved_bytes = (mlp - 1) * wide
+        rows.append(
+            Saving(
+                model=model.name,
+                baseline=baseline,
+                tokens=tokens,
+                activation_bytes=activation_bytes,
+                fused_bytes=activation_bytes - saved_bytes,
+                saved_bytes=saved_bytes,
+                saved_share=saved_bytes / activation_bytes,
+                token_bytes=token_bytes,
+                extra_tokens=saved_bytes // token_bytes,
+            )
+        )
+    return rows
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")

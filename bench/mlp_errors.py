@@ -1,0 +1,173 @@
+"""The numerical-error table of the fused gated MLP: errors of a low-precision result over many draws.
+
+Square matrices x, W_up, W_gate [N, N] in one low precision, drawn as torch initialises a linear layer, U(-N^-1/2,
+N^-1/2) (Kaiming with a = sqrt(5)). A draw's figures are the largest and the mean absolute difference and the relative
+one, ||y - ref|| / ||ref||; a row has their mean and standard deviation over the draws. Held against
+
+- ``eager``: torch's silu(x @ w_gate) * (x @ w_up) in the same dtype, as in the source's table: two results, each with
+  errors of its own, the eager one's three roundings more;
+- ``exact``: the definition in float64 on the same inputs, up to :data:`MAX_EXACT`.
+
+Source: "Towards Fused Kernels for Gated MLP", section Impact on model capabilities and correctness.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ..kernels import get_operation, resolve
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+DEFINITION = "definition"
+"""Besides our implementations: the definition, in float32 inside and rounded once, as the fused kernel does it."""
+
+AGAINST = ("eager", "exact")
+DTYPES = ("bf16", "fp16", "fp32")
+MAX_EXACT = 16384
+"""Largest N whose float64 result is affordable: at 16384, 13 GB and a third of a second on an H200."""
+
+PUBLISHED: Mapping[int, tuple[float, float, float]] = MappingProxyType(
+    {
+        1024: (3.91e-06, 8.08e-08, 3.71e-03),
+        2048: (2.02e-06, 4.09e-08, 3.74e-03),
+        4096: (1.29e-06, 2.08e-08, 3.80e-03),
+        8192: (7.25e-07, 1.04e-08, 3.86e-03),
+        16384: (4.77e-07, 4.98e-09, 3.81e-03),
+        32768: (2.72e-07, 3.46e-09, 4.34e-03),
+        65536: (1.69e-07, 1.68e-09, 4.22e-03),
+    }
+)
+"""N -> the source's means of the largest, mean and relative difference: its kernel against eager, bf16, A100."""
+
+
+def known_implementations() -> list[str]:
+    """Return what the table can hold: our implementations and :data:`DEFINITION`."""
+    return [*(i.name for i in get_operation("gated_mlp").implementations), DEFINITION]
+
+
+def default_implementations(device: str) -> tuple[str, ...]:
+    """Return what is measured where nothing is named."""
+    return ("fused", "fused_pair") if device == "cuda" else ("torch", DEFINITION)
+
+
+def error_rows(
+    *,
+    sizes: Sequence[int],
+    draws: int,
+    impls: Sequence[str],
+    against: Sequence[str],
+    dtype: str,
+    device: str,
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per size, implementation and reference.
+
+    Args:
+        sizes: N.
+        draws: of all three matrices.
+        impls: of :func:`known_implementations`.
+        against: of :data:`AGAINST`.
+        dtype: of :data:`DTYPES`.
+        device: the kind of device to compute on.
+
+    Raises:
+        ValueError: an unknown name, or an implementation that does not run on the device or at a size.
+    """
+    for what, names, known in (
+        ("impl", impls, known_implementations()),
+        ("against", against, AGAINST),
+        ("dtype", (dtype,), DTYPES),
+    ):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
+    for size in sizes:
+        functions = {name: _function(name, size, dtype, device) for name in impls}
+        wanted = [name for name in against if name != "exact" or size <= MAX_EXACT]
+        found: dict[tuple[str, str], list[tuple[float, float, float]]] = {
+            (name, ref): [] for name in impls for ref in wanted
+        }
+        for seed in range(draws):
+            _draw_once(size, seed, dtype, device, functions, found)
+        for (name, ref), figures in found.items():
+            yield _row(name, ref, size, dtype, draws, figures)
+
+
+def _function(name: str, size: int, dtype: str, device: str) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    """Return what computes y of the inputs; ValueError where it cannot."""
+    if name == DEFINITION:
+        definition = resolve(get_operation("gated_mlp").recurrent)
+        return lambda inputs: definition(*inputs.values())
+    implementation = get_operation("gated_mlp").implementation(name)
+    if device not in implementation.devices:
+        raise ValueError(f"impl must run on a {device} device, got {name!r}")
+    if implementation.supports is not None:
+        sizes = {"batch": 1, "seq_len": size, "d_model": size, "d_ff": size}
+        if reason := resolve(implementation.supports)(sizes, dtype, None):
+            raise ValueError(f"size must suit {name}: {reason}")
+    prepare = resolve(implementation.prepare) if implementation.prepare else lambda inputs: inputs
+    call = resolve(implementation.call)
+    return lambda inputs: call(*prepare(inputs).values())
+
+
+def _draw_once(
+    size: int,
+    seed: int,
+    dtype: str,
+    device: str,
+    functions: Mapping[str, Callable[[Mapping[str, Tensor]], Tensor]],
+    found: Mapping[tuple[str, str], list[tuple[float, float, float]]],
+) -> None:
+    import torch
+
+    from .baselines.torch_mlp import eager
+    from .check import DTYPES as TORCH_DTYPES
+
+    references: dict[str, Callable[..., Tensor]] = {
+        "eager": eager,
+        "exact": lambda *inputs: resolve(get_operation("gated_mlp").recurrent)(*[x.double() for x in inputs]),
+    }
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        inputs = {
+            name: _kaiming(size, generator, TORCH_DTYPES[dtype], device) for name in ("x", "w_up", "w_gate")
+        }  # fmt: skip
+        results = {name: function(inputs) for name, function in functions.items()}
+        for ref in dict.fromkeys(ref for _, ref in found):
+            expected = references[ref](*inputs.values())
+            for name, result in results.items():
+                found[name, ref].append(difference(result, expected))
+
+
+def _kaiming(size: int, generator: torch.Generator, dtype: torch.dtype, device: str) -> Tensor:
+    import torch
+
+    bound = size**-0.5
+    drawn = torch.empty(size, size, dtype=torch.float32, device=device)
+    return drawn.uniform_(-bound, bound, generator=generator).to(dtype)
+
+
+def difference(result: Tensor, expected: Tensor) -> tuple[float, float, float]:
+    """Return the largest and the mean absolute difference, and ||result - expected|| / ||expected||."""
+    wide = expected.double() if expected.dtype.itemsize > 4 else expected.float()
+    gap = (result.to(wide.dtype) - wide).abs_()
+    scale = wide.norm(dtype=wide.dtype)
+    return float(gap.max()), float(gap.mean()), float(gap.norm() / scale) if scale > 0 else float(gap.norm())
+
+
+def _row(
+    impl: str, ref: str, size: int, dtype: str, draws: int, figures: Sequence[tuple[float, float, float]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"size": size, "impl": impl, "against": ref, "dtype": dtype, "draws": draws}
+    published = PUBLISHED.get(size) if ref == "eager" and dtype == "bf16" else None
+    for index, name in enumerate(("max_abs", "mean_abs", "relative")):
+        values = [figure[index] for figure in figures]
+        row[f"{name}_mean"] = statistics.fmean(values)
+        row[f"{name}_std"] = statistics.pstdev(values)
+        row[f"{name}_published"] = None if published is None else published[index]
+    return row

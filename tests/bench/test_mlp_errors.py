@@ -1,0 +1,111 @@
+"""The error table of the gated MLP: its figures, its references, and the source's own numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lrbench.bench import mlp_errors
+from lrbench.bench.mlp_errors import DEFINITION, PUBLISHED, difference, error_rows
+from lrbench.cli import app
+
+
+def test_difference_by_hand() -> None:
+    result, expected = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1.0, 2.0], [0.0, 4.0]])
+    largest, average, relative = difference(result, expected)
+    assert (largest, average) == (3.0, 1.0)
+    assert relative == pytest.approx((10 / 21) ** 0.5)
+    assert difference(result, result) == (0.0, 0.0, 0.0)
+    assert difference(torch.ones(2), torch.zeros(2)) == (1.0, 1.0, pytest.approx(2**0.5))
+
+
+def rows(**changes: object) -> list[dict[str, object]]:
+    arguments = {
+        "sizes": (64,), "draws": 3, "impls": ("torch", DEFINITION), "against": ("eager", "exact"), "dtype": "bf16",
+        "device": "cpu",
+    }  # fmt: skip
+    return list(error_rows(**{**arguments, **changes}))  # type: ignore[arg-type]
+
+
+def test_a_row_for_every_size_implementation_and_reference() -> None:
+    found = rows(sizes=(32, 64))
+    assert [(row["size"], row["impl"], row["against"]) for row in found] == [
+        (size, impl, ref) for size in (32, 64) for impl in ("torch", DEFINITION) for ref in ("eager", "exact")
+    ]
+    by_name = {(row["impl"], row["against"]): row for row in found if row["size"] == 64}
+    # The portable form is the eager one in place; rounding once is nearer to the truth than rounding four times.
+    assert by_name["torch", "eager"]["max_abs_mean"] == 0
+    exact = {impl: by_name[impl, "exact"]["relative_mean"] for impl in ("torch", DEFINITION)}
+    assert 0 < exact[DEFINITION] < 0.7 * exact["torch"]
+    assert by_name[DEFINITION, "exact"]["relative_std"] > 0
+    assert by_name[DEFINITION, "eager"]["max_abs_published"] is None
+
+
+def test_draws_are_the_same_every_time() -> None:
+    assert rows() == rows()
+    assert rows(draws=1) != rows(draws=2)
+
+
+def test_large_sizes_have_no_exact_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlp_errors, "MAX_EXACT", 32)
+    assert [row["against"] for row in rows(impls=(DEFINITION,))] == ["eager"]
+
+
+def test_the_sources_table() -> None:
+    """One rounding against torch's four, at N = 1024: the figures that the source prints, the largest within half."""
+    (row,) = rows(sizes=(1024,), draws=1, impls=(DEFINITION,), against=("eager",))
+    for name, published, tolerance in zip(
+        ("max_abs", "mean_abs", "relative"), PUBLISHED[1024], (0.5, 0.02, 0.02), strict=True
+    ):
+        assert row[f"{name}_published"] == published
+        assert row[f"{name}_mean"] == pytest.approx(published, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"impls": ("triton",)}, r"impl must be one of fused, .*, definition, got 'triton'"),
+        ({"impls": ("fused",)}, "impl must run on a cpu device, got 'fused'"),
+        ({"against": ("truth",)}, "against must be one of eager, exact, got 'truth'"),
+        ({"dtype": "fp8"}, "dtype must be one of bf16, fp16, fp32, got 'fp8'"),
+    ],
+)
+def test_bad_input(changes: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        rows(**changes)
+
+
+def test_command() -> None:
+    result = CliRunner().invoke(
+        app, ["errors", "gated-mlp", "--size", "32", "--draws", "2", "--impl", DEFINITION, "--format", "json"]
+    )
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert [row["draws"] for row in found] == [2, 2]
+    for arguments, match in (
+        (["tfla"], "kernel must be gated-mlp"),
+        (["gated-mlp", "--size", "x"], "--size must be a positive integer"),
+        (["gated-mlp", "--format", "yaml"], "format must be one of"),
+    ):
+        refused = CliRunner().invoke(app, ["errors", *arguments])
+        assert isinstance(refused.exception, ValueError)
+        assert match in str(refused.exception)
+
+
+@pytest.mark.gpu
+def test_kernels_are_as_exact_as_rounding_once() -> None:
+    """The fused kernels' figures are those of the definition rounded once, and the source's."""
+    found = rows(
+        sizes=(1024, 2048), draws=4, impls=("fused", "fused_pair", DEFINITION), against=("eager", "exact"),
+        device="cuda",
+    )  # fmt: skip
+    named = {(row["size"], row["impl"], row["against"]): row for row in found}
+    for size in (1024, 2048):
+        for impl in ("fused", "fused_pair"):
+            for against in ("eager", "exact"):
+                ours, rounded = named[size, impl, against], named[size, DEFINITION, against]
+                assert ours["relative_mean"] == pytest.approx(rounded["relative_mean"], rel=0.02)
+            assert named[size, impl, "eager"]["relative_mean"] == pytest.approx(PUBLISHED[size][2], rel=0.05)
