@@ -162,6 +162,13 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             operations=1,
         ),
     ),
+    "gated-mlp": (
+        dataclasses.replace(
+            DEFAULT,
+            summary="Llama 8B, 70B and 405B over the tokens",
+            seq_lens=(1024, 4096, 16384, 65536),
+        ),
+    ),
     "wkv": (
         dataclasses.replace(
             DEFAULT,

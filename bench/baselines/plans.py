@@ -73,3 +73,11 @@ def mamba_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 def channel_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """One channel per embedding dim."""
     return {"batch": sizes["batch"], "seq_len": sizes["seq_len"], "channels": _embedding(sizes)}
+
+
+def mlp_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The family's own, or an MLP of Llama's proportions at the embedding dim, one sequence of all tokens."""
+    if "d_model" in sizes:
+        return dict(sizes)
+    d_model = _embedding(sizes)
+    return {"batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"], "d_model": d_model, "d_ff": 7 * d_model // 2}

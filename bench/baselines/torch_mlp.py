@@ -18,6 +18,7 @@ _torch = partial(
     distribution="torch",
     tested="2.11.0",
     kernels=("gated-mlp",),
+    plan="bench.baselines.plans:mlp_sizes",
     dtypes=("bf16", "fp16", "fp32"),
     licence="BSD-3-Clause",
 )

@@ -21,6 +21,7 @@ BASELINES = (
         tested="0.0.33.post2",
         op="gated_mlp",
         kernels=("gated-mlp",),
+        plan="bench.baselines.plans:mlp_sizes",
         build="bench.baselines.xformers:build",
         install="pip install xformers==0.0.33.post2, which needs torch 2.9.1",
         modes=("fw",),

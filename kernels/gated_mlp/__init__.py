@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..spec import Implementation, Operation
 
-_MODES = ("fw", "fwbw", "bw")
-_INTERLEAVED = {
-    "prepare": "kernels.gated_mlp.reference:interleave_inputs",
-    "supports": "kernels.gated_mlp.config:supports_kernels",
-    "chunked": False,
-    "requires": ("triton",),
-    "modes": _MODES,
-}
+_kernel = partial(
+    Implementation,
+    supports="kernels.gated_mlp.config:supports_kernels",
+    chunked=False,
+    requires=("triton",),
+)
+_on_interleaved_weights = partial(_kernel, prepare="kernels.gated_mlp.reference:interleave_inputs")
 
 OPERATION = Operation(
     name="gated_mlp",
@@ -24,29 +25,23 @@ OPERATION = Operation(
     parallel="kernels.gated_mlp.reference:joint",
     sizes=("batch", "seq_len", "d_model", "d_ff"),
     implementations=(
-        Implementation(
+        _on_interleaved_weights(
             name="fused",
             call="kernels.gated_mlp.fused:fused",
             default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
-            **_INTERLEAVED,
         ),
-        Implementation(
+        _on_interleaved_weights(
             name="fused_save",
             call="kernels.gated_mlp.fused:fused_save",
             default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
-            **_INTERLEAVED,
         ),
-        Implementation(
+        _kernel(
             name="fused_pair",
             call="kernels.gated_mlp.fused:fused",
             default_config="kernels.gated_mlp.config:pair_config",
-            supports="kernels.gated_mlp.config:supports_kernels",
             summary="as fused, on the two weights as they are: an accumulator each",
-            chunked=False,
-            requires=("triton",),
-            modes=_MODES,
         ),
         Implementation(
             name="torch",
@@ -55,7 +50,6 @@ OPERATION = Operation(
             dtypes=("fp64", "fp32", "fp16", "bf16"),
             summary="two matrix products, gated in place where nothing is differentiated",
             chunked=False,
-            modes=_MODES,
         ),
     ),
 )

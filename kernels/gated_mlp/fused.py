@@ -71,7 +71,8 @@ class Weights:
 
     def like(self, rows: int) -> Weights:
         """Return uninitialised tensors of ``rows`` rows in the same layout: pre-activations or their gradients."""
-        return Weights(*(None if w is None else w.new_empty(rows, w.shape[1]) for w in (self.first, self.gate)))
+        first = self.first.new_empty(rows, self.first.shape[1])
+        return Weights(first, None if self.gate is None else torch.empty_like(first))
 
 
 def fused(
@@ -188,9 +189,9 @@ class _GatedMlp(torch.autograd.Function):
         dx = None
         if wants_x:
             dx = d_pre.first @ weights.first.T
-            if weights.gate is not None:
+            if weights.gate is not None and d_pre.gate is not None:
                 dx.addmm_(d_pre.gate, weights.gate.T)
-        if weights.gate is not None:
+        if d_pre.gate is not None:
             d_up, d_gate = (
                 x.T @ d if wanted else None for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
             )
@@ -243,8 +244,8 @@ def project(
         tile(weights.first, block_k, wide),
         tile(weights.gate, block_k, wide),
         tile(y, block_m, block_f // parts),
-        tile(pre and pre.first, block_m, wide // parts),
-        tile(pre and pre.gate, block_m, wide // parts),
+        tile(None if pre is None else pre.first, block_m, wide // parts),
+        tile(None if pre is None else pre.gate, block_m, wide // parts),
         tile(dy, block_m, block_f // parts),
         rows,
         x.shape[1] // 8,

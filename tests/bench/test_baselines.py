@@ -246,7 +246,8 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline, hea
     assert planned
     for sizes in planned:
         assert sizes["batch"] * sizes["seq_len"] == 65536
-        assert sizes.get("channels") == 4096 or sizes["num_heads"] * sizes["head_dim_v"] == 4096
+        width = sizes.get("channels") or sizes.get("d_model") or sizes["num_heads"] * sizes["head_dim_v"]
+        assert width == 4096
         assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
         if baseline.name != "mlstm_kernels.parallel_siging":
             assert unsupported(baseline, case_of(baseline, **sizes)) is None

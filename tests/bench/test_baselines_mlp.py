@@ -123,6 +123,13 @@ def test_xformers(monkeypatch: pytest.MonkeyPatch) -> None:
     check_baseline("xformers.swiglu", gradients=False)
 
 
+def test_sizes_beside_another_family_are_an_mlp_of_its_embedding() -> None:
+    family = {"batch": 2, "seq_len": 1024, "num_heads": 4, "head_dim_qk": 128, "head_dim_v": 256}
+    for baseline in baselines.baselines_for("gated-mlp"):
+        assert baselines.plan_sizes(baseline, SIZES) == [SIZES]
+        assert baselines.plan_sizes(baseline, family) == [{"batch": 1, "seq_len": 2048, "d_model": 1024, "d_ff": 3584}]
+
+
 def test_products_alone_are_labelled_as_another_result() -> None:
     baseline = baselines.get_baseline("projections", "torch.gemms")
     assert not baseline.same_math
