@@ -118,7 +118,7 @@ def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[l
 
 def _prepare(worker: Worker, item: PlannedCase, time_incorrect: bool) -> Contender | Reply:
     """Check a case and make it ready to be timed, or return its outcome."""
-    from .worker import CaseFailure, classify, timed_parts
+    from .worker import CaseFailure, classify
 
     status, reason = "ok", None
     try:
@@ -128,13 +128,13 @@ def _prepare(worker: Worker, item: PlannedCase, time_incorrect: bool) -> Contend
             if not time_incorrect or failure.status != "incorrect":
                 raise
             columns, status, reason = {}, failure.status, failure.reason
-        prepared, columns["compile_s"] = worker.prepare_timed(item.case, item.target)
-        call, prepare = timed_parts(prepared, item.case.mode, worker.device)
-        columns |= dataclasses.asdict(memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs))
+        ready = worker.make_ready(item.case, item.target)
+        columns["compile_s"] = ready.compile_s
+        columns |= dataclasses.asdict(memory.measure_memory(ready.call, prepare=ready.prepare, inputs=ready.inputs))
     except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
         status, reason = classify(error)
         return {"status": status, "reason": reason, "columns": {}}
-    return Contender(item=item, call=call, prepare=prepare, columns=columns, status=status, reason=reason)
+    return Contender(item=item, call=ready.call, prepare=ready.prepare, columns=columns, status=status, reason=reason)
 
 
 def _time(timer: clock.Clock, contenders: Sequence[Contender], rounds: int) -> Iterator[tuple[Contender, Reply]]:

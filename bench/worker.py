@@ -48,6 +48,16 @@ class Prepared:
     inputs: list[Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A case ready to be timed: what is timed, what runs before it, the tensors alive before it, and its first call."""
+
+    call: Callable[[Any], Any]
+    prepare: Callable[[], Any]
+    inputs: list[Tensor]
+    compile_s: float
+
+
 class Worker:
     """Runs cases on one device, keeping what cases in a row share: the reference and the clock."""
 
@@ -71,35 +81,32 @@ class Worker:
             CaseFailure: it is incorrect or cannot run; out of memory and errors arrive as the exceptions they are.
         """
         columns = self.verify(case, target)
-        prepared, columns["compile_s"] = self.prepare_timed(case, target)
-        call, prepare = timed_parts(prepared, case.mode, self.device)
-        use = memory.measure_memory(call, prepare=prepare, inputs=prepared.inputs)
+        ready = self.make_ready(case, target)
+        columns["compile_s"] = ready.compile_s
+        use = memory.measure_memory(ready.call, prepare=ready.prepare, inputs=ready.inputs)
         columns |= dataclasses.asdict(use)
         timing = clock.measure(
-            self.clock, call, prepare=prepare, budget_s=budget_s, ci_target=clock.CI_TARGET[self.device]
+            self.clock, ready.call, prepare=ready.prepare, budget_s=budget_s, ci_target=clock.CI_TARGET[self.device]
         )
         return columns | timing.columns()
 
     def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
-        prepared, seconds = self.prepare_timed(case, target)
-        del prepared
-        return {"compile_s": seconds}
+        return {"compile_s": self.make_ready(case, target).compile_s}
 
     def profile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
 
         The range begins with a sleeping kernel, by which a profiler's output is told apart case by case.
         """
-        prepared, _ = self.prepare_timed(case, target)
-        call, prepare = timed_parts(prepared, case.mode, self.device)
-        call(prepare())
-        argument = prepare()
+        ready = self.make_ready(case, target)
+        ready.call(ready.prepare())
+        argument = ready.prepare()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
         try:
             torch.cuda._sleep(1)
-            result = call(argument)
+            result = ready.call(argument)
             torch.cuda.synchronize()
         finally:
             torch.cuda.profiler.stop()
@@ -154,17 +161,18 @@ class Worker:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.SAME_SHAPE, "rel_error": verdict.rel_error}
 
-    def prepare_timed(self, case: Case, target: Implementation | Baseline) -> tuple[Prepared, float]:
-        """Return the case ready to be timed and the seconds its first call took, compilation included."""
+    def make_ready(self, case: Case, target: Implementation | Baseline) -> Ready:
+        """Return the case ready to be timed, called once: its compilation is behind it."""
         operation = baselines.get_operation(case.op)
         gradients = case.mode in ("fwbw", "bw")
         prepared = prepare(operation, case, target, self.inputs.get(operation, case), gradients=gradients)
-        call, prepare_call = timed_parts(prepared, case.mode, self.device)
         start = time.perf_counter()
+        call, prepare_call = _timed_parts(prepared, case.mode)
         call(prepare_call())
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return prepared, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        return Ready(call=call, prepare=prepare_call, inputs=prepared.inputs, compile_s=seconds)
 
     def release(self, *, everything: bool) -> None:
         """Give cached memory back between cases; ``everything`` includes inputs and references kept for later cases."""
@@ -256,7 +264,7 @@ def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
     return own.contiguous()
 
 
-def timed_parts(prepared: Prepared, mode: str, device: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+def _timed_parts(prepared: Prepared, mode: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
     forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
     if mode in ("fw", "step"):

@@ -252,22 +252,21 @@ def test_a_call_is_profiled_warm_and_behind_its_marker(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
 
-    class Recorded(worker.Worker):
-        def prepare_timed(self, case: object, target: object) -> tuple[worker.Prepared, float]:
-            def forward() -> torch.Tensor:
-                events.append("call")
-                return x * 2
+    def record(*_: object, **__: object) -> worker.Prepared:
+        def forward() -> torch.Tensor:
+            events.append("call")
+            return x * 2
 
-            x = torch.ones(2, requires_grad=True)
-            runnable = Runnable(forward=forward, leaves={"x": x})
-            return worker.Prepared(runnable=runnable, inputs=[x]), 0.0
+        x = torch.ones(2, requires_grad=True)
+        return worker.Prepared(runnable=Runnable(forward=forward, leaves={"x": x}), inputs=[x])
 
+    monkeypatch.setattr(worker, "prepare", record)
     item = faults.planned("right")
-    Recorded("cpu").profile(item.case, item.target)
-    assert events == ["call", "synchronize", "start", "marker", "call", "synchronize", "stop"]
+    worker.Worker("cpu").profile(item.case, item.target)
+    assert events == ["call", "call", "synchronize", "start", "marker", "call", "synchronize", "stop"]
     events.clear()
     backward = dataclasses.replace(item.case, mode="bw")
-    Recorded("cpu").profile(backward, item.target)
+    worker.Worker("cpu").profile(backward, item.target)
     profiled = events[events.index("start") :]
     assert profiled == ["start", "marker", "synchronize", "stop"], "the forward pass is no part of a backward call"
 
