@@ -95,7 +95,8 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
                     "preset": preset.name,
                     "modes": "/".join(preset.modes),
                     "seq_len": [short_size(seq_len) for seq_len in preset.seq_lens],
-                    "batch": _batch(preset) if "batch" in sizes else None,
+                    # The tokens of an MLP are its seq_len.
+                    "batch": "1" if "d_model" in sizes else _batch(preset),
                     "size": "; ".join(f"{name} {', '.join(map(str, w))}" for name, w in widths.items() if w),
                     "what": preset.summary,
                 }
