@@ -240,11 +240,9 @@ def profile_command(
         RuntimeError: ncu failed.
     """
     display.check_format(output_format)
-    if request.ops is None:
-        request = dataclasses.replace(request, ops=(inventory.resolve_operation(request.kernel, None),))
-    if request.impls is None:
-        first = baselines.get_operation(request.ops[0]).implementations[:1]
-        request = dataclasses.replace(request, impls=tuple(implementation.name for implementation in first) or None)
+    ops = request.ops or (inventory.resolve_operation(request.kernel, None),)
+    first = tuple(implementation.name for implementation in baselines.get_operation(ops[0]).implementations[:1])
+    request = dataclasses.replace(request, ops=ops, impls=request.impls or first or None)
     planned = plan.plan(request, device_kind="cuda")
     if not planned:
         raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")
