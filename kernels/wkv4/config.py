@@ -1,0 +1,83 @@
+"""Launches of WKV's kernels: one frozen value a call, and one predicate that says what is valid. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..diagonal.config import CHANNEL_MULTIPLE, TileConfig
+from ..scalar_decay.config import next_power_of_two
+
+MIN_GROUP = 32
+"""Tiles of a group at least: fewer, and short sequences would wait twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WkvConfig:
+    """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
+
+    Attributes:
+        reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
+    """
+
+    forward: TileConfig
+    backward: TileConfig
+    reload: bool = True
+
+
+def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
+    """Return why the launches cannot run, or None; a walk has rows of a single warp's threads, one a tile."""
+    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+        for field in ("block_i", "block_o", "block_c", "num_warps"):
+            value = getattr(tile, field)
+            if value < 1 or value & (value - 1):
+                return f"{name}.{field} must be a power of two, got {value}"
+        if walk and tile.block_o != 1:
+            return f"{name}.block_o must be 1 for a walk, got {tile.block_o}"
+        if not walk and tile.block_o < 2:
+            return f"{name}.block_o must be at least 2 for a scan, got {tile.block_o}"
+    return None
+
+
+def select_config(
+    *, strategy: str, capability: tuple[int, int], item_bytes: int, channels: int, saving: bool
+) -> WkvConfig:
+    """Choose the launches.
+
+    Derived, not measured: the forward scan takes about 45 instructions an element, 4 of them special functions, where
+    an H200 that moves 6 bytes an element at full speed has time for 40 and 5; the backward scan takes about 110, 6 of
+    them special functions, for 10 bytes. Worth timing first, at (8, 4096, 768) and (8, 4096, 2048): the forward scan
+    without ``reload`` at 168 registers, which spares 5 instructions an element and spills a little; rows of 16 steps,
+    8 a tile; twice the rows and warps; the backward scan at 80 registers, and with 4 warps of 64 channels.
+
+    Args:
+        strategy: "scan" or "walk" (one program a sequence and block of channels).
+        capability: compute capability of the device, such as (9, 0).
+        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
+        channels: C.
+        saving: whether a backward pass follows: what it needs takes registers.
+    """
+    if strategy == "walk":
+        # Narrow blocks, for programs are few; a warp alone needs no shared memory.
+        tile = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
+        return WkvConfig(forward=tile, backward=tile)
+    # Four blocks a multiprocessor at 128 registers a thread, three at 168.
+    steps, registers = (16, 128) if item_bytes == 4 else (32, 168 if saving else 128)
+    block_c = 64 if channels > 32 else 32
+    return WkvConfig(
+        forward=TileConfig(block_i=steps, block_o=4, block_c=block_c, num_warps=4, maxnreg=registers),
+        backward=TileConfig(block_i=32, block_o=8, block_c=32, num_warps=8, maxnreg=128),
+    )
+
+
+def group_size(tiles: int) -> int:
+    """Return how many tiles are added one by one before sums of groups serve: few rows to add either way."""
+    return max(MIN_GROUP, next_power_of_two(math.isqrt(tiles)))
+
+
+def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the Triton kernels cannot run these sizes, or None."""
+    if sizes["channels"] % CHANNEL_MULTIPLE:
+        return f"channels must be a multiple of {CHANNEL_MULTIPLE}, got {sizes['channels']}"
+    return None

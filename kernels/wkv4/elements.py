@@ -1,0 +1,227 @@
+"""The elements that RWKV-4's WKV is made of: exponentially weighted sums (m, a, b), which stand for a e^m and b e^m.
+
+Forward in time a and b are the numerator and the denominator of a state, backward they are the gradients of the two;
+between steps both decay by e^-w. Adding two elements shifts the earlier one by its distance times w and keeps the
+larger exponent, so exponents are differences of neighbours however long the sequence is. An empty element has the
+exponent -1e38, whose differences are finite.
+
+A tile is a tuple of BLOCK_I arrays [BLOCK_O, BLOCK_C]: a row is a stretch of BLOCK_I steps, which one thread holds for
+its channels, so time runs first within a thread, then over rows, then over programs.
+"""
+
+import triton
+import triton.language as tl
+
+EMPTY = tl.constexpr(-1e38)
+"""Exponent of a sum without terms."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_RATIO = tl.constexpr(40.0)
+"""Logarithm of how much heavier than a token its past can be: e^-40 is far below float32's epsilon, and two such
+ratios multiplied do not overflow."""
+
+MAX_BONUS = tl.constexpr(20.0)
+LEAST = tl.constexpr(2.0**-60)
+"""Of |u| and of denominators under a row's one exponent: terms lost below 2^-126, which e^u raises by 2^29 at most, are
+too small to be seen beside such a denominator."""
+
+SUBROW = tl.constexpr(8)
+"""Steps that are summed under one exponent."""
+
+
+@triton.jit
+def _exp(x):
+    """Return e^x."""
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
+def _exp_above(x, m, PRECISE: tl.constexpr):
+    """Return e^(x - m) for x at most m; unless PRECISE, from a difference of products, one instruction less."""
+    if PRECISE:
+        y = tl.exp2((x - m) * LOG2E)
+    else:
+        y = tl.exp2(tl.fma(x, LOG2E, m * -LOG2E))
+    return y
+
+
+@triton.jit
+def _weights(m1, m2):
+    """Return e^(m1 - m) and e^(m2 - m), where m is the larger of the two: one of them is 1."""
+    gap = m1 - m2
+    small = _exp(-tl.abs(gap))
+    return tl.where(gap > 0, 1.0, small), tl.where(gap > 0, small, 1.0)
+
+
+@triton.jit
+def _add(m1, a1, b1, m2, a2, b2):
+    """Return the sum of two elements at the same position."""
+    e1, e2 = _weights(m1, m2)
+    return tl.maximum(m1, m2), e1 * a1 + e2 * a2, e1 * b1 + e2 * b2
+
+
+@triton.jit
+def _advance(m, num, den, k, v, w):
+    """Return a state after one more token."""
+    m -= w
+    old, new = _weights(m, k)
+    return tl.maximum(m, k), tl.fma(old, num, new * v), tl.fma(old, den, new)
+
+
+@triton.jit
+def _reciprocal(x, PRECISE: tl.constexpr):
+    """Return 1 / x for x from 1 to e^80; unless PRECISE, of one special function."""
+    if PRECISE:
+        y = 1.0 / x
+    else:
+        root = tl.rsqrt(x)
+        y = root * root
+    return y
+
+
+@triton.jit
+def _row_sums(k, v, w, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return what each row adds to a state behind it: the decayed sums of its tokens."""
+    m = tl.full(k[0].shape, EMPTY, tl.float32)
+    num = tl.zeros(k[0].shape, dtype=tl.float32)
+    den = tl.zeros(k[0].shape, dtype=tl.float32)
+    SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    for start in tl.static_range(0, BLOCK_I, SUB):
+        m -= SUB * w
+        top = m
+        for n in tl.static_range(SUB):
+            top = tl.maximum(top, tl.fma(w, n + 1.0 - SUB, k[start + n].to(tl.float32)))
+        old = _exp(m - top)
+        num *= old
+        den *= old
+        m = top
+        for n in tl.static_range(SUB):
+            new = _exp_above(tl.fma(w, n + 1.0 - SUB, k[start + n].to(tl.float32)), m, PRECISE)
+            num = tl.fma(new, v[start + n].to(tl.float32), num)
+            den += new
+    return m, num, den
+
+
+@triton.jit
+def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
+    """Join two runs of rows, the second later: (decay, sum at the far end; the same without the last row)."""
+    m, a, b = _add(m1 - lag2, a1, b1, m2, a2, b2)
+    p, q, r = _add(m1 - gap2, a1, b1, p2, q2, r2)
+    return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
+
+
+@triton.jit
+def _scan_rows(m, a, b, lag):
+    """Return for each row the sum up to its far end, itself included, and up to its near end; rows decay by ``lag``."""
+    empty = tl.full(m.shape, EMPTY, tl.float32)
+    zero = tl.zeros(m.shape, dtype=tl.float32)
+    lag = tl.broadcast_to(lag, m.shape)
+    _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _join)
+    return m, a, b, p, q, r
+
+
+@triton.jit
+def _publish(word_ptr, size, m, a, b, offs_c, mask):
+    """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
+
+    Value and flag of a word arrive in one access, so no fence is needed. The last bit of a is set for a flag: zero is
+    a word nobody wrote.
+    """
+    high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
+    low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    exponent = (m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+    at = tl.broadcast_to(word_ptr + offs_c[None, :], m.shape)
+    tl.atomic_xchg(at, high | low, mask=mask, sem="relaxed")
+    tl.atomic_xchg(at + size, exponent, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _add_published(
+    word_ptr, size, stride, first, last, near, step, lag, m, a, b, offs_o, offs_c, mask_c, BLOCK_O: tl.constexpr
+):
+    """Return elements [BLOCK_O, BLOCK_C] plus those that other programs publish in rows ``first`` up to ``last``.
+
+    Waits for them. Row o of the result takes every BLOCK_O-th, so the order of a sum depends on neither time nor
+    programs. Published row j lies near - j * step tiles before the sum's position, and a tile decays by ``lag``.
+    """
+    for start in range(first, last, BLOCK_O):
+        rows = start + offs_o
+        mask = (rows < last)[:, None] & mask_c[None, :]
+        at = word_ptr + rows.to(tl.int64)[:, None] * stride + offs_c[None, :]
+        pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
+        exponent = tl.load(at + size, mask=mask, other=1 << 32, volatile=True)
+        while _is_missing(pair, exponent):
+            pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
+            exponent = tl.load(at + size, mask=mask, other=1 << 32, volatile=True)
+        distance = (near - rows * step).to(tl.float32)[:, None]
+        new_m = tl.where(mask, exponent.to(tl.int32).to(tl.float32, bitcast=True) - distance * lag, EMPTY)
+        new_a = tl.where(mask, (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+        new_b = tl.where(mask, pair.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+        m, a, b = _add(m, a, b, new_m, new_a, new_b)
+    return m, a, b
+
+
+@triton.jit
+def _is_missing(pair, exponent):
+    """Return whether a word is still zero."""
+    there = ((pair >> 32) != 0) & (exponent != 0)
+    return tl.min(tl.min(there.to(tl.int32), axis=1), axis=0) == 0
+
+
+@triton.jit
+def _total(m, a, b):
+    """Return the sum of all rows [1, BLOCK_C] of elements at the same position."""
+    m, a, b = tl.reduce((m, a, b), 0, _add)
+    return m[None, :], a[None, :], b[None, :]
+
+
+@triton.jit
+def _look_back(
+    word_ptr, tiles, position, stride, G, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c, BLOCK_O: tl.constexpr
+):
+    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
+
+    Tiles decay by ``lag`` and count from 0 on. All of a group's are added one by one, groups before as the sums that
+    their last tiles publish: whoever waits, waits for one program that waits itself at most.
+
+    Args:
+        word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
+        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
+    """
+    size = (tiles + tl.cdiv(tiles, G)) * stride
+    last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
+    group = position // G
+    m = tl.full(all_m.shape, EMPTY, tl.float32)
+    a = tl.zeros(all_m.shape, dtype=tl.float32)
+    m, a, b = _add_published(
+        word_ptr, size, stride, group * G, position, position - 1, 1, lag, m, a, a, offs_o, offs_c, mask_c, BLOCK_O
+    )
+    group_ptr = word_ptr + tiles * stride
+    if position % G == G - 1:
+        group_m, group_a, group_b = _total(m, a, b)
+        group_m, group_a, group_b = _add(group_m - lag, group_a, group_b, all_m, all_a, all_b)
+        _publish(group_ptr + group * stride, size, group_m, group_a, group_b, offs_c, last_row)
+    m, a, b = _add_published(
+        group_ptr, size, stride, 0, group, position - G, G, lag, m, a, b, offs_o, offs_c, mask_c, BLOCK_O
+    )
+    return _total(m, a, b)
+
+
+@triton.jit
+def _load_state(num_ptr, den_ptr, max_ptr, offs, mask, HAS_STATE: tl.constexpr):
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty one, or the one given, on an exponent where den is of
+    order 1."""
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = tl.zeros(offs.shape, dtype=tl.float32)
+    if HAS_STATE:
+        den = tl.load(den_ptr + offs, mask=mask, other=0.0)
+        there = den > 0
+        usual = (den > 1e-6) & (den < 1e6)
+        shift = tl.log(tl.where(there & (usual == 0), den, 1.0))
+        scale = _exp(-shift)
+        m = tl.where(there, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.load(num_ptr + offs, mask=mask, other=0.0) * scale
+        den *= scale
+    return m[None, :], num[None, :], den[None, :]

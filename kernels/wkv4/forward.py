@@ -1,0 +1,265 @@
+"""The forward pass of WKV: tiles of time that look back for the sum of all before them, or one walk through time.
+
+    y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
+    num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
+
+Channels alone do not fill a GPU, so time is split too, and everything is read and written once. A program sums its
+tile, publishes the sum, adds up what the tiles before it published, and only then makes its outputs. Since w is
+constant, a sum's weight follows from its distance, so tiles are added directly.
+
+Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
+decoupled look-back" (2016), for the order of programs.
+"""
+
+import triton
+import triton.language as tl
+
+from ..diagonal.elements import _load_rows, _tile
+from .elements import (
+    LEAST,
+    MAX_BONUS,
+    MAX_RATIO,
+    _add,
+    _advance,
+    _exp,
+    _exp_above,
+    _load_state,
+    _look_back,
+    _reciprocal,
+    _row_sums,
+    _scan_rows,
+)
+
+
+@triton.jit
+def _store_state(state_ptr, size, m, num, den, offs, mask):
+    """Store a state in num, den, max [3, size]."""
+    tl.store(state_ptr + offs, num, mask=mask)
+    tl.store(state_ptr + size + offs, den, mask=mask)
+    tl.store(state_ptr + 2 * size + offs, m, mask=mask)
+
+
+@triton.jit
+def _save_state(saved_ptr, size, m, num, den, step, offs_c, mask, C: tl.constexpr, SAVE: tl.constexpr):
+    """Store the states before the steps [BLOCK_O] that are multiples of SAVE."""
+    offs = (step // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
+    _store_state(saved_ptr, size, m, num, den, offs, mask & (step % SAVE == 0)[:, None])
+
+
+@triton.jit
+def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
+    """Return y of one step from the state before it.
+
+    With the past's weight relative to the token's, e = e^(m - u - k), it is (e num + v) / (e den + 1): v itself where
+    there is no past.
+    """
+    past = _exp(tl.minimum(m - (k + u), MAX_RATIO))
+    return tl.fma(past, num, v) * _reciprocal(tl.fma(past, den, 1.0), PRECISE)
+
+
+@triton.jit
+def _run_rows(
+    y_ptr, saved_ptr, size, k, v, m, num, den, w, u, step, offs_c, offs, left, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Run through rows from the states before them, with one exponent a row; store y and the states to be saved.
+
+    Returns whether that is right: the exponent serves a row whose denominators all are of ordinary size under it.
+    """
+    top = k[0]
+    for n in tl.static_range(1, BLOCK_I):
+        top = tl.maximum(top, k[n])
+    top = tl.maximum(m, top.to(tl.float32) + tl.maximum(u, 0.0))
+    if SAVE > 0:
+        _save_state(saved_ptr, size, m, num, den, step, offs_c, (left > 0) & mask_c, C, SAVE)
+    scale = _exp(m - top)
+    num *= scale
+    den *= scale
+    decay = _exp(-w)
+    bonus = _exp(u)
+    least = tl.where(tl.abs(u) < MAX_BONUS, 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
+    for n in tl.static_range(BLOCK_I):
+        mask = (left > n) & mask_c
+        if SAVE > 0:
+            if n > 0 and n % SAVE == 0:
+                _save_state(saved_ptr, size, top, num, den, step + n, offs_c, mask, C, SAVE)
+        weight = _exp_above(k[n].to(tl.float32), top, PRECISE)
+        value = weight * v[n].to(tl.float32)
+        now = tl.fma(bonus, weight, den)
+        y = tl.fma(bonus, value, num) * _reciprocal(now, PRECISE)
+        tl.store(y_ptr + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+        least = tl.minimum(least, now)
+        num = tl.fma(decay, num, value)
+        den = tl.fma(decay, den, weight)
+    least = tl.where((left > 0) & mask_c, least, 1.0)
+    return tl.min(tl.min(least, axis=1), axis=0) >= LEAST
+
+
+@triton.jit
+def _rerun_rows(
+    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Run through the rows again, with an exponent of its own at every step; return the states after the last ones."""
+    for n in range(BLOCK_I):
+        inside = left > n
+        mask = inside & mask_c
+        if SAVE > 0:
+            if n % SAVE == 0:
+                _save_state(saved_ptr, size, m, num, den, step + n, offs_c, mask, C, SAVE)
+        k = tl.load(k_ptr + n * C + offs, mask=mask, other=-float("inf")).to(tl.float32)
+        v = tl.load(v_ptr + n * C + offs, mask=mask, other=0.0).to(tl.float32)
+        y = _output(m, num, den, k, v, u, PRECISE)
+        tl.store(y_ptr + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+        m, num, den = _advance(m, num, den, k, v, tl.where(inside, w, 0.0))
+    return m, num, den
+
+
+@triton.jit(do_not_specialize=["B", "T", "S", "G"])
+def scan_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    saved_ptr,
+    word_ptr,
+    ticket_ptr,
+    B,
+    T,
+    S,
+    G,
+    C: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    WANT_LAST: tl.constexpr,
+    SAVE: tl.constexpr,
+    RELOAD: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
+    program that runs. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the
+    last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums of tiles, and of groups of G tiles,
+    pass through the words [2, tiles + groups, B, C], zero beforehand, as is the ticket. RELOAD reads k and v again for
+    the outputs, from the cache, instead of holding them in registers.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    blocks = tl.cdiv(C, BLOCK_C)
+    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    tile = ticket // (B * blocks)
+    batch = (ticket // blocks % B).to(tl.int64)
+    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_o = tl.arange(0, BLOCK_O)
+    base = (batch * T + tile * TILE) * C
+    end = T - tile * TILE
+    step = tile * TILE + offs_o * BLOCK_I
+    offs, left, mask = _tile(offs_o * BLOCK_I, offs_c, mask_c, C, end)
+    k = _load_rows(k_ptr + base, offs, left, mask, C, -float("inf"), BLOCK_I)
+    v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    row_m, row_num, row_den = _row_sums(k, v, w, PRECISE, BLOCK_I)
+    all_m, all_num, all_den, in_m, in_num, in_den = _scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+    stride = B.to(tl.int64) * C
+    m, num, den = _look_back(
+        word_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, G, TILE * w, all_m, all_num, all_den, offs_o, offs_c,
+        mask_c, BLOCK_O,
+    )  # fmt: skip
+    first_m, first_num, first_den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
+    m, num, den = _add(first_m - (tile * TILE).to(tl.float32) * w, first_num, first_den, m, num, den)
+    m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    if RELOAD:
+        k = _load_rows(k_ptr + base, offs, left, mask, C, -float("inf"), BLOCK_I)
+        v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    states = S * stride
+    saved_ptr += batch * S * C
+    right = _run_rows(
+        y_ptr + base, saved_ptr, states, k, v, m, num, den, w, u, step, offs_c, offs, left, mask,
+        C, SAVE, PRECISE, BLOCK_I,
+    )  # fmt: skip
+    if not right or (WANT_LAST and end <= TILE):
+        tl.debug_barrier()
+        m, num, den = _rerun_rows(
+            y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
+            mask, C, SAVE, PRECISE, BLOCK_I,
+        )  # fmt: skip
+        if WANT_LAST:
+            last_row = (left > 0) & (left <= BLOCK_I) & mask
+            at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
+            _store_state(last_ptr, stride, m, num, den, at, last_row)
+
+
+@triton.jit(do_not_specialize=["B", "T", "S"])
+def walk_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    saved_ptr,
+    B,
+    T,
+    S,
+    C: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    WANT_LAST: tl.constexpr,
+    SAVE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Walk through all of time, BLOCK_I steps at once.
+
+    Grid: (B * ceil(C / BLOCK_C),). Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
+    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    blocks = tl.cdiv(C, BLOCK_C)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    offs_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
+    offs_o = tl.arange(0, 1)
+    stride = B.to(tl.int64) * C
+    states = S * stride
+    saved_ptr += batch * S * C
+    whole = T // BLOCK_I * BLOCK_I
+    for start in range(0, whole, BLOCK_I):
+        base = (batch * T + start) * C
+        offs, left, mask = _tile(offs_o, offs_c, mask_c, C, T - start)
+        k = _load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        for n in tl.static_range(BLOCK_I):
+            if SAVE > 0:
+                if n % SAVE == 0:
+                    _save_state(saved_ptr, states, m, num, den, start + n + offs_o, offs_c, mask, C, SAVE)
+            token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
+            y = _output(m, num, den, token_k, token_v, u, PRECISE)
+            tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+            m, num, den = _advance(m, num, den, token_k, token_v, w)
+    for t in range(whole, T):
+        offs = (batch * T + t) * C + offs_c[None, :]
+        if SAVE > 0:
+            if t % SAVE == 0:
+                _save_state(saved_ptr, states, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
+        token_k = tl.load(k_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        y = _output(m, num, den, token_k, token_v, u, PRECISE)
+        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
+        m, num, den = _advance(m, num, den, token_k, token_v, w)
+    if WANT_LAST:
+        _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])

@@ -1,0 +1,212 @@
+"""The laws for WKV's kernels: in the interpreter on small tiles, and on a GPU at real sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels import resolve
+from lrbench.kernels.diagonal.config import TileConfig
+from lrbench.kernels.wkv4 import OPERATION
+from lrbench.kernels.wkv4 import config as config_module
+from lrbench.kernels.wkv4.config import WkvConfig
+from lrbench.tests.kernels import laws, wkv_laws
+
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
+
+SMALL = {"batch": 2, "seq_len": 19, "channels": 24}
+
+
+def tile(block_i: int, block_o: int, block_c: int) -> TileConfig:
+    return TileConfig(block_i=block_i, block_o=block_o, block_c=block_c, num_warps=1)
+
+
+LONGER_ROWS_FORWARD = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32))
+LONGER_ROWS_BACKWARD = WkvConfig(forward=tile(2, 4, 32), backward=tile(16, 2, 16), reload=False)
+"""Tiles so small that 19 steps are several of them, the last one ragged; 24 channels leave a block half empty."""
+WALKED = WkvConfig(forward=tile(4, 1, 32), backward=tile(8, 1, 32))
+IMPLEMENTATIONS = [("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("recurrent", WALKED)]
+each_implementation = pytest.mark.parametrize(
+    ("name", "config"), IMPLEMENTATIONS, ids=["rows-forward", "rows-backward", "walk"]
+)
+
+
+def function(name: str) -> Any:
+    return resolve(OPERATION.implementation(name).call)
+
+
+@pytest.fixture(autouse=True)
+def _small_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("interpret"):
+        # Two tiles a group, so that a few tiles are groups too.
+        monkeypatch.setattr(config_module, "MIN_GROUP", 2)
+
+
+@interpret
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_matches_reference(name: str, config: WkvConfig, dtype: torch.dtype) -> None:
+    wkv_laws.check_matches_reference(function(name), dtype=dtype, device="cpu", sizes=SMALL, config=config)
+
+
+@interpret
+@each_implementation
+def test_lengths_without_a_state(name: str, config: WkvConfig) -> None:
+    for seq_len in (1, 8):
+        wkv_laws.check_matches_reference(
+            function(name), dtype=torch.float16, device="cpu", sizes={**SMALL, "seq_len": seq_len},
+            initial_state=False, config=config,
+        )  # fmt: skip
+
+
+@interpret
+@pytest.mark.parametrize("extreme", wkv_laws.EXTREMES)
+def test_extremes(extreme: str) -> None:
+    for name, config in (("scan", LONGER_ROWS_FORWARD), ("recurrent", WALKED)):
+        wkv_laws.check_matches_reference(
+            function(name), dtype=torch.float32, device="cpu", sizes={**SMALL, "batch": 1},
+            ranges=wkv_laws.EXTREMES[extreme], config=config,
+        )  # fmt: skip
+
+
+@interpret
+def test_split_equals_whole() -> None:
+    wkv_laws.check_matches_reference(
+        function("scan"), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12), config=LONGER_ROWS_FORWARD
+    )
+
+
+@interpret
+@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("recurrent", WALKED)])
+def test_what_holds_of_every_form(name: str, config: WkvConfig) -> None:
+    fn, keywords = function(name), {"dtype": torch.float32, "device": "cpu", "config": config}
+    wkv_laws.check_first_output_is_first_value(fn, **keywords)
+    wkv_laws.check_left_out_tokens(fn, **keywords)
+    wkv_laws.check_state_scale_is_free(fn, **keywords)
+
+
+@interpret
+def test_batch_invariant() -> None:
+    wkv_laws.check_batch_invariant(
+        function("scan"), dtype=torch.float32, device="cpu", sizes={**SMALL, "seq_len": 9}, config=LONGER_ROWS_FORWARD
+    )
+
+
+@interpret
+def test_bad_input() -> None:
+    for name in ("scan", "recurrent"):
+        wkv_laws.check_bad_input(function(name), dtype=torch.float32, device="cpu")
+    fn, make_inputs = function("scan"), resolve(OPERATION.inputs)
+    odd = make_inputs({**SMALL, "channels": 20}, dtype=torch.float32, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="channels must be a multiple of 8, got 20"):
+        fn(*odd.values())
+    double = make_inputs(SMALL, dtype=torch.float64, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="k must be one of float32, float16, bfloat16, got float64"):
+        fn(*double.values())
+    good = make_inputs(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="a decoding step takes one token: seq_len must be 1, got 19"):
+        resolve(OPERATION.implementation("scan").step_call)(*good.values())
+    with pytest.raises(ValueError, match=r"config: forward\.block_o must be a power of two, got 3"):
+        fn(*good.values(), config=WkvConfig(forward=tile(4, 3, 16), backward=tile(4, 2, 16)))
+    with pytest.raises(ValueError, match=r"config: backward\.block_o must be 1 for a walk, got 2"):
+        function("recurrent")(*good.values(), config=WkvConfig(forward=tile(4, 1, 16), backward=tile(4, 2, 16)))
+    with pytest.raises(ValueError, match=r"config: forward\.block_o must be at least 2 for a scan, got 1"):
+        fn(*good.values(), config=WALKED)
+
+
+@interpret
+def test_steps_continue_a_sequence() -> None:
+    step = resolve(OPERATION.implementation("scan").step_call)
+    wkv_laws.check_steps(step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
+
+
+@interpret
+def test_gradients_of_some_arguments() -> None:
+    """What needs no gradient gets none, second derivatives are refused, and no_grad keeps nothing."""
+    problem = wkv_laws.make_problem(
+        {"batch": 1, "seq_len": 9, "channels": 16}, dtype=torch.float32, device="cpu", num_siblings=0
+    )
+    fn = function("scan")
+    k, v, w, u = problem.inputs.values()
+    y, last = fn(
+        k, v, w.requires_grad_(), u, initial_state=problem.state, return_last_state=True, config=LONGER_ROWS_FORWARD
+    )
+    assert not last[2].requires_grad
+    (dw,) = torch.autograd.grad(y.square().sum() + last[0].sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dw.sum().backward()
+    with torch.no_grad():
+        assert not fn(k, v, w, u, config=LONGER_ROWS_FORWARD).requires_grad
+
+
+GPU_SIZES = [
+    {"batch": 8, "seq_len": 2048, "channels": 768},
+    {"batch": 1, "seq_len": 4099, "channels": 256},
+    {"batch": 3, "seq_len": 1000, "channels": 264},
+    {"batch": 2, "seq_len": 129, "channels": 8},
+]
+
+
+@gpu
+@pytest.mark.parametrize("name", ["scan", "recurrent"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes.values())))
+def test_matches_reference_on_gpu(name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
+    wkv_laws.check_matches_reference(function(name), dtype=dtype, device="cuda", sizes=sizes)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["scan", "recurrent"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_laws_on_gpu(name: str, dtype: torch.dtype) -> None:
+    fn, keywords = function(name), {"dtype": dtype, "device": "cuda"}
+    sizes = {"batch": 2, "seq_len": 700, "channels": 136}
+    wkv_laws.check_matches_reference(fn, sizes=sizes, splits=(100, 101), **keywords)
+    wkv_laws.check_batch_invariant(fn, sizes=sizes, exact=False, **keywords)
+    for ranges in wkv_laws.EXTREMES.values():
+        wkv_laws.check_matches_reference(fn, sizes=sizes, ranges=ranges, **keywords)
+    wkv_laws.check_first_output_is_first_value(fn, **keywords)
+    wkv_laws.check_bad_input(fn, **keywords)
+    for length in (1, 2, 31, 33, 127, 128):
+        wkv_laws.check_matches_reference(fn, sizes={**sizes, "seq_len": length}, initial_state=False, **keywords)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
+    """Keys from -100 to 100 over 65,536 steps: outputs, last state and gradients against the portable form in float64,
+    by the bound that the portable form's own float32 error sets."""
+    sizes = {"batch": 1, "seq_len": 65536, "channels": 64}
+    problem = wkv_laws.make_problem(
+        sizes, dtype=dtype, device="cuda", ranges=wkv_laws.WILD_KEYS, initial_state=False, num_siblings=0
+    )
+    portable = function("torch")
+    expected = laws.evaluate(problem.double(), portable)
+    low = laws.evaluate(problem, portable, stabilizer=expected["m"])
+    results = laws.evaluate(problem, function("scan"), stabilizer=expected["m"])
+    eps = torch.finfo(dtype).eps
+    for name, exact in expected.items():
+        if name != "m":
+            bound = 2 * (low[name] - exact).abs().max() + eps * exact.abs().max()
+            assert (results[name] - exact).abs().max() <= bound, name
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_steps_on_gpu(dtype: torch.dtype) -> None:
+    step = resolve(OPERATION.implementation("scan").step_call)
+    wkv_laws.check_steps(step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
+
+
+@gpu
+def test_equal_calls_give_equal_bits_on_gpu() -> None:
+    """Programs wait for each other in an order of their own; the sums they make have one order all the same."""
+    for sizes in ({"batch": 4, "seq_len": 5000, "channels": 512}, {"batch": 1, "seq_len": 65536, "channels": 256}):
+        problem = wkv_laws.make_problem(sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
+        first = laws.evaluate(problem, function("scan"))
+        for _ in range(5):
+            again = laws.evaluate(problem, function("scan"))
+            assert all(torch.equal(first[key], again[key]) for key in first)
