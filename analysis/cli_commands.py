@@ -53,6 +53,16 @@ Tokens = Annotated[str | None, typer.Option(help="Batch x sequence length [the o
 SomeHeadDim = Annotated[
     int | None, typer.Option("--head-dim", help="Value head dim [the one with most rows; counts: 512].")
 ]
+SomeChannels = Annotated[
+    int | None,
+    typer.Option("--channels", help="Channels; with heads, heads x value head dim [the number with most rows]."),
+]
+SomeDModel = Annotated[
+    int | None, typer.Option("--d-model", help="Input columns of a gated MLP [the number with most rows].")
+]
+SomeDFf = Annotated[
+    int | None, typer.Option("--d-ff", help="Output columns of a gated MLP [the number with most rows].")
+]
 OneSeqLen = Annotated[str | None, typer.Option("--seq-len", help="Sequence length, where one is shown [8k].")]
 Modes = Annotated[str | None, typer.Option("--mode", help="Modes, comma-separated [all; counts: one, fw].")]
 Ops = Annotated[str | None, typer.Option("--op", help="Operations, comma-separated [all; counts: one, mlstm_sig].")]
@@ -340,6 +350,9 @@ def register(
         state_dtype: SomeStateDtype = None,
         tokens: Tokens = None,
         head_dim: SomeHeadDim = None,
+        channels: SomeChannels = None,
+        d_model: SomeDModel = None,
+        d_ff: SomeDFf = None,
         seq_len: OneSeqLen = None,
         mode: Modes = None,
         op: Ops = None,
@@ -363,7 +376,13 @@ def register(
 
         check_format(output)
         check_kind(kind, results=bool(results))
-        unused: dict[str, object] = {"device": device, "impl": impl}
+        unused: dict[str, object] = {
+            "device": device,
+            "impl": impl,
+            "channels": channels,
+            "d_model": d_model,
+            "d_ff": d_ff,
+        }
         if kind in RESULT_KINDS:
             unused = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
         for name, value in unused.items():
@@ -377,6 +396,9 @@ def register(
                 state_dtype=state_dtype,
                 tokens=parse_size(tokens) if tokens else None,
                 head_dim=head_dim,
+                channels=channels,
+                d_model=d_model,
+                d_ff=d_ff,
                 seq_len=parse_size(seq_len) if seq_len else None,
                 modes=parse_list(mode),
                 ops=parse_list(op),
@@ -409,6 +431,9 @@ def register(
         state_dtype: SomeStateDtype = None,
         tokens: Tokens = None,
         head_dim: SomeHeadDim = None,
+        channels: SomeChannels = None,
+        d_model: SomeDModel = None,
+        d_ff: SomeDFf = None,
         seq_len: OneSeqLen = None,
         mode: Modes = None,
         op: Ops = None,
@@ -429,6 +454,9 @@ def register(
             state_dtype=state_dtype,
             tokens=parse_size(tokens) if tokens else None,
             head_dim=head_dim,
+            channels=channels,
+            d_model=d_model,
+            d_ff=d_ff,
             seq_len=parse_size(seq_len) if seq_len else None,
             modes=parse_list(mode),
             ops=parse_list(op),

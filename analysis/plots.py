@@ -37,7 +37,7 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection, float | None], Fig
         "runtime-memory": result_figures.runtime_and_memory,
         "chunk-size": result_figures.runtime_over_chunk_size,
         "trade-off": result_figures.memory_against_runtime,
-        "head-dim": result_figures.runtime_over_head_dim,
+        "head-dim": result_figures.runtime_over_width,
         "rate": result_figures.rate_flops_and_runtime,
     }
 )

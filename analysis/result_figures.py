@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING
 from .figure_layout import Line, Panel, Words, compose
 from .figure_style import binary, series_style
 from .frames import best_rows, ok_rows
-from .selection import MODE_TITLES, Chosen, Selection, choose, describe, failure_note, other_head_dims, unmeasured
+from .selection import (
+    MODE_TITLES,
+    Chosen,
+    Selection,
+    at_best_chunk,
+    choose,
+    choose_over_width,
+    describe,
+    failure_note,
+    other_head_dims,
+    unmeasured,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +34,10 @@ LABELS = {
     "seq_len": "sequence length T (tokens)",
     "chunk_size": "chunk size L (tokens)",
     "head_dim_v": "value head dim (elements)",
+    "embedding_dim": "channels",
 }
+TOKENS = "tokens"
+"""What stands for the sequence length of operations that mix nothing along it."""
 TIME, MEMORY = "time per call (ms)", "peak memory (GiB)"
 INCLUDED = "memory includes inputs"
 
@@ -61,7 +75,7 @@ def panel(
     return Panel(
         title=MODE_TITLES[mode] if title is None else title,
         lines=lines,
-        x_label=LABELS[x],
+        x_label=TOKENS if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x],
         y_label=y_label,
         sizes=sorted(float(value) for value in set(rows[x])),
     )
@@ -79,6 +93,10 @@ def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
         for row in shown[shown["suspect"].notna()].itertuples()
     ]
     return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
+
+
+def _length(chosen: Chosen) -> str:
+    return "tokens" if chosen.without_order else "sequence length"
 
 
 def _best(rows: pd.DataFrame, x: str) -> pd.DataFrame:
@@ -103,8 +121,8 @@ def runtime_over_length(frame: pd.DataFrame, selection: Selection, width: float 
     chosen = choose(frame, selection)
     rows = _best(chosen.rows, "seq_len")
     words = Words(
-        title="Runtime over sequence length",
-        setting=describe(chosen, "best chunk size each", "median"),
+        title=f"Runtime over {_length(chosen)}",
+        setting=describe(chosen, at_best_chunk(chosen), "median"),
         note=notes(chosen, "seq_len", rows),
     )
     return compose([[panel(rows, mode, "seq_len", _time_ms, TIME) for mode in modes_of(rows)]], words, width)
@@ -115,8 +133,8 @@ def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float |
     chosen = choose(frame, selection)
     rows = _with_memory(_best(chosen.rows, "seq_len"))
     words = Words(
-        title="Memory over sequence length",
-        setting=describe(chosen, "fastest chunk size each", INCLUDED),
+        title=f"Memory over {_length(chosen)}",
+        setting=describe(chosen, at_best_chunk(chosen, "fastest"), INCLUDED),
         note=notes(chosen, "seq_len", rows),
     )
     return compose([[panel(rows, mode, "seq_len", _memory_gib, MEMORY) for mode in modes_of(rows)]], words, width)
@@ -127,8 +145,8 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float |
     chosen = choose(frame, selection)
     rows = _with_memory(_best(chosen.rows, "seq_len"))
     words = Words(
-        title="Runtime and memory over sequence length",
-        setting=describe(chosen, "fastest chunk size each", "median time", INCLUDED),
+        title=f"Runtime and memory over {_length(chosen)}",
+        setting=describe(chosen, at_best_chunk(chosen, "fastest"), "median time", INCLUDED),
         note=notes(chosen, "seq_len", rows),
     )
     modes = modes_of(rows)
@@ -184,25 +202,19 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection, width: flo
     return compose([row_of_panels], words, width)
 
 
-def runtime_over_head_dim(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
-    """Runtime of one call over value head dim at constant embedding dim, every implementation at its best chunk size.
+def runtime_over_width(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+    """Runtime of one call over value head dim at constant embedding dim, or over channels, each at its best chunk size.
 
-    Implementations with one head dim only are left out. TFLA paper, figure 17.
+    Implementations with one width only are left out. TFLA paper, figure 17.
     """
-    chosen = choose(frame, selection, head_dim=False, seq_len=True)
-    rows = chosen.rows
-    several = rows.groupby(["op", "impl"])["head_dim_v"].transform("nunique") > 1
-    rows = rows[several]
-    if ok_rows(rows).empty:
-        raise ValueError("results must hold more than one head dim for this figure, got one")
-    chosen = dataclasses.replace(chosen, rows=rows, head_dim=None)
-    best = _best(rows, "head_dim_v")
+    chosen, x = choose_over_width(frame, selection)
+    best = _best(chosen.rows, x)
     words = Words(
-        title="Runtime over head dim",
-        setting=describe(chosen, "best chunk size each", "median"),
-        note=notes(chosen, "head_dim_v", best),
+        title="Runtime over head dim" if x == "head_dim_v" else "Runtime over channels",
+        setting=describe(chosen, at_best_chunk(chosen), "median"),
+        note=notes(chosen, x, best),
     )
-    return compose([[panel(best, mode, "head_dim_v", _time_ms, TIME) for mode in modes_of(best)]], words, width)
+    return compose([[panel(best, mode, x, _time_ms, TIME) for mode in modes_of(best)]], words, width)
 
 
 def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:

@@ -124,9 +124,8 @@ def roofline(
 
 def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
     """Return the points measured on ``accelerator`` in the chosen setting, with their share of its roof and doubts."""
-    same = dataclasses.replace(
-        selection, dtype=chosen.dtype, tokens=chosen.tokens, head_dim=chosen.head_dim, seq_len=chosen.seq_len
-    )
+    held = ("dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
+    same = dataclasses.replace(selection, **{name: getattr(chosen, name) for name in held})
     rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
     rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
     rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]

@@ -1,0 +1,138 @@
+"""Figures of operations without heads: one width is held, or stands along the axis, and what is shown says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lrbench.analysis.figure_style import alt_text, series_label
+from lrbench.analysis.plots import RESULT_KINDS, Selection, plot
+from lrbench.analysis.roofline import roofline
+from lrbench.bench.case import Case
+
+from . import rows as made
+from .figures import lines, text
+
+WIDTHS = (64, 256, 4096)
+TOKENS = 8192
+
+
+def channel_row(channels: int, seq_len: int, impl: str = "torch", **fields: Any) -> dict[str, Any]:
+    """Return a row of RG-LRU."""
+    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, "channels": channels}
+    settings = {"mode": "fw", "dtype": "fp32", "state_dtype": "fp32", **fields}
+    return made.row(
+        Case(kernel="rglru", op="rglru", impl=impl, provider="lrbench", **sizes, **settings), accelerator="cpu"
+    )
+
+
+def attention_row(channels: int, seq_len: int) -> dict[str, Any]:
+    """Return a row of the attention that stands beside RG-LRU of as many channels."""
+    head_dim = min(channels, 128)
+    heads = {"num_heads": channels // head_dim, "head_dim_qk": head_dim, "head_dim_v": head_dim}
+    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, **heads}
+    named = {"kernel": "rglru", "op": "attention", "impl": "torch.sdpa_cpu", "provider": "torch"}
+    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+
+
+def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
+    """Return a row of a gated MLP."""
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
+    named = {"kernel": "gated-mlp", "op": "gated_mlp", "impl": "torch", "provider": "lrbench"}
+    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+
+
+@pytest.fixture(scope="module")
+def channels() -> pd.DataFrame:
+    rows = []
+    for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
+        rows += [channel_row(width, seq_len, chunk_size=chunk) for chunk in (64, 128, 256)]
+        rows += [channel_row(width, seq_len, "associative"), attention_row(width, seq_len)]
+    return made.frame(rows)
+
+
+@pytest.fixture(scope="module")
+def mlp() -> pd.DataFrame:
+    return made.frame(mlp_row(tokens, d, 4 * d) for tokens in (256, 512, 1024) for d in (128, 256))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -> None:
+    drawn = lines(plot("runtime", channels, Selection(channels=width)), 0)
+    here = channels[channels["embedding_dim"] == width]
+    for op, impl in (("rglru", "torch"), ("rglru", "associative"), ("attention", "torch.sdpa_cpu")):
+        line = here[(here["op"] == op) & (here["impl"] == impl)]
+        assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind != "head-dim"), "roofline"])
+def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> None:
+    def said(selection: Selection) -> str:
+        figure = roofline(channels, "cpu", selection) if kind == "roofline" else plot(kind, channels, selection)
+        return text(figure)
+
+    assert "4,096 channels" in said(Selection())
+    assert " 64 channels" in said(Selection(channels=64))
+    assert "embedding dim" not in said(Selection())
+
+
+def test_attention_beside_channels_says_its_head_dim(channels: pd.DataFrame) -> None:
+    said = "Shown at the value head dim they were measured at: attention at 64."
+    assert said in text(plot("runtime", channels, Selection(channels=64)))
+    assert said not in text(plot("runtime", channels, Selection(channels=64, ops=("rglru",))))
+
+
+def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
+    with pytest.raises(ValueError, match="channels must be one of 64, 256, 4096 in these results, got 128"):
+        plot("runtime", channels, Selection(channels=128))
+    with pytest.raises(ValueError, match="d_ff must be left out for these results, which have none, got 128"):
+        plot("runtime", channels, Selection(d_ff=128))
+    with pytest.raises(ValueError, match="head_dim must be one of 64, 128 in these results, got 37"):
+        plot("runtime", channels, Selection(head_dim=37))
+    with pytest.raises(ValueError, match="d_model must be one of 128, 256 in these results, got 512"):
+        plot("runtime", mlp, Selection(d_model=512))
+
+
+def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.DataFrame) -> None:
+    figure = plot("head-dim", channels, Selection(seq_len=4096))
+    drawn = lines(figure, 0)
+    at = channels[channels["seq_len"] == 4096]
+    for op, impl in (("rglru", "torch"), ("attention", "torch.sdpa_cpu")):
+        line = at[(at["op"] == op) & (at["impl"] == impl)]
+        assert drawn[series_label(op, impl)] == list(line.groupby("embedding_dim")["time_ms"].min().items())
+    assert alt_text(figure).startswith("Runtime over channels")
+    assert figure.axes[0].get_xlabel() == "channels"
+
+
+def test_a_figure_over_width_needs_two(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
+    one = channels[channels["embedding_dim"] == 64]
+    with pytest.raises(ValueError, match=r"more than one head dim, or number of channels, .*, got one"):
+        plot("head-dim", one)
+    with pytest.raises(ValueError, match="got gated MLP, which has neither"):
+        plot("head-dim", mlp)
+
+
+@pytest.mark.parametrize("d_model", [128, 256])
+def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
+    figure = plot("runtime", mlp, Selection(d_model=d_model))
+    here = mlp[mlp["d_model"] == d_model]
+    drawn = lines(figure, 0)[series_label("gated_mlp", "torch")]
+    assert drawn == list(zip(here["seq_len"], here["time_ms"], strict=True))
+    assert len(drawn) == 3
+    assert figure.axes[0].get_xlabel() == "tokens"
+    said = text(figure)
+    assert f"d_model {d_model}" in said
+    assert f"d_ff {4 * d_model}".replace("1024", "1,024") in said
+    assert "chunk size" not in said
+    assert "1,024 tokens" not in said
+
+
+def test_at_batch_1_throughout_every_length_is_shown() -> None:
+    rows = [dataclasses.asdict(made.case("mlstm_sig", "tfla", seq_len=t, batch=1)) for t in (1024, 2048, 4096)]
+    drawn = plot("runtime", made.frame(made.row(Case(**fields)) for fields in rows))
+    assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "tfla")]] == [1024, 2048, 4096]
+    assert "batch 1" in text(drawn)
