@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +42,7 @@ def sweep(
     gpu: Annotated[str | None, typer.Option(help="Accelerator the analysis is about; see `lrbench gpus`.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="quick, default, full or one; `lrbench kernels` lists them [default on a GPU, else quick]."),
+        typer.Option(help="quick, default, full, ...; `lrbench presets` lists them [default on a GPU, else quick]."),
     ] = None,
     op: Annotated[str | None, typer.Option(help="Operations, comma-separated.")] = None,
     impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated.")] = None,
@@ -258,7 +260,19 @@ def _implementations(op: str) -> list[str]:
     return ours + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
 
 
-register(app, show=_show, resolve_operation=_resolve_operation, implementations=_implementations)
+def _why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
+    from .bench import inventory
+
+    return inventory.why_unsupported(op, impl, mode, dtype, sizes)
+
+
+register(
+    app,
+    show=_show,
+    resolve_operation=_resolve_operation,
+    implementations=_implementations,
+    why_unsupported=_why_unsupported,
+)
 register_gate(app)
 register_mlp(app)
 register_report(app)
@@ -274,6 +288,10 @@ def main() -> None:
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
         print(f"lrbench: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # Whoever read the output has left, as head does: what a shell sees of any program then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except (OSError, RuntimeError) as error:
         print(f"lrbench: {error}", file=sys.stderr)
         sys.exit(1)

@@ -95,7 +95,9 @@ def coefficients(
 def check_chunkwise(op: str, mode: str) -> None:
     """Raise ValueError for an operation or a mode without a chunk length."""
     if op not in CHUNKWISE_OPERATIONS:
-        raise ValueError(f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a chunk size, got {op!r}")
+        raise ValueError(
+            f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a modelled chunk size, got {op!r}"
+        )
     if mode not in _PASSES:
         raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
 

@@ -25,6 +25,7 @@ ResolveOperation = Callable[[str, str | None], str]
 """(kernel family, operation or None) -> operation, the family's first by default; ValueError lists the known ones."""
 
 ImplementationNames = Callable[[str], Sequence[str]]
+WhyUnsupported = Callable[[str, str, str, str, Mapping[str, int]], "str | None"]
 """Operation -> its implementations, ours first; empty for one that is counted only."""
 
 Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
@@ -78,7 +79,12 @@ def parse_list(text: str | None) -> tuple[str, ...] | None:
 
 
 def register(
-    app: typer.Typer, *, show: Show, resolve_operation: ResolveOperation, implementations: ImplementationNames
+    app: typer.Typer,
+    *,
+    show: Show,
+    resolve_operation: ResolveOperation,
+    implementations: ImplementationNames,
+    why_unsupported: WhyUnsupported,
 ) -> None:
     """Add the analysis commands to ``app``.
 
@@ -86,6 +92,7 @@ def register(
         show: prints rows; called with the format that the user chose.
         resolve_operation: turns a kernel family and ``--op`` into an operation's name.
         implementations: names what ``--impl`` takes for an operation.
+        why_unsupported: says why an implementation cannot run (op, impl, mode, dtype, sizes) anywhere, or None.
     """
 
     @app.command("count")
@@ -103,9 +110,7 @@ def register(
         num_heads: Annotated[int, typer.Option(help="Heads.")] = 1,
         head_dim: HeadDim = 256,
         head_dim_qk: HeadDimQk = None,
-        channels: Annotated[
-            int | None, typer.Option(help="Channels, of operations without heads [the head dim].")
-        ] = None,
+        channels: Annotated[int, typer.Option(help="Channels, of operations without heads.")] = 1024,
         d_model: Annotated[int, typer.Option(help="Input columns of a gated MLP.")] = 4096,
         d_ff: Annotated[int, typer.Option(help="Output columns of a gated MLP.")] = 14336,
         chunk_size: Annotated[str | None, typer.Option(help="Chunk length, of chunkwise formulations [128].")] = None,
@@ -144,7 +149,7 @@ def register(
             num_heads=check_size(num_heads, "num_heads"),
             head_dim_qk=_head_dim_qk(operation, head_dim_qk, head_dim),
             head_dim_v=head_dim,
-            channels=head_dim if channels is None else check_size(channels, "channels"),
+            channels=check_size(channels, "channels"),
             d_model=check_size(d_model, "d_model"),
             d_ff=check_size(d_ff, "d_ff"),
             chunk_size=chunk if is_chunked(operation, chosen) else None,
@@ -175,7 +180,8 @@ def register(
             )
         show(rows, format)
         if format == "table":
-            print(f"intensity {result.intensity:.4g} FLOP per byte, causal factor {result.causal_factor}")
+            factor_in_words = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
+            print(f"intensity {result.intensity:.4g} FLOP per byte{factor_in_words}")
 
     @app.command("chunk-size")
     def chunk_size_command(
@@ -250,7 +256,7 @@ def register(
         num_heads: NumHeads = None,
         head_dim: HeadDim = 256,
         head_dim_qk: HeadDimQk = None,
-        channels: Annotated[int, typer.Option(help="Channels, of operations without heads.")] = 4096,
+        channels: Annotated[int, typer.Option(help="Channels, of operations without heads.")] = 1024,
         d_model: Annotated[int, typer.Option(help="Input columns of a gated MLP.")] = 4096,
         d_ff: Annotated[int, typer.Option(help="Output columns of a gated MLP.")] = 14336,
         chunk_size: Annotated[str | None, typer.Option(help="Chunk length [128; outside packages: theirs].")] = None,
@@ -293,6 +299,8 @@ def register(
             sizes |= default if chunk is None else {"chunk_size": chunk}
         elif chunk_size is not None:
             raise ValueError(f"chunk_size must be left out for {what} {mode}, got {chunk_size!r}")
+        if chosen and (reason := why_unsupported(operation, chosen, mode, dtype, sizes)):
+            raise ValueError(f"{what} cannot run this: {reason}")
         counted = count_case(operation, chosen, mode, dtype, state_dtype, sizes)
         if counted is None:
             raise ValueError(f"mode must be one that is counted for {what}, got {mode!r}")

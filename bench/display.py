@@ -86,7 +86,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Raise what rich caught."""
-        raise BrokenPipeError
+        raise BrokenPipeError("nobody reads the output any more")
 
 
 def _print_table(rows: Sequence[Row], title: str | None) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..analysis.compare import Comparison
     from ..analysis.gate import GateResult
     from ..analysis.thresholds import Thresholds
+    from .environment import Environment
+    from .plan import PlannedCase
 
 ROOT = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
@@ -290,7 +292,7 @@ def _measure_live(
     planned = plan.plan(request, device_kind=environment.device_kind)
     display.note(f"measuring on {environment.device_name} ({environment.device_kind}): {len(planned)} cases in turn")
     if all(len({item.case.impl for item in group}) < 2 for group in groups(planned, ignore)):
-        raise ValueError(f"no case of {first} matches one of {second}; --ignore COLUMN leaves a column out")
+        raise ValueError(f"no case of {first} matches one of {second}: {_why_unmatched(planned, ignore, environment)}")
     progress = display.SweepProgress()
     progress.begin(len(planned), "measuring in turn")
     records = []
@@ -307,6 +309,21 @@ def _measure_live(
         display.note(f"results: {writer.path}")
     rows = [dataclasses.asdict(record) for record in records]
     return [row for row in rows if row["impl"] == first], [row for row in rows if row["impl"] == second]
+
+
+def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:
+    """Say what keeps two implementations' cases apart: the device that one needs, or columns that differ."""
+    from ..analysis.case_rows import CASE_COLUMNS
+    from .live import groups
+
+    here = environment.device_kind
+    for item in planned:
+        if here not in item.target.devices:
+            return f"{item.case.impl} runs on {' or '.join(item.target.devices)}, this device is {here}"
+    for column in CASE_COLUMNS:
+        if any(len({item.case.impl for item in group}) > 1 for group in groups(planned, (*ignore, column))):
+            return f"they differ in {column}; --ignore {column} leaves it out"
+    return "--ignore COLUMN leaves a column out"
 
 
 def _measure_again(found: GateResult, *, timeout_s: float, budget_s: float) -> dict[str, dict[str, Any]]:

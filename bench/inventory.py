@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from .. import kernels
@@ -14,6 +15,7 @@ from .baselines.operations import OPERATIONS
 from .case import Case
 from .environment import Environment, version_of
 from .presets import Preset, presets_for
+from .sweep import refuse_ours
 
 Row = dict[str, Any]
 
@@ -31,7 +33,8 @@ def resolve_operation(kernel: str, op: str | None) -> str:
         return family[0] if op is None else baselines.get_operation(op).name
     known = [name for ops in kernels.FAMILIES.values() for name in ops] + list(OPERATIONS)
     if kernel not in known:
-        raise ValueError(f"kernel must be one of {', '.join([*kernels.FAMILIES, *known])}, got {kernel!r}")
+        names = dict.fromkeys([*kernels.FAMILIES, *known])
+        raise ValueError(f"kernel must be one of {', '.join(names)}, got {kernel!r}")
     if op not in (None, kernel):
         raise ValueError(f"op must be {kernel} or left out for the operation {kernel}, got {op!r}")
     return kernel
@@ -72,6 +75,18 @@ def kernel_rows() -> list[Row]:
     return rows
 
 
+def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
+    """Return why an implementation, ours or outside, cannot run a problem on any machine, or None."""
+    ours = kernels.get_operation(op).implementations if any(op in ops for ops in kernels.FAMILIES.values()) else ()
+    for implementation in ours:
+        if implementation.name == impl:
+            return refuse_ours(implementation, mode, dtype, None, sizes)
+    baseline = baselines.get_baseline(op, impl)
+    return baselines.unsupported(
+        baseline, Case(kernel=op, op=op, impl=impl, provider=baseline.provider, mode=mode, dtype=dtype, **sizes)
+    )
+
+
 def preset_rows(kernel: str | None = None) -> list[Row]:
     """Return a row per preset of a kernel family, or of every one: its axes and what it is for.
 
@@ -82,7 +97,9 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
         raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, got {kernel!r}")
     rows = []
     for family in kernels.FAMILIES if kernel is None else (kernel,):
-        sizes = {size for op in kernels.FAMILIES[family] for size in kernels.get_operation(op).sizes}
+        operations = [kernels.get_operation(op) for op in kernels.FAMILIES[family]]
+        sizes = {size for operation in operations for size in operation.sizes}
+        modes = {mode for operation in operations for each in operation.implementations for mode in each.modes}
         for preset in presets_for(family).values():
             widths = {
                 "head_dim": preset.head_dims if "head_dim_v" in sizes else (),
@@ -93,7 +110,7 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
                 {
                     "kernel": family,
                     "preset": preset.name,
-                    "modes": "/".join(preset.modes),
+                    "modes": "/".join(mode for mode in preset.modes if mode in modes),
                     "seq_len": [short_size(seq_len) for seq_len in preset.seq_lens],
                     # The tokens of an MLP are its seq_len.
                     "batch": "1" if "d_model" in sizes else _batch(preset),

@@ -135,6 +135,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     preset = preset_for(request, device_kind)
     ops, baseline_list = _select(request, preset, device_kind)
     _check_axes(request, ops)
+    _check_chunks(request, ops, baseline_list)
     modes = request.modes or preset.modes
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     state_dtypes = request.state_dtypes or preset.state_dtypes
@@ -216,6 +217,19 @@ def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
             names = ", ".join(operation.name for operation in ops)
             known = ", ".join(dict.fromkeys(size for operation in ops for size in operation.sizes))
             raise ValueError(f"{option} is no size of {names}, which has {known}")
+    if ops and all("d_model" in operation.sizes for operation in ops):
+        for option, given in (("--batch", request.batch), ("--tokens", request.tokens)):
+            if given is not None:
+                names = ", ".join(operation.name for operation in ops)
+                raise ValueError(f"{option} is no axis of {names}: its tokens are its --seq-len")
+
+
+def _check_chunks(request: Request, ops: Sequence[Operation], chosen: Sequence[Baseline]) -> None:
+    """Raise ValueError for chunk lengths where nothing has any."""
+    chunked = any(implementation.chunked for operation in ops for implementation in operation.implementations)
+    if request.chunk_sizes and not chunked and not any(baseline.chunk_sizes for baseline in chosen):
+        names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
+        raise ValueError(f"--chunk-size is no axis of {names}: nothing that computes it has chunks")
 
 
 def _family(kernel: str) -> tuple[str, ...]:
@@ -347,9 +361,13 @@ def _plan_ours(
                     axis = (*axis, kernels.resolve(implementation.preferred_chunk)(sizes))
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.
-            axis_of_states = ("fp32",) if mode == "step" and not request.state_dtypes else state_dtypes
+            axis_of_states: Sequence[str | None] = state_dtypes
+            if not request.state_dtypes and mode == "step":
+                axis_of_states = ("fp32",)
+            if not request.state_dtypes and not implementation.state_dtypes:
+                axis_of_states = (None,)
             for state_dtype, chunk_size in itertools.product(axis_of_states, chunks):
-                if not request.state_dtypes and state_dtype not in implementation.state_dtypes:
+                if not request.state_dtypes and state_dtype not in (None, *implementation.state_dtypes):
                     continue
                 case = Case(
                     kernel=request.kernel,

@@ -48,7 +48,7 @@ LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
 
 QUICK = Preset(
     name="quick",
-    summary="minutes on two CPU cores: three lengths, two widths, three chunk lengths",
+    summary="a minute or two on two CPU cores: three lengths, two widths",
     seq_lens=(256, 512, 1024),
     head_dims=(64, 128),
     chunk_sizes=(32, 64, 128),
@@ -172,10 +172,22 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
     "wkv": (
         dataclasses.replace(
             DEFAULT,
-            summary="batch 8 over the sequence length, and one long sequence of 256 channels",
+            summary="batch 8 over the sequence length, 768 and 2048 channels",
             seq_lens=(128, 512, 1024, 4096, 16384, 65536),
             channels=(768, 2048),
             batch=8,
+        ),
+        *(
+            dataclasses.replace(
+                DEFAULT,
+                name=f"micro{channels}",
+                summary=f"the source's micro-benchmark: one sequence of {channels} channels over its length",
+                seq_lens=(128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
+                channels=(channels,),
+                batch=1,
+                portable_on_gpu=True,
+            )
+            for channels in (32, 256)
         ),
     ),
 }

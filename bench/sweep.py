@@ -215,24 +215,27 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
         for distribution in target.requires:
             if version_of(distribution) is None:
                 return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
-        reason = _refuse_ours(target, item)
+        reason = refuse_ours(target, case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
 
 
-def _refuse_ours(target: Implementation, item: PlannedCase) -> str | None:
-    case = item.case
+def refuse_ours(
+    target: Implementation, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
+) -> str | None:
+    """Return why an implementation of ours cannot run a problem on any machine, or None."""
     for what, value, known in (
-        ("mode", case.mode, target.modes),
-        ("dtype", case.dtype, target.dtypes),
-        ("state_dtype", case.state_dtype, target.state_dtypes),
+        ("mode", mode, target.modes),
+        ("dtype", dtype, target.dtypes),
+        ("state_dtype", state_dtype, target.state_dtypes),
     ):
         if value is not None and value not in known:
-            return f"{what} must be one of {', '.join(known)} for {target.name}, got {value}"
-    if case.mode == "step" and case.state_dtype not in (None, "fp32"):
-        return f"state_dtype must be fp32 in mode step, got {case.state_dtype}"
+            allowed = f"one of {', '.join(known)}" if known else "left out"
+            return f"{what} must be {allowed} for {target.name}, got {value}"
+    if mode == "step" and state_dtype not in (None, "fp32"):
+        return f"state_dtype must be fp32 in mode step, got {state_dtype}"
     if target.supports is None:
         return None
-    return resolve(target.supports)(case.sizes, case.dtype, case.state_dtype)
+    return resolve(target.supports)(sizes, dtype, state_dtype)
 
 
 def _refusal(status: str, reason: str) -> Reply:

@@ -28,7 +28,7 @@ class Implementation:
         devices: device kinds it runs on.
         modes: modes it can be timed in.
         dtypes: input dtypes it takes.
-        state_dtypes: dtypes in which it can hold inter-chunk states.
+        state_dtypes: dtypes in which it can hold its states; empty where it has none.
         chunked: whether it has a chunk-size axis.
         supports: "module:function"; the function takes the sizes as a mapping (batch, seq_len, num_heads, head_dim_qk,
             head_dim_v, chunk_size, ...), ``dtype`` and ``state_dtype`` names, and returns None or the reason it

@@ -290,6 +290,24 @@ def test_a_closed_standard_output_is_no_traceback() -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As of any program whose output goes to head: no word, and the exit status of a closed pipe."""
+    process = subprocess.Popen((*CALL, "kernels"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRON)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=120) == 128 + signal.SIGPIPE
+
+
+def test_what_cannot_run_is_not_predicted() -> None:
+    refused = lrbench("predict", "rglru", "--impl", "fused", "--channels", "7")
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == (
+        "lrbench: rglru fused cannot run this: channels must be a multiple of 8, got 7"
+    )
+
+
 def test_predict_takes_the_implementations_of_an_operation() -> None:
     attention = json.loads(lrbench("predict", "attention", "--no-fit", "--format", "json").stdout)
     assert attention["impl"] == "flash_attn.v2"

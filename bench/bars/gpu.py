@@ -99,7 +99,7 @@ def _planned(kernel: str, setting: Setting, side: Side, mode: str, chunk_size: i
     operation = baselines.get_operation(name)
     ours = {implementation.name: implementation for implementation in operation.implementations}
     target: Any = ours.get(side.impl) or baselines.get_baseline(name, side.impl)
-    state_dtype = "fp32" if side.impl in ours else None
+    state_dtype = "fp32" if side.impl in ours and target.state_dtypes else None
     case = Case(
         kernel=kernel,
         op=name,

@@ -9,6 +9,7 @@ from ..spec import Implementation, Operation
 _kernel = partial(
     Implementation,
     supports="kernels.gated_mlp.config:supports_kernels",
+    state_dtypes=(),
     chunked=False,
     requires=("triton",),
 )
@@ -48,6 +49,7 @@ OPERATION = Operation(
             call="kernels.gated_mlp.reference:portable",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),
+            state_dtypes=(),
             summary="two matrix products, gated in place where nothing is differentiated",
             chunked=False,
         ),

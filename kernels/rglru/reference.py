@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from ..diagonal import reference as engine
 from ..scalar_decay.reference import compute_dtype
@@ -22,11 +22,12 @@ from ..scalar_decay.reference import compute_dtype
 def elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Return a and b = sqrt(1 - a^2) sigma(i) x [B, T, C], in float32 (float64 beside float64 inputs).
 
+    softplus(c) is -log sigma(-c), exact for c of any size and either sign; torch's own turns linear, or overflows.
     1 - a^2 is -expm1(2 log a), which keeps its bits for a -> 1. Where a gate is so closed that a is 1, b is 0, and so
     is its gradient: the limit of log(a) / sqrt(1 - a^2).
     """
     dtype = compute_dtype(x.dtype)
-    log_a = -8.0 * softplus(c.to(dtype), threshold=1000.0) * torch.sigmoid(r.to(dtype))
+    log_a = 8.0 * logsigmoid(-c.to(dtype)) * torch.sigmoid(r.to(dtype))
     square = -torch.expm1(2.0 * log_a)
     is_open = square > 0
     root = torch.where(is_open, torch.where(is_open, square, 1.0).sqrt(), 0.0)

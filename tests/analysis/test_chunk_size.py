@@ -206,7 +206,7 @@ def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": "attention"}, r"op must be one of mlstm_exp, .*gla to have a chunk size, got 'attention'"),
+        ({"op": "attention"}, r"op must be one of mlstm_exp, .*gla to have a modelled chunk size, got 'attention'"),
         ({"seq_len": 8}, "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ({"causal_factor": 0.3}, r"causal_factor must be in \[0.5, 1\], got 0.3"),
         ({"head_dim_qk": -1}, "head_dim_qk must be a positive integer, got -1"),

@@ -34,6 +34,7 @@ def run(*arguments: object) -> str:
         show=lambda rows, _: print(json.dumps(list(rows))),
         resolve_operation=resolve,
         implementations=lambda op: (),
+        why_unsupported=lambda *_: None,
     )
     result = CliRunner().invoke(app, ["count", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -103,7 +103,12 @@ CHANNELS = Operation(
     sizes=("batch", "seq_len", "channels"),
     implementations=(Implementation(name="torch", call="", devices=("cpu", "cuda")),),
 )  # fmt: skip
-MLP = dataclasses.replace(CHANNELS, name="mlp", sizes=("batch", "seq_len", "d_model", "d_ff"))
+MLP = dataclasses.replace(
+    CHANNELS,
+    name="mlp",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+    implementations=(dataclasses.replace(CHANNELS.implementations[0], chunked=False, state_dtypes=()),),
+)
 
 
 @pytest.fixture
@@ -124,9 +129,15 @@ def test_operations_are_planned_over_the_sizes_they_have() -> None:
     assert sizes_of(ops=("mix",)) == {(2, None, 64, None, None), (2, None, 256, None, None)}
     assert sizes_of(ops=("mix",), channels=(24,), batch=3) == {(3, None, 24, None, None)}
     assert sizes_of(ops=("mlp",)) == {(1, None, None, 128, 448), (1, None, None, 256, 896)}
-    assert sizes_of(ops=("mlp",), d_models=(256, 64), batch=3) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
+    assert sizes_of(ops=("mlp",), d_models=(256, 64)) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
     assert sizes_of(ops=("mlp",), d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
     assert sizes_of(ops=("mlp",), d_ffs=(8,)) == {(1, None, None, 128, 8), (1, None, None, 256, 8)}
+
+
+@pytest.mark.usefixtures("mixers")
+def test_what_has_no_state_has_no_dtype_of_states() -> None:
+    assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mlp",))} == {None}
+    assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mix",))} == {"fp32"}
 
 
 @pytest.mark.usefixtures("mixers")
@@ -136,6 +147,9 @@ def test_operations_are_planned_over_the_sizes_they_have() -> None:
         ({"head_dims": (64,)}, "--head-dim is no size of mix, mlp, which has batch, seq_len, channels, d_model, d_ff"),
         ({"ops": ("mix",), "d_ffs": (64,)}, "--d-ff is no size of mix, which has batch, seq_len, channels"),
         ({"ops": ("mlp",), "num_heads": 2}, "--num-heads is no size of mlp, which has batch, seq_len, d_model, d_ff"),
+        ({"ops": ("mlp",), "batch": 3}, "--batch is no axis of mlp: its tokens are its --seq-len"),
+        ({"ops": ("mlp",), "tokens": 512}, "--tokens is no axis of mlp: its tokens are its --seq-len"),
+        ({"ops": ("mlp",), "chunk_sizes": (64,)}, "--chunk-size is no axis of mlp: nothing that computes it has"),
     ],
 )
 def test_a_size_that_no_operation_has_is_refused(axes: dict[str, object], message: str) -> None:

@@ -151,3 +151,20 @@ def test_one_minus_square_keeps_its_bits() -> None:
     exact = resolve(RGLRU.recurrent)(x.double(), rows.double(), x.double(), c.double())
     assert exact.min() > 0
     assert (h - exact).abs().max() <= 1e-6 * exact.max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("c", [-60.0, 100.0, 900.0, 5000.0])
+def test_a_decay_rate_of_any_size_stays_right(c: float, dtype: torch.dtype) -> None:
+    """softplus(c) is c for large c and exp(c) for c far below 0; a gate that is nearly shut keeps a inside (0, 1)."""
+    x, r, i = (torch.full((1, 1, 2), value, dtype=dtype) for value in (1.0, -30.0, 0.0))
+    rate = torch.full((2,), c, dtype=dtype, requires_grad=True)
+    h = portable(RGLRU)(x, r, i, rate)
+    exponent = 8.0 * (max(c, 0.0) + math.log1p(math.exp(-abs(c)))) * math.exp(-30.0) / (1.0 + math.exp(-30.0))
+    expected = 0.5 * math.sqrt(-math.expm1(-2.0 * exponent))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(h, torch.full_like(h, expected), rtol=tolerance, atol=0.0)
+    (gradient,) = torch.autograd.grad(h.sum(), rate)
+    # d h / d c = h / 2 of d log(exponent) / d c, to the first order in the exponent, which is below 1e-8.
+    slope = math.exp(min(c, 0.0)) / (1.0 + math.exp(-abs(c))) / (max(c, 0.0) + math.log1p(math.exp(-abs(c))))
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 0.5 * expected * slope), rtol=1e-4, atol=0.0)
