@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
-from ..frames import best_rows
+from ..frames import PROBLEM_COLUMNS, best_rows
 from ..launch_model import LaunchFit, case_of, fit_launches
 from ..schedule import is_outdated
-from .markup import ABSENT, Html, numeric, size, table
-from .subject import Subject, name_cell
+from .markup import ABSENT, Cell, Html, numeric, size, table
+from .subject import Subject, name_cell, problem_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
-
-PROBLEM = ("op", "impl", "mode", "dtype", "state_dtype", "batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,27 +23,33 @@ class Choice:
     Attributes:
         row: a row of the problem, at its fastest chunk length.
         measured: chunk length -> its row, for all that were measured.
-        report: what :func:`..chunk_size.chunk_size_report` says of the problem, without measurements.
+        report: what :func:`..chunk_size.chunk_size_report` says of the problem, without measurements; None where the
+            operation has no model of its chunk length.
     """
 
     row: Any
     measured: dict[int, Any]
-    report: dict[str, Any]
+    report: dict[str, Any] | None
 
     @property
-    def modelled(self) -> int:
+    def modelled(self) -> int | None:
         """The chunk length that the model chooses: of the implementation's launches where it has one."""
-        return int(self.report["runtime_optimal_feasible"])
+        return None if self.report is None else int(self.report["runtime_optimal_feasible"])
 
     @property
     def model(self) -> str:
-        """Which model chooses: launches or formulation."""
-        return str(self.report["model"])
+        """Which model chooses: launches, formulation or none."""
+        return "none" if self.report is None else str(self.report["model"])
+
+    @property
+    def slowest(self) -> Any:
+        """The row of the slowest chunk length measured."""
+        return max(self.measured.values(), key=lambda row: row.time_ms)
 
     @property
     def regret_ms(self) -> float | None:
         """What the modelled choice takes longer than the fastest; None where it was not measured."""
-        chosen = self.measured.get(self.modelled)
+        chosen = None if self.modelled is None else self.measured.get(self.modelled)
         return None if chosen is None else float(chosen.time_ms - self.row.time_ms)
 
     @property
@@ -55,15 +59,15 @@ class Choice:
 
 
 def choices(subject: Subject) -> list[Choice]:
-    """Return every problem measured at two chunk lengths or more, with the model of the report's accelerator."""
+    """Return every problem measured at two chunk lengths or more, with the model of the report's accelerator if any."""
     rows = subject.trusted
-    rows = rows[rows["chunk_size"].notna() & rows["op"].isin(CHUNKWISE_OPERATIONS) & (rows["mode"] != "step")]
+    rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
     fits = _fits(subject, rows)
     current = [n for n, row in enumerate(rows.to_dict("records")) if not _is_outdated(row, fits)]
     rows = rows.iloc[current]
-    rows = best_rows(rows, (*PROBLEM, "chunk_size"))
+    rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
     found = []
-    for _, group in rows.groupby(list(PROBLEM), dropna=False, sort=True):
+    for _, group in rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True):
         if len(group) > 1:
             choice = _choice(subject, group, fits)
             if choice is not None:
@@ -95,6 +99,8 @@ def _is_outdated(row: dict[str, Any], fits: Fits) -> bool:
 def _choice(subject: Subject, group: pd.DataFrame, fits: Fits) -> Choice | None:
     measured = {int(row.chunk_size): row for row in group.itertuples(index=False)}
     best = min(measured.values(), key=lambda row: row.time_ms)
+    if best.op not in CHUNKWISE_OPERATIONS:
+        return Choice(row=best, measured=measured, report=None)
     try:
         report = chunk_size_report(
             best.op,
@@ -126,22 +132,21 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
             [
                 name_cell(each.row),
                 each.row.mode,
-                size(each.row.head_dim_v),
+                problem_in_words(each.row),
                 size(each.row.seq_len),
-                numeric(each.report["flop_optimal"]),
-                numeric(each.report["runtime_optimal"]),
-                size(each.modelled),
-                each.model,
+                *_modelled(each),
                 size(each.row.chunk_size),
                 numeric(each.row.time_ms),
                 numeric(None if memory != memory else memory / 2**30),
+                size(each.slowest.chunk_size),
+                numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
                 *((numeric(each.regret_ms, 2), _percent(each.regret)) if subject.on_target else ()),
             ]
         )
     header = [
         "implementation",
         "mode",
-        "head dim",
+        "sizes",
         "T",
         "L of least FLOPs",
         "L of least modelled time",
@@ -150,10 +155,20 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
         "measured best",
         "time at it (ms)",
         "peak memory at it (GiB)",
+        "measured slowest",
+        "takes more by (%)",
         *(("regret (ms)", "regret (%)") if subject.on_target else ()),
     ]
     where = subject.device_name if subject.on_target else f"{subject.accelerator.name} modelled, {subject.device_name}"
     return table(f"Chunk lengths, {where}", header, rows)
+
+
+def _modelled(each: Choice) -> list[str | Cell]:
+    """Return the optima in closed form, the model's choice and which model it is."""
+    if each.report is None:
+        return [ABSENT] * 4
+    closed = (each.report["flop_optimal"], each.report["runtime_optimal"])
+    return [*map(numeric, closed), size(each.modelled), each.model]
 
 
 def _percent(share: float | None) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import __version__
+from ..figure_style import OPERATION_LABELS
 from ..frames import ok_rows
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms
@@ -73,7 +74,7 @@ class Report:
             at = best[best["seq_len"] == length].sort_values("time_ms")
             rows += [_result(row, mode) for row in at.itertuples(index=False)]
         if not rows:
-            return paragraph(f"Nothing was timed at T = {length:,}.")
+            return paragraph(f"Nothing was timed at {subject.at(length)}.")
         header = [
             "implementation",
             "mode",
@@ -85,14 +86,16 @@ class Report:
             "relative error",
             "note",
         ]
-        caption = f"T = {length:,}, {subject.setting()}, {subject.device_name}"
-        said = "Each implementation at its fastest chunk size L; times are medians with their 95 % interval."
+        caption = f"{subject.at(length)}, {subject.setting()}, {subject.device_name}"
+        chunked = ok_rows(subject.rows)["chunk_size"].notna().any()
+        said = f"Each implementation{' at its fastest chunk size L' if chunked else ''}; times are medians with their "
+        said += "95 % interval."
         return join(paragraph(said), table(caption, header, rows))
 
     def runtime(self) -> Html:
         """Return time over sequence length, and the modelled time where the accelerator was not measured."""
         drawn = figures.over(
-            self.subject, "runtime", "seq_len", "time_ms", x_name="sequence length", y_name="time per call (ms)"
+            self.subject, "runtime", "seq_len", "time_ms", x_name=self.subject.axis, y_name="time per call (ms)"
         )
         return self._or_nothing(join(drawn, self._modelled()))
 
@@ -103,18 +106,15 @@ class Report:
             "memory",
             "seq_len",
             "peak_memory_bytes",
-            x_name="sequence length",
+            x_name=self.subject.axis,
             y_name="peak memory (GiB)",
             scale=GIB,
         )
         return self._or_nothing(drawn)
 
     def head_dim(self) -> Html:
-        """Return time over head dim."""
-        drawn = figures.over(
-            self.subject, "head-dim", "head_dim_v", "time_ms", x_name="value head dim", y_name="time per call (ms)"
-        )
-        return self._or_nothing(drawn)
+        """Return time over head dim, or over channels."""
+        return self._or_nothing(figures.over_width(self.subject))
 
     def chunk_size(self) -> Html:
         """Return time over chunk size, and against memory."""
@@ -135,6 +135,21 @@ class Report:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
         length = subject.seq_len()
         at = [each for each in self.choices if each.row.seq_len == length]
+        parts = []
+        if any(each.report is not None for each in self.choices):
+            parts.append(paragraph(self._models()))
+        if any(each.report is None for each in self.choices):
+            names = sorted({OPERATION_LABELS.get(each.row.op, each.row.op) for each in self.choices if not each.report})
+            parts.append(paragraph(f"No model chooses for {', '.join(names)}: what stands there is measured."))
+        if at:
+            parts.append(chunks.choice_table(subject, at))
+        if len(at) < len(self.choices):
+            parts.append(details(f"All {len(self.choices):,} problems", chunks.choice_table(subject, self.choices)))
+        return join(*parts)
+
+    def _models(self) -> str:
+        """Return which models choose chunk lengths, in words."""
+        subject = self.subject
         said = (
             "Two models choose. Formulation: FLOPs and bytes of the chunkwise form at full rate. Launches, for tfla "
             "where enough rows are there: its grids, serial steps and states, with constants fitted to these rows; "
@@ -143,21 +158,18 @@ class Report:
         )
         if not subject.on_target:
             said += f" The model is that of {subject.accelerator.name}; its choice has no regret on another device."
-        parts = [paragraph(said)]
-        if at:
-            parts.append(chunks.choice_table(subject, at))
-        if len(at) < len(self.choices):
-            parts.append(details(f"All {len(self.choices):,} problems", chunks.choice_table(subject, self.choices)))
-        return join(*parts)
+        return said
 
     def speedups(self) -> Html:
         """Return how many times as fast as each baseline."""
         found = self.comparisons
         if not found:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
+        chunked = any(side.chunk_size == side.chunk_size for each in found for side in (each.ours, each.theirs))
         said = (
-            "Each side at its fastest chunk size. Above 1 ours is faster. The interval is the 95 % bootstrap interval "
-            "of the ratio of medians, from the stored samples of both; it covers the scatter within a run."
+            f"{'Each side at its fastest chunk size. ' if chunked else ''}Above 1 ours is faster. The interval is the "
+            "95 % bootstrap interval of the ratio of medians, from the stored samples of both; it covers the scatter "
+            "within a run."
         )
         return join(paragraph(said), speedups.speedup_table(self.subject, found))
 

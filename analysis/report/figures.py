@@ -11,6 +11,7 @@ from ..figure_style import binary
 from ..frames import best_rows
 from ..plots import plot
 from ..roofline import roofline
+from ..selection import choose_over_width
 from .markup import ABSENT, Cell, Html, details, figure, grid, join, numeric, paragraph, table
 from .subject import MODE_TITLES, Subject, choose, name_cell
 
@@ -45,12 +46,12 @@ def over(subject: Subject, kind: str, x: str, column: str, *, x_name: str, y_nam
 
 def _shown(subject: Subject, mode: str, x: str, column: str) -> pd.DataFrame:
     """Return the rows of a figure: every implementation's fastest for each ``x``, and a column ``x`` alone varies."""
-    at_length = x != "seq_len"
-    rows = choose(subject.rows, subject.selection(mode), head_dim=x != "head_dim_v", seq_len=at_length).rows
-    rows = rows[rows[x].notna() & rows[column].notna()]
-    if x == "head_dim_v":
-        rows = rows[rows.groupby(["op", "impl"])[x].transform("nunique") > 1]
-    return best_rows(rows, ("op", "impl", "mode", x))
+    rows = choose(subject.rows, subject.selection(mode), seq_len=x != "seq_len").rows
+    return _fastest(rows, x, column)
+
+
+def _fastest(rows: pd.DataFrame, x: str, column: str) -> pd.DataFrame:
+    return best_rows(rows[rows[x].notna() & rows[column].notna()], ("op", "impl", "mode", x))
 
 
 def _numbers(mode: str, rows: pd.DataFrame, x: str, column: str, x_name: str, y_name: str, scale: float) -> Html:
@@ -62,6 +63,21 @@ def _numbers(mode: str, rows: pd.DataFrame, x: str, column: str, x_name: str, y_
         body.append([name_cell(next(iter(values.values()))), *cells])
     caption = f"{MODE_TITLES[mode]}: {y_name} over {x_name}"
     return table(caption, ["implementation", *(binary(size) for size in sizes)], body)
+
+
+def over_width(subject: Subject) -> Html:
+    """Return time over head dim, or over channels, one figure for each mode, and the numbers in it as tables."""
+    drawn = _each_mode(
+        subject, lambda mode, width: plot("head-dim", subject.rows, subject.selection(mode), width=width)
+    )
+    tables = []
+    for mode in subject.modes:
+        with contextlib.suppress(ValueError):
+            chosen, x = choose_over_width(subject.rows, subject.selection(mode))
+            rows = _fastest(chosen.rows, x, "time_ms")
+            name = {"head_dim_v": "value head dim", "embedding_dim": "channels"}[x]
+            tables.append(_numbers(mode, rows, x, "time_ms", name, "time per call (ms)", 1.0))
+    return join(drawn, details("The numbers", join(*tables)) if tables else Html(""))
 
 
 def _value(row: pd.Series | None, x: str, column: str, scale: float) -> str | Cell:

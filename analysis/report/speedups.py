@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...bench.case import SIZE_COLUMNS
-from ..figure_style import binary
 from ..frames import best_rows
 from ..statistics import bootstrap_ratio_interval
-from .markup import ABSENT, Cell, Html, numeric, size, table
-from .subject import OURS, Subject, name_cell
+from .markup import ABSENT, Cell, Html, numeric, table
+from .subject import OURS, Subject, name_cell, problem_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,11 +57,16 @@ class Comparison:
     def differences(self) -> list[str]:
         """Return in which versions the two sides' environments differ."""
         pairs = [(name, getattr(self.ours, name), getattr(self.theirs, name)) for name in ENVIRONMENT]
-        return [f"{name.removesuffix('_version')} {a} beside {b}" for name, a, b in pairs if a and b and a != b]
+        return [f"{name.removesuffix('_version')} {a} beside {b}" for name, a, b in pairs if _differ(a, b)]
 
     def interval(self) -> str:
         """Return the interval in words, or an empty text."""
         return "" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two versions are both known, and not the same."""
+    return isinstance(a, str) and isinstance(b, str) and a != b
 
 
 def compare(ours: Any, theirs: Any) -> Comparison:
@@ -127,10 +131,10 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
-    """Return a row for each baseline, operation of ours, mode and head dim, with a column for each sequence length."""
+    """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
     lines: dict[tuple[Any, ...], list[Comparison]] = {}
     for each in found:
-        lines.setdefault(_line(each), []).append(each)
+        lines.setdefault(_line(subject, each), []).append(each)
     columns = sorted({int(each.theirs.seq_len) for each in found})
     rows = []
     for line in sorted(
@@ -142,9 +146,9 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
         rows.append(
             [
                 name_cell(first.theirs),
-                name_cell(first.ours),
+                _ours_cell(group),
                 first.theirs.mode,
-                size(first.ours.head_dim_v),
+                problem_in_words(first.ours),
                 *(_ratio_cell(at.get(length)) for length in columns),
                 numeric(geometric_mean(each.ratio for each in group), unit=TIMES),
                 _memory_cell(group),
@@ -155,8 +159,8 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
         "baseline",
         "ours",
         "mode",
-        "head dim",
-        *(f"T = {binary(length)}" for length in columns),
+        "sizes",
+        *(subject.at_all([length]) for length in columns),
         "geometric mean",
         "our memory / theirs",
         "remarks",
@@ -165,10 +169,19 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
     return table(caption, header, rows)
 
 
-def _line(each: Comparison) -> tuple[Any, ...]:
+def _line(subject: Subject, each: Comparison) -> tuple[Any, ...]:
     theirs, ours = each.theirs, each.ours
-    dims = _key(ours, ("head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff"))
-    return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, theirs.tokens)
+    dims = _key(ours, ("num_heads", "head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff", "state_dtype"))
+    # Where no number of tokens is held they are the sequence length, which has columns of its own.
+    tokens = theirs.tokens if subject.chosen is not None and subject.chosen.tokens else None
+    return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, tokens)
+
+
+def _ours_cell(group: list[Comparison]) -> Cell:
+    """Return a cell that names our implementations, the fastest at each length, in the order of the lengths."""
+    by_length = sorted(group, key=lambda each: each.theirs.seq_len)
+    cells = [name_cell(each.ours) for each in by_length]
+    return Cell(text=cells[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in cells)))
 
 
 def _ratio_cell(each: Comparison | None) -> str | Cell:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...bench.case import SIZE_COLUMNS
 from ..accelerators import Accelerator, get_accelerator
+from ..case_rows import describe_sizes
 from ..figure_style import binary, series_label
 from ..frames import best_rows, latest_rows, load_results, ok_rows
 from ..roofs import with_stored_roofs
-from ..selection import MODE_TITLES, Chosen, Selection, choose
+from ..selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
 from .markup import Cell
 
 if TYPE_CHECKING:
@@ -68,16 +70,17 @@ class Subject:
             dtype=self.chosen.dtype if self.chosen else None,
             state_dtype=self.state_dtype,
             tokens=self.chosen.tokens if self.chosen else None,
+            channels=self.chosen.channels if self.chosen else None,
+            d_model=self.chosen.d_model if self.chosen else None,
+            d_ff=self.chosen.d_ff if self.chosen else None,
         )
 
     def setting(self) -> str:
-        """Return the setting of the figures in words: tokens, embedding dim, dtype, head dim."""
+        """Return the setting of the figures in words: tokens, widths, dtype, head dim."""
         if self.chosen is None:
             return ""
-        rows = ok_rows(self.chosen.rows)
         parts = [f"{self.chosen.tokens:,} tokens"] if self.chosen.tokens else []
-        widths = {int(value) for value in rows["embedding_dim"].dropna()}
-        parts += [f"embedding dim {widths.pop():,}"] if len(widths) == 1 else []
+        parts += widths_in_words(self.chosen)
         parts.append(self.chosen.dtype)
         parts += [f"value head dim {self.chosen.head_dim}"] if self.chosen.head_dim else []
         return ", ".join(parts)
@@ -95,6 +98,24 @@ class Subject:
             return None
         selection = Selection(device=self.device, dtype=self.chosen.dtype, state_dtype=self.state_dtype)
         return choose(self.rows, selection, seq_len=True).seq_len
+
+    @property
+    def without_order(self) -> bool:
+        """Whether sequence lengths are numbers of tokens that have no order."""
+        return self.chosen is not None and self.chosen.without_order
+
+    @property
+    def axis(self) -> str:
+        """What figures over sequence length are over."""
+        return "tokens" if self.without_order else "sequence length"
+
+    def at(self, seq_len: int) -> str:
+        """Return a sequence length in words."""
+        return length_in_words(seq_len, tokens=self.without_order)
+
+    def at_all(self, seq_lens: Sequence[float]) -> str:
+        """Return sequence lengths in words, see :func:`lengths`."""
+        return f"{sizes_in_words(seq_lens)} tokens" if self.without_order else lengths(seq_lens)
 
 
 def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
@@ -158,7 +179,21 @@ def name_cell(row: Any) -> Cell:
 
 def lengths(values: Sequence[float]) -> str:
     """Return sequence lengths in words: T = 8k; T = 1k, 2k; T = 1k to 64k."""
+    return f"T = {sizes_in_words(values)}"
+
+
+def sizes_in_words(values: Sequence[float]) -> str:
+    """Return sizes in words: 8k; 1k, 2k; 1k to 64k."""
     ordered = sorted({int(value) for value in values})
     if len(ordered) > 3:
-        return f"T = {binary(ordered[0])} to {binary(ordered[-1])}"
-    return f"T = {', '.join(binary(value) for value in ordered)}"
+        return f"{binary(ordered[0])} to {binary(ordered[-1])}"
+    return ", ".join(binary(value) for value in ordered)
+
+
+def problem_in_words(row: Any) -> str:
+    """Return the sizes of a row's problem and its dtypes in a few words, without batch, sequence and chunk length."""
+    columns = (*SIZE_COLUMNS, "dtype", "state_dtype")
+    values = {name: getattr(row, name) for name in columns}
+    known: dict[str, Any] = {name: value if value == value else None for name, value in values.items()}
+    known |= {name: int(known[name]) for name in SIZE_COLUMNS if known[name] is not None}
+    return describe_sizes(known | dict.fromkeys(("batch", "seq_len", "chunk_size")))

@@ -13,7 +13,7 @@ from .chunks import Choice
 from .failures import failure_groups, reason
 from .markup import number
 from .speedups import Comparison
-from .subject import MODE_TITLES, OURS, Subject, lengths, name_of
+from .subject import MODE_TITLES, OURS, Subject, name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,16 +121,17 @@ def _fastest(subject: Subject, mode: str) -> str:
         else:
             spans.append((row, [int(row.seq_len)]))
     everywhere = len(spans) == 1 and len(winners) > 1
-    told = "; ".join(f"{name_of(row)} at {lengths(at)}" for row, at in spans)
+    told = "; ".join(f"{name_of(row)} at {subject.at_all(at)}" for row, at in spans)
     if everywhere:
-        told = f"{name_of(spans[0][0])} at every sequence length, {lengths(spans[0][1])}"
+        every = "number of tokens" if subject.without_order else subject.axis
+        told = f"{name_of(spans[0][0])} at every {every}, {subject.at_all(spans[0][1])}"
     length = _single_length(subject, winners)
     at = winners[winners["seq_len"] == length].iloc[0]
     chunk = "" if at["chunk_size"] != at["chunk_size"] else f" with chunk size {binary(at['chunk_size'])}"
     low, high = at["time_ci_low_ms"], at["time_ci_high_ms"]
     interval = "" if low != low else f" (95 % interval {number(low, 4)} to {number(high, 4)})"
     return (
-        f"With {subject.setting()}, the fastest is {told}. At T = {length:,} {name_of(at)} takes "
+        f"With {subject.setting()}, the fastest is {told}. At {subject.at(length)} {name_of(at)} takes "
         f"{number(at['time_ms'])} ms{interval}{chunk}{_memory(at)}."
     )
 
@@ -161,7 +162,7 @@ def _against_baselines(subject: Subject, mode: str, found: list[Comparison]) -> 
         least.setdefault(name_of(each.theirs) if each.same_operation else each.theirs.op, each)
     same = [each for each in least.values() if each.same_operation]
     other = [each for each in least.values() if not each.same_operation]
-    said = [f"At T = {length:,} {_ratios(same)}."] if same else []
+    said = [f"At {subject.at(length)} {_ratios(same)}."] if same and length is not None else []
     said += [f"Beside other mathematics, at equal tokens and embedding dim, {_ratios(other)}."] if other else []
     return " ".join(said)
 
@@ -195,7 +196,8 @@ def _roof(subject: Subject) -> str:
         said.append(f"{MODE_TITLES[mode].lower()} {_and(shares)}")
     if not said:
         return "How far the times are from a roof is not known: no row has a share of a roofline."
-    return f"Of the device's roofline, the highest shares reached at T = {subject.seq_len():,} are {'; '.join(said)}."
+    where = subject.at(subject.seq_len() or 0)
+    return f"Of the device's roofline, the highest shares reached at {where} are {'; '.join(said)}."
 
 
 def _share(rows: pd.DataFrame) -> str:
@@ -233,8 +235,8 @@ def _chunks(subject: Subject, chosen: list[Choice]) -> str:
         f"The chunk length of the runtime model's choosing is the fastest measured one in {right} of "
         f"{_many(len(known), 'problem')}. In the median over problems it costs {_and(told)}; at most "
         f"{number(100 * (worst.regret or 0.0), 2)} % ({name_of(worst.row)}, {worst.row.mode}, T = "
-        f"{int(worst.row.seq_len):,}, value head dim {int(worst.row.head_dim_v)}: {binary(worst.modelled)} in place of "
-        f"{binary(worst.row.chunk_size)})."
+        f"{int(worst.row.seq_len):,}, value head dim {int(worst.row.head_dim_v)}: {binary(worst.modelled or 0)} in "
+        f"place of {binary(worst.row.chunk_size)})."
     )
 
 

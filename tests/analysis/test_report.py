@@ -6,6 +6,7 @@ import base64
 import csv
 import html
 import io
+import itertools
 import json
 import os
 import re
@@ -20,9 +21,10 @@ import pytest
 from lrbench.analysis.frames import latest_rows, load_results, ok_rows
 from lrbench.analysis.report import export, markup
 from lrbench.analysis.report.contents import Report
-from lrbench.analysis.report.speedups import comparisons
+from lrbench.analysis.report.speedups import TIMES, comparisons
 from lrbench.analysis.report.summary import sentences
 from lrbench.bench import clock
+from lrbench.bench.case import Case
 
 from . import rows as made
 from .report_page import COMMITTED, ROOT, committed_page
@@ -137,6 +139,84 @@ def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None
     assert choice.modelled in times
     assert choice.regret_ms == pytest.approx(times[choice.modelled] - 1.0)
     assert "Chunk size" in summary(made_report)
+
+
+def channel_rows(*, torch: float = 3.0) -> list[dict[str, Any]]:
+    """Return rows of RG-LRU at two widths and chunk lengths, ``torch`` times as fast as attention of the same width."""
+    rows = []
+    for channels, seq_len, chunk in itertools.product((256, 4096), (1024, 8192), (64, 128)):
+        time_ms = channels / 1024 * (1 if chunk == 128 else 1.5)
+        sizes = {"batch": 65536 // seq_len, "seq_len": seq_len}
+        fields = {"mode": "fw", "dtype": "fp32", **sizes}
+        named = {"kernel": "rglru", "op": "rglru", "impl": "torch", "provider": "lrbench"}
+        case = Case(**named, channels=channels, chunk_size=chunk, state_dtype="fp32", **fields)
+        rows.append(made.row(case, accelerator="cpu", time_ms=time_ms))
+        heads = {"num_heads": channels // 128, "head_dim_qk": 128, "head_dim_v": 128}
+        named = {"kernel": "rglru", "op": "attention", "impl": "torch.sdpa_cpu", "provider": "torch"}
+        if chunk == 128:
+            rows.append(made.row(Case(**named, **heads, **fields), accelerator="cpu", time_ms=torch * time_ms))
+    return rows
+
+
+def test_one_number_of_channels_is_shown(tmp_path: Path) -> None:
+    made_report = report(channel_rows(), tmp_path, "cpu")
+    told = summary(made_report)
+    assert "4,096 channels" in told["Measured"]
+    assert "RG-LRU · lrbench torch takes 4.00 ms" in told["Forward"]
+    assert "3.00 times as fast as attention" in told["Forward"]
+    assert "T = 8,192, 65,536 tokens, 4,096 channels" in words(made_report.results())
+    assert {c.theirs.embedding_dim for c in made_report.comparisons} == {4096}
+    numbers = words(made_report.head_dim())
+    assert "time per call (ms) over channels implementation 256 4k" in numbers
+    assert "RG-LRU lrbench torch 0.250 L 128 4.00 L 128" in numbers
+
+
+def test_the_best_chunk_length_needs_no_model(tmp_path: Path) -> None:
+    made_report = report(channel_rows(), tmp_path, "cpu")
+    assert len(made_report.choices) == 4
+    for choice in made_report.choices:
+        assert (choice.row.chunk_size, choice.slowest.chunk_size) == (128, 64)
+        assert choice.report is choice.modelled is choice.regret_ms is None
+    said = words(made_report.optimal_chunks())
+    assert "No model chooses for RG-LRU" in said
+    assert f"fw channels 4k fp32 8,192 {' '.join([markup.ABSENT] * 4)} 128 4.00" in said
+    assert f"64 50 {markup.ABSENT} {markup.ABSENT}" in said
+
+
+def test_speed_ups_name_the_problem_and_no_unknown_version(tmp_path: Path) -> None:
+    said = words(report(channel_rows(), tmp_path, "cpu").speedups())
+    assert f"fw channels 4k fp32 3.00{TIMES} 3.00{TIMES} 3.00{TIMES}" in said
+    assert "nan" not in said
+    rows = [
+        row("mlstm_sig", impl, time_ms, tested={"driver_version": driver, "cuda_version": cuda})
+        for impl, time_ms, driver, cuda in (
+            ("tfla", 1.0, "570", None),
+            ("mlstm_kernels.xl_chunk_siging", 2.0, "580", "13.0"),
+        )
+    ]
+    said = words(report(rows, tmp_path).speedups())
+    assert "driver 570 beside 580" in said
+    assert "cuda" not in said
+    assert "H=16 dim 128/256 bf16" in said
+
+
+def test_an_mlp_is_told_over_its_tokens(tmp_path: Path) -> None:
+    rows = []
+    for tokens, (provider, time_ms) in itertools.product((1024, 8192), (("lrbench", 1.0), ("liger_kernel", 2.0))):
+        impl = "torch" if provider == "lrbench" else f"{provider}.silu_mul"
+        sizes = {"batch": 1, "seq_len": tokens, "d_model": 2048, "d_ff": 7168}
+        named = {"kernel": "gated-mlp", "op": "gated_mlp", "impl": impl, "provider": provider}
+        fields = {"mode": "fw", "dtype": "fp32", **sizes}
+        count = {"accelerator": "cpu", "time_ms": time_ms * tokens / 1024}
+        rows.append(made.row(Case(**named, **fields), **count))
+    made_report = report(rows, tmp_path, "cpu")
+    told = summary(made_report)["Forward"]
+    assert "at every number of tokens, 1k, 8k tokens" in told
+    assert "At 8,192 tokens gated MLP · lrbench torch takes 8.00 ms" in told
+    said = words(made_report.speedups())
+    assert "1k tokens 8k tokens" in said
+    assert f"d_model 2k d_ff 7k fp32 2.00{TIMES} 2.00{TIMES} 2.00{TIMES}" in said
+    assert "over tokens implementation 1k 8k" in words(made_report.runtime())
 
 
 def test_nothing_is_claimed_of_limits_that_were_not_asked(tmp_path: Path) -> None:
