@@ -13,7 +13,9 @@ from lrbench.bench.baselines import get_operation
 from lrbench.bench.baselines.operations import OPERATIONS
 from lrbench.kernels import resolve
 
-SIZES = {"batch": 2, "seq_len": 37, "num_heads": 3, "head_dim_qk": 8, "head_dim_v": 12, "channels": 6}
+SIZES = {
+    "batch": 2, "seq_len": 37, "num_heads": 3, "head_dim_qk": 8, "head_dim_v": 12, "channels": 6, "d_model": 10, "d_ff": 14,
+}  # fmt: skip
 
 
 def inputs_of(op: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
@@ -43,10 +45,16 @@ def selective_scan_quadratic(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: 
     return torch.einsum("btn,btsdn,bsn,bsd->btd", C, decay, B, delta * u)
 
 
+def projections_joined(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
+    """Both products as one on the weights side by side."""
+    return torch.einsum("md,dnf->nmf", x, torch.stack((w_up, w_gate), dim=1))
+
+
 CLOSED_FORMS: dict[str, Callable[..., Tensor]] = {
     "attention": softmax_attention,
     "gla": gla_quadratic,
     "selective_scan": selective_scan_quadratic,
+    "projections": projections_joined,
 }
 
 
