@@ -14,7 +14,8 @@ from lrbench.bench.baselines.operations import OPERATIONS
 from lrbench.kernels import resolve
 
 SIZES = {
-    "batch": 2, "seq_len": 37, "num_heads": 3, "head_dim_qk": 8, "head_dim_v": 12, "channels": 6, "d_model": 10, "d_ff": 14,
+    "batch": 2, "seq_len": 37, "num_heads": 3, "head_dim_qk": 8, "head_dim_v": 12,
+    "channels": 6, "d_model": 10, "d_ff": 14,
 }  # fmt: skip
 
 
