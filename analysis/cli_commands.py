@@ -380,7 +380,7 @@ def register(
         """
         from .figure_style import check_format, save_figure
         from .frames import load_results
-        from .plots import RESULT_KINDS, Selection, Theory, check_kind, plot
+        from .plots import MODEL, RESULT_KINDS, Selection, Theory, check_kind, modelled_operation, plot
 
         check_format(output)
         check_kind(kind, results=bool(results))
@@ -396,6 +396,9 @@ def register(
         for name, value in unused.items():
             if value is not None:
                 raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
+        frame = load_results(results) if results else None
+        if kind == MODEL and frame is not None:
+            op = op or modelled_operation(frame)
         selection, theory = Selection(), Theory()
         if kind in RESULT_KINDS:
             selection = Selection(
@@ -425,7 +428,6 @@ def register(
                 state_dtype=state_dtype or theory.state_dtype,
                 causal_factor=theory.causal_factor if causal_factor is None else causal_factor,
             )
-        frame = load_results(results) if results else None
         print(save_figure(plot(kind, frame, selection, theory, width=width), output, dpi=dpi))
 
     @app.command("roofline")

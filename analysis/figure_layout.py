@@ -7,6 +7,7 @@ panels stand under one another and the labels below them, in letters that are st
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from .figure_style import (
     binary,
     log_axis,
     new_figure,
+    other_colours,
     set_alt_text,
     size_axis,
     styled,
@@ -127,6 +129,7 @@ def compose(
     """
     if width is not None and width < MIN_WIDTH:
         raise ValueError(f"width must be at least {MIN_WIDTH} inches, got {width:g}")
+    grid = _told_apart(grid)
     styles = _styles(panel for row in grid for panel in row)
     layout = _layout(grid, words, styles, width, heights or [1.0] * len(grid))
     with styled(layout.scale):
@@ -156,6 +159,19 @@ def compose(
         _write(figure, words, layout)
         set_alt_text(figure, describe(grid, words))
     return figure
+
+
+def _told_apart(grid: Sequence[Sequence[Panel]]) -> Sequence[Sequence[Panel]]:
+    """Return the panels with another colour for operations of two families that share one."""
+    colours = other_colours(line.style.op for row in grid for panel in row for line in panel.lines if line.style.op)
+    if not colours:
+        return grid
+
+    def recoloured(line: Line) -> Line:
+        colour = colours.get(line.style.op, line.style.colour)
+        return dataclasses.replace(line, style=dataclasses.replace(line.style, colour=colour))
+
+    return [[dataclasses.replace(panel, lines=[*map(recoloured, panel.lines)]) for panel in row] for row in grid]
 
 
 def _styles(panels: Iterable[Panel]) -> list[SeriesStyle]:
@@ -247,8 +263,8 @@ def _scale(axes: Axes, panel: Panel, width: float) -> None:
         if panel.x_limits:
             axes.set_xlim(low, high)
         elif any(line.ends for line in panel.lines):
-            axes.margins(x=0.22)
-        log_axis(axes.xaxis, low, high)
+            axes.margins(x=0.3)
+        log_axis(axes.xaxis, *axes.get_xlim(), width)
     else:
         axes.grid(False, axis="x")
         sizes = sorted(panel.sizes)

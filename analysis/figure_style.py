@@ -6,8 +6,10 @@ Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell 
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +62,7 @@ _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
         "gated_mlp": "#009E73",
     }
 )
-"""Ten operations of one family differ for every kind of colour vision; the other families are drawn by themselves."""
+"""Ten operations of one family differ for every kind of colour vision; those of other families share their colours."""
 
 _PROVIDER_MARKERS: Mapping[str, str] = MappingProxyType(
     {
@@ -138,7 +140,7 @@ RC: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesStyle:
-    """How one implementation is drawn, wherever it is drawn."""
+    """How one implementation is drawn, wherever it is drawn; ``op`` is its operation, "" for a line of none."""
 
     colour: str
     marker: str
@@ -147,6 +149,7 @@ class SeriesStyle:
     label: str
     bold: bool = False
     hollow: bool = False
+    op: str = ""
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
@@ -177,13 +180,29 @@ def series_style(op: str, impl: str) -> SeriesStyle:
     ours = provider == "lrbench"
     dashes = next((dash for part, dash in _DASHES if part in variant), "solid")
     return SeriesStyle(
-        colour=_OPERATION_COLOURS.get(op) or CURVES[zlib.crc32(op.encode()) % len(CURVES)],
+        colour=operation_colour(op),
         marker=_PROVIDER_MARKERS.get(provider) or _SPARE_MARKERS[zlib.crc32(provider.encode()) % len(_SPARE_MARKERS)],
         dashes=(0, (1, 1.4)) if impl == "torch" else dashes,
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
+        op=op,
     )
+
+
+def operation_colour(op: str) -> str:
+    """Return the colour of an operation wherever no other of its colour stands beside it."""
+    return _OPERATION_COLOURS.get(op) or CURVES[zlib.crc32(op.encode()) % len(CURVES)]
+
+
+def other_colours(ops: Iterable[str]) -> dict[str, str]:
+    """Return the colours of those of ``ops`` that cannot have their own in one figure: one before them has it."""
+    ranks = {op: rank for rank, op in enumerate(_OPERATION_COLOURS)}
+    ordered = sorted(set(ops), key=lambda op: (ranks.get(op, len(ranks)), op))
+    own = [operation_colour(op) for op in ordered]
+    spare = [colour for colour in dict.fromkeys(_OPERATION_COLOURS.values()) if colour not in own]
+    repeated = [op for n, op in enumerate(ordered) if own[n] in own[:n]]
+    return dict(zip(repeated, spare, strict=False))
 
 
 def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:
@@ -205,13 +224,21 @@ def binary(value: float) -> str:
     return f"{value:g}"
 
 
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
 def rate(value: float, unit: str) -> str:
     """Return a rate with the prefix that suits it: 4.8 TB/s, 989 TFLOP/s, 43.6 GFLOP/s."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for factor, prefix in PREFIXES:
         if value >= factor:
             scaled = value / factor
             return f"{scaled:,.0f} {prefix}{unit}" if scaled >= 100 else f"{scaled:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}"
+
+
+def axis_prefix(highest: float) -> tuple[float, str]:
+    """Return factor and prefix of an axis whose highest value is given: at least a tenth in it, or mega."""
+    return next((each for each in PREFIXES if 10 * highest >= each[0]), PREFIXES[-1])
 
 
 def quantity(value: float) -> str:
@@ -232,9 +259,13 @@ def size_axis(axes: Axes, values: list[float], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def log_axis(axis: Any, low: float, high: float) -> None:
-    """Label a log axis with plain numbers, at 1, 2, 5 of every decade or finer where ``high`` / ``low`` is small."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+def log_axis(axis: Any, low: float, high: float, width: float | None = None) -> None:
+    """Label a log axis with plain numbers, at 1, 2, 5 of every decade or finer where ``high`` / ``low`` is small.
+
+    Args:
+        width: inches of a horizontal axis, in which the labels must stand apart.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     span = high / low
     subs: tuple[float, ...] = (1, 2, 5)
@@ -242,9 +273,37 @@ def log_axis(axis: Any, low: float, high: float) -> None:
         subs = (1, 1.5, 2, 3, 4, 5, 7) if span > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
     elif span > 200:
         subs = (1, 3) if span <= 5000 else (1,)
-    axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=30))
+    locator: Any = LogLocator(base=10, subs=subs, numticks=30)
+    if width is not None:
+        locator = FixedLocator(_ticks_apart(locator, low, high, width))
+    axis.set_major_locator(locator)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
+
+
+def _ticks_apart(locator: Any, low: float, high: float, width: float) -> list[float]:
+    """Return the most ticks whose labels stand apart along ``width`` inches: the locator's, or fewer."""
+    import matplotlib
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    # Digits of DejaVu Sans are 0.64 em wide; one more keeps two numbers apart.
+    digit = 0.64 * float(matplotlib.rcParams["xtick.labelsize"]) / 72
+
+    def ticks(locator: Any) -> list[float]:
+        return [float(f"{value:.6g}") for value in locator.tick_values(low, high) if low <= value <= high]
+
+    def apart(values: list[float]) -> bool:
+        pairs = itertools.pairwise(values)
+        room = width / math.log(high / low)
+        return all(math.log(b / a) * room >= digit * ((len(quantity(a)) + len(quantity(b))) / 2 + 1) for a, b in pairs)
+
+    coarser = [LogLocator(base=10, subs=subs, numticks=30) for subs in ((1, 2, 5), (1, 3), (1,))]
+    linear = [MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]) for count in (5, 4, 3, 2, 1)]
+    for each in (locator, *coarser, *linear):
+        found = ticks(each)
+        if len(found) > 1 and apart(found):
+            return found
+    return ticks(linear[-1])[:1]
 
 
 def styled(scale: float = 1.0) -> AbstractContextManager[None]:
@@ -289,12 +348,11 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
         dpi: pixels per inch of a PNG.
 
     Raises:
-        ValueError: another ending, or a resolution that is not positive.
+        ValueError: another ending, a resolution that is not positive, or a file that cannot be written.
     """
     path = check_format(path)
     if dpi < 1:
         raise ValueError(f"dpi must be positive, got {dpi}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = alt_text(figure)
     described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
     undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
@@ -309,5 +367,9 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     if ending == ".svg":
         # matplotlib would write a description into the RDF block only, which no screen reader looks at.
         content = content.replace(b"</title>", f"</title>\n <desc>{escape(text)}</desc>".encode(), 1)
-    path.write_bytes(content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise ValueError(f"--output must be a file that can be written, got {path}: {error.strerror}") from error
     return path

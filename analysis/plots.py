@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from . import result_figures, theory_figures
+from .chunk_size import CHUNKWISE_OPERATIONS
+from .frames import ok_rows
 from .selection import MODE_TITLES, Chosen, Selection, choose
 from .theory_figures import Theory
 
@@ -68,6 +70,21 @@ def check_kind(kind: str, *, results: bool) -> None:
         raise ValueError(f"results must name files or folders for the figure {kind}, got none")
     if kind in THEORY_KINDS and results:
         raise ValueError(f"results must be left out for the figure {kind}, which is drawn from the counts, got some")
+
+
+def modelled_operation(frame: pd.DataFrame) -> str:
+    """Return the operation of results that the model's figure is about: its usual one, else that with most rows.
+
+    Raises:
+        ValueError: no measured row is of an operation whose chunk size has a model.
+    """
+    counts = ok_rows(frame)["op"].value_counts()
+    known = [op for op in counts.index if op in CHUNKWISE_OPERATIONS]
+    if not known:
+        listed = ", ".join(sorted(counts.index)) or "none"
+        raise ValueError(f"results must hold measured rows of one of {', '.join(CHUNKWISE_OPERATIONS)}, got {listed}")
+    usual = Theory().op
+    return usual if usual in known else str(known[0])
 
 
 def plot(

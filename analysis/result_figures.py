@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .figure_layout import Line, Panel, Words, compose
-from .figure_style import binary, series_style
+from .figure_style import axis_prefix, binary, series_style
 from .frames import best_rows, ok_rows
 from .selection import (
     MODE_TITLES,
@@ -38,23 +38,34 @@ LABELS = {
 }
 TOKENS = "tokens"
 """What stands for the sequence length of operations that mix nothing along it."""
-TIME, MEMORY = "time per call (ms)", "peak memory (GiB)"
+TIME = "time per call (ms)"
 INCLUDED = "memory includes inputs"
+
+Quantity = Callable[["pd.DataFrame"], "pd.Series"]
+"""What an axis shows, from rows."""
 
 
 def _time_ms(rows: pd.DataFrame) -> pd.Series:
     return rows["time_ms"]
 
 
-def _memory_gib(rows: pd.DataFrame) -> pd.Series:
-    return rows["peak_memory_bytes"] / 2**30
+def _memory(rows: pd.DataFrame) -> tuple[Quantity, str]:
+    """Return peak memory as a quantity and its label, in the unit that suits ``rows``."""
+    unit, size = ("GiB", 2**30) if rows["peak_memory_bytes"].max() >= 2**30 / 10 else ("MiB", 2**20)
+    return lambda each: each["peak_memory_bytes"] / size, f"peak memory ({unit})"
+
+
+def _prefixed(rows: pd.DataFrame, flops: Quantity, unit: str) -> tuple[Quantity, str]:
+    """Return FLOPs or FLOP/s as a quantity and its label, with the prefix that suits ``rows``."""
+    factor, prefix = axis_prefix(float(flops(rows).max()))
+    return lambda each: flops(each) / factor, f"{prefix}{unit}"
 
 
 def panel(
     rows: pd.DataFrame,
     mode: str,
     x: str,
-    y: Callable[[pd.DataFrame], pd.Series],
+    y: Quantity,
     y_label: str,
     *,
     title: str | None = None,
@@ -137,7 +148,8 @@ def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float |
         setting=describe(chosen, at_best_chunk(chosen, "fastest"), INCLUDED),
         note=notes(chosen, "seq_len", rows),
     )
-    return compose([[panel(rows, mode, "seq_len", _memory_gib, MEMORY) for mode in modes_of(rows)]], words, width)
+    y, label = _memory(rows)
+    return compose([[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words, width)
 
 
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
@@ -150,13 +162,13 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float |
         note=notes(chosen, "seq_len", rows),
     )
     modes = modes_of(rows)
+    held, memory = _memory(rows)
     if len(modes) == 1:
         title = MODE_TITLES[modes[0]]
-        pair = ((_time_ms, TIME, f"{title}: runtime"), (_memory_gib, MEMORY, f"{title}: memory"))
+        pair = ((_time_ms, TIME, f"{title}: runtime"), (held, memory, f"{title}: memory"))
         return compose([[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words, width)
     grid = [
-        [panel(rows, mode, "seq_len", y, label) for mode in modes]
-        for y, label in ((_time_ms, TIME), (_memory_gib, MEMORY))
+        [panel(rows, mode, "seq_len", y, label) for mode in modes] for y, label in ((_time_ms, TIME), (held, memory))
     ]
     return compose(grid, words, width)
 
@@ -185,15 +197,16 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection, width: flo
     chosen = _chunked(frame, selection)
     rows = _with_memory(_best(chosen.rows, "chunk_size"))
     row_of_panels = []
+    peak, label = _memory(rows)
     for mode in modes_of(rows):
         over_chunks = panel(rows, mode, "chunk_size", _time_ms, TIME)
-        memory = panel(rows, mode, "chunk_size", _memory_gib, MEMORY)
+        memory = panel(rows, mode, "chunk_size", peak, label)
         lines = []
         for time, held in zip(over_chunks.lines, memory.lines, strict=True):
             named = time.style.bold and len(time.x) > 2
             ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
             lines.append(dataclasses.replace(time, x=held.y, ends=ends))
-        row_of_panels.append(dataclasses.replace(over_chunks, lines=lines, x_label=MEMORY, sizes=None, leaders=False))
+        row_of_panels.append(dataclasses.replace(over_chunks, lines=lines, x_label=label, sizes=None, leaders=False))
     words = Words(
         title="Runtime against memory, over chunk size",
         setting=describe(chosen, "median time", INCLUDED),
@@ -224,9 +237,9 @@ def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection, width: flo
     rows = rows[rows["flops"].notna()]
     if rows.empty:
         raise ValueError("results must hold counted rows for this figure, got none")
-    quantities: tuple[tuple[Callable[[pd.DataFrame], pd.Series], str, str], ...] = (
-        (lambda rows: rows["tflops"], "TFLOP/s", "rate"),
-        (lambda rows: rows["flops"] / 1e12, "TFLOP per call", "work"),
+    quantities: tuple[tuple[Quantity, str, str], ...] = (
+        (*_prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s"), "rate"),
+        (*_prefixed(rows, lambda each: each["flops"], "FLOP per call"), "work"),
         (_time_ms, TIME, "time"),
     )
     grid = [

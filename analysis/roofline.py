@@ -16,7 +16,7 @@ from ..bench.case import SIZE_COLUMNS
 from .accelerators import Accelerator, Roofs, get_accelerator
 from .counts import count_case
 from .figure_layout import Line, Panel, Words, compose
-from .figure_style import INK, MUTED, SeriesStyle, binary, rate, series_style
+from .figure_style import INK, MUTED, SeriesStyle, axis_prefix, binary, rate, series_style
 from .frames import best_rows, ok_rows
 from .result_figures import modes_of
 from .roofs import with_stored_roofs
@@ -75,21 +75,26 @@ def roofline(
     high = 1.8 * max(float(rows["intensity"].max()) for rows in shown)
     ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
     low, high = min(low, min(ridges) / 12), max(high, 4 * max(ridges))
-    floor = 10 ** math.floor(math.log10(0.7 * min(float(rows["tflops"].min()) for rows in shown)))
-    peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators) / 1e12
+    floor = 10 ** math.floor(math.log10(0.7e12 * min(float(rows["tflops"].min()) for rows in shown)))
+    peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
+    unit = axis_prefix(peak)
+    top = max(peak * 2.2, 1.5e12 * max(float(rows["tflops"].max()) for rows in shown))
     chunks = sorted({float(chunk) for rows in shown for chunk in rows["chunk_size"].dropna()})
     roofs, shares = [], []
     for mode in modes:
         of_mode = [(each, rows[rows["mode"] == mode]) for each, rows in points]
+        lines = [line for n, (_, rows) in enumerate(of_mode) for line in _trajectories(rows, unit[0], hollow=n > 0)]
         roofs.append(
             Panel(
                 title=MODE_TITLES[mode],
-                lines=[line for n, (_, rows) in enumerate(of_mode) for line in _trajectories(rows, hollow=n > 0)],
+                lines=lines,
                 x_label="arithmetic intensity (FLOP per byte moved)",
-                y_label="TFLOP/s",
+                y_label=f"{unit[1]}FLOP/s",
                 x_limits=(low, high),
-                y_limits=(floor, peak * 2.2),
-                decorate=functools.partial(_roofs, accelerators=accelerators, dtype=chosen.dtype, low=low, high=high),
+                y_limits=(floor / unit[0], top / unit[0]),
+                decorate=functools.partial(
+                    _roofs, accelerators=accelerators, dtype=chosen.dtype, unit=unit[0], low=low, high=high, lines=lines
+                ),
                 leaders=False,
             )
         )
@@ -172,8 +177,8 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
     return None
 
 
-def _trajectories(rows: pd.DataFrame, *, hollow: bool) -> list[Line]:
-    """Return a line per implementation, FLOP/s over intensity in the order of chunk size."""
+def _trajectories(rows: pd.DataFrame, unit: float, *, hollow: bool) -> list[Line]:
+    """Return a line per implementation, FLOP/s in ``unit`` over intensity in the order of chunk size."""
     labelled = None if hollow else _longest_trajectory(rows)
     lines = []
     for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
@@ -184,7 +189,7 @@ def _trajectories(rows: pd.DataFrame, *, hollow: bool) -> list[Line]:
         lines.append(
             Line(
                 x=line["intensity"].tolist(),
-                y=line["tflops"].tolist(),
+                y=(line["tflops"] * (1e12 / unit)).tolist(),
                 style=_style(str(op), str(impl), line, hollow=hollow),
                 ends=ends,
                 ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist(),
@@ -221,46 +226,57 @@ def _share_axis(axes: Axes, chunks: Sequence[float]) -> None:
     axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
 
 
-def _roofs(axes: Axes, *, accelerators: Sequence[Accelerator], dtype: str, low: float, high: float) -> None:
+def _roofs(
+    axes: Axes,
+    *,
+    accelerators: Sequence[Accelerator],
+    dtype: str,
+    unit: float,
+    low: float,
+    high: float,
+    lines: Sequence[Line],
+) -> None:
     for n, accelerator in reversed(list(enumerate(accelerators))):
-        _roof(axes, accelerator, dtype, low, high, main=n == 0, named=len(accelerators) > 1)
+        named = len(accelerators) > 1
+        _roof(axes, accelerator, dtype, unit, low, high, main=n == 0, named=named, lines=lines)
 
 
 def _roof(
-    axes: Axes, accelerator: Accelerator, dtype: str, low: float, high: float, *, main: bool, named: bool
+    axes: Axes,
+    accelerator: Accelerator,
+    dtype: str,
+    unit: float,
+    low: float,
+    high: float,
+    *,
+    main: bool,
+    named: bool,
+    lines: Sequence[Line],
 ) -> None:
-    """Draw min(beta I, alpha): specified solid, measured dashed, labelled along both legs."""
+    """Draw min(beta I, alpha) in ``unit``: specified solid, measured dashed, labelled along both legs."""
     peak, bandwidth = accelerator.peak_flops(dtype), accelerator.bandwidth_bytes_s
     if peak is None:
         return
     ridge = peak / bandwidth
     colour = INK if main else MUTED
     xs = [low, ridge, high]
-    axes.plot(xs, [min(bandwidth * x, peak) / 1e12 for x in xs], color=colour, linewidth=1.3 if main else 0.8, zorder=2)
+    ys = [min(bandwidth * x, peak) / unit for x in xs]
+    axes.plot(xs, ys, color=colour, linewidth=1.3 if main else 0.8, zorder=2)
     name = f"{accelerator.name.removeprefix('NVIDIA ')} " if named else ""
-    axes.annotate(
-        f"{name}{rate(peak, 'FLOP/s')}",
-        (high, peak / 1e12),
-        xytext=(-3, 2),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize="small",
-        color=colour,
-    )
+    _label_level(axes, f"{name}{rate(peak, 'FLOP/s')}", peak / unit, ridge, high, colour, lines)
     if not main:
         return
     measured = _measured_beside(accelerator, dtype)
     if measured is not None:
         reached, copied = measured.matrix_flops[dtype], measured.bandwidth_bytes_s
         xs = [low, reached / copied, high]
-        ys = [min(copied * x, reached) / 1e12 for x in xs]
+        ys = [min(copied * x, reached) / unit for x in xs]
         axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
     start = low * (ridge / low) ** 0.12
     axes.annotate(
         rate(bandwidth, "B/s"),
-        (start, bandwidth * start / 1e12),
+        (start, bandwidth * start / unit),
         xytext=(-3, 3),
         textcoords="offset points",
         rotation=45,
@@ -272,7 +288,37 @@ def _roof(
         color=INK,
     )
     if accelerator.vector_flops < peak:
-        _vector_roof(axes, accelerator, high)
+        _vector_roof(axes, accelerator, unit, high)
+
+
+def _label_level(
+    axes: Axes, label: str, level: float, left: float, right: float, colour: str, lines: Sequence[Line]
+) -> None:
+    """Write a label along a level from ``left`` to ``right``, where it covers no point if there is such a place."""
+    x_range, y_range = (math.log(b / a) for a, b in (axes.get_xlim(), axes.get_ylim()))
+    # Shares of the panel that a letter's width and a line's height take, marks included, in a panel of usual size.
+    long, tall = 0.026 * len(label) + 0.03, 0.13
+    places = ((right, "right", "bottom"), (right, "right", "top"), (left, "left", "bottom"), (left, "left", "top"))
+
+    def covers(x: float, ha: str, va: str) -> bool:
+        across = (-1 if ha == "right" else 1) / x_range
+        up = (-1 if va == "top" else 1) / y_range
+        points = ((px, py) for line in lines for px, py in zip(line.x, line.y, strict=True))
+        return any(
+            -0.02 < across * math.log(px / x) < long and -0.02 < up * math.log(py / level) < tall for px, py in points
+        )
+
+    x, ha, va = next((place for place in places if not covers(*place)), places[0])
+    axes.annotate(
+        label,
+        (x, level),
+        xytext=(-3 if ha == "right" else 3, 2 if va == "bottom" else -3),
+        textcoords="offset points",
+        ha=ha,
+        va=va,
+        fontsize="small",
+        color=colour,
+    )
 
 
 def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
@@ -281,12 +327,12 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _vector_roof(axes: Axes, accelerator: Accelerator, high: float) -> None:
+def _vector_roof(axes: Axes, accelerator: Accelerator, unit: float, high: float) -> None:
     """Draw where work without matrix products ends: the rate of the vector units."""
-    axes.axhline(accelerator.vector_flops / 1e12, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
+    axes.axhline(accelerator.vector_flops / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
     axes.annotate(
         f"{rate(accelerator.vector_flops, 'FLOP/s')} fp32 vector",
-        (high, accelerator.vector_flops / 1e12),
+        (high, accelerator.vector_flops / unit),
         xytext=(-3, 2),
         textcoords="offset points",
         ha="right",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
             raise ValueError(f"output must end in .html, got {output.name!r}")
         if output.is_dir():
             raise ValueError(f"output must be a file, got the folder {output}")
+        _check_writable(output)
         browser = None if pdf is False else export.find_browser()
         if pdf and browser is None:
             raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
@@ -54,6 +56,15 @@ def register(app: typer.Typer) -> None:
             if pdf:
                 raise
             print(f"no PDF: {error}", file=sys.stderr)
+
+
+def _check_writable(output: Path) -> None:
+    """Make the folder of ``output``; ValueError where it cannot be made or written."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise ValueError(f"--output must be a file that can be written, got {output}: {error.strerror}") from error
 
 
 def default_results(gpu: str) -> list[Path]:

@@ -477,6 +477,10 @@ def test_command_writes_a_page_and_says_where(tmp_path: Path) -> None:
         ((".", "--gpu", "h1000"), "accelerator must be one of "),
         (("cut.parquet", "-o", "report.docx"), "output must end in .html, got 'report.docx'"),
         (("cut.parquet", "-o", "folder.html"), "output must be a file, got the folder folder.html"),
+        (
+            ("cut.parquet", "-o", "cut.parquet/page.html"),
+            "--output must be a file that can be written, got cut.parquet/page.html: ",
+        ),
     ],
 )
 def test_bad_input_exits_2_with_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from lrbench.analysis.figure_style import alt_text, series_label
-from lrbench.analysis.plots import RESULT_KINDS, Selection, plot
+from lrbench.analysis.accelerators import get_accelerator
+from lrbench.analysis.figure_style import alt_text, log_axis, new_figure, save_figure, series_label, styled
+from lrbench.analysis.plots import RESULT_KINDS, Selection, modelled_operation, plot
 from lrbench.analysis.roofline import roofline
 from lrbench.bench.case import Case
 
@@ -129,6 +132,87 @@ def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
     assert f"d_ff {4 * d_model}".replace("1024", "1,024") in said
     assert "chunk size" not in said
     assert "1,024 tokens" not in said
+
+
+def test_operations_of_two_families_have_colours_of_their_own(channels: pd.DataFrame) -> None:
+    heads = {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 64, "dtype": "fp32"}
+    sizes = {"seq_len": 1024, "batch": TOKENS // 1024, **heads}
+    others = [made.case(op, "torch", **sizes) for op in ("mlstm_sig", "lightning")]
+    both = pd.concat([channels, made.frame(made.row(each, accelerator="cpu") for each in others)], ignore_index=True)
+    figure = plot("runtime", both)
+    drawn = {str(line.get_label()): line for line in figure.axes[0].lines}
+    colours = {op: drawn[series_label(op, "torch")].get_color() for op in ("mlstm_sig", "lightning", "rglru")}
+    assert len(set(colours.values())) == 3
+    # Those of the first family stay as they are, and so does everything in a figure of one family.
+    assert [colours[op] for op in ("mlstm_sig", "lightning")] == ["#0072B2", "#56B4E9"]
+    alone = {str(line.get_label()): line for line in plot("runtime", channels).axes[0].lines}
+    assert alone[series_label("rglru", "torch")].get_color() == "#0072B2"
+
+
+def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> None:
+    selection = Selection(channels=64, seq_len=1024)
+    rate, work, _ = plot("rate", channels, selection).axes
+    here = channels[(channels["channels"] == 64) & (channels["seq_len"] == 1024) & channels["chunk_size"].notna()]
+    for axes, flops, prefix, factor in (
+        (rate, here["tflops"] * 1e12, rate.get_ylabel()[0], {"G": 1e9, "M": 1e6}[rate.get_ylabel()[0]]),
+        (work, here["flops"], "M", 1e6),
+    ):
+        assert axes.get_ylabel().startswith(f"{prefix}FLOP")
+        assert max(axes.lines[0].get_ydata()) == pytest.approx(flops.max() / factor)
+        assert 0.1 <= flops.max() / factor < 1000
+    memory = plot("memory", channels, selection).axes[0]
+    assert memory.get_ylabel() == "peak memory (MiB)"
+
+
+@pytest.mark.parametrize("low", [0.0138, 0.5, 7.3, 990.0, 12_345.0])
+@pytest.mark.parametrize("span", [1.001, 1.02, 1.3, 2.0, 7.0, 60.0, 900.0, 1e6])
+@pytest.mark.parametrize("width", [1.5, 2.9])
+def test_labels_of_a_horizontal_axis_stand_apart(low: float, span: float, width: float) -> None:
+    with styled():
+        figure = new_figure(width + 1, 2)
+        axes = figure.add_axes((0.5 / (width + 1), 0.3, width / (width + 1), 0.6))
+        axes.set_xscale("log")
+        axes.set_xlim(low, low * span)
+        log_axis(axes.xaxis, low, low * span, width)
+        figure.draw_without_rendering()
+        shown = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = [label.get_window_extent() for label in shown]
+    assert boxes
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.6])
+def test_the_label_of_a_cpus_roof_covers_no_point(share: float) -> None:
+    """A CPU's rates are no limits: its points may stand above its roof, also where the label usually is."""
+    peak = get_accelerator("cpu").peak_flops("fp32")
+    assert peak is not None
+    row = mlp_row(8192, 4096, 16384)
+    row["time_ms"] = 1e3 * row["flops"] / (peak * (1 + share))
+    figure = roofline(made.frame([row | {"tflops": row["flops"] / row["time_ms"] / 1e9}]), "cpu")
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (label,) = (text for text in axes.texts if "FLOP/s" in text.get_text())
+    (point,) = (line for line in axes.lines if str(line.get_label()).startswith("gated MLP"))
+    assert axes.get_ylim()[0] < point.get_ydata()[0] < axes.get_ylim()[1]
+    x, y = axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
+    assert not label.get_window_extent().contains(x, y)
+
+
+def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
+    def measured(*ops: str) -> pd.DataFrame:
+        return made.frame(made.row(made.case(op, "tfla", chunk_size=64)) for op in ops)
+
+    assert modelled_operation(measured("lightning")) == "lightning"
+    assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
+    with pytest.raises(ValueError, match=r"results must hold measured rows of one of .*, got attention, rglru"):
+        modelled_operation(channels)
+
+
+def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" / "figure.png"
+    with pytest.raises(ValueError, match=f"--output must be a file that can be written, got {re.escape(str(output))}"):
+        save_figure(plot("runtime", mlp), output)
 
 
 def test_at_batch_1_throughout_every_length_is_shown() -> None:
