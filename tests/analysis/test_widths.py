@@ -10,12 +10,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
 from lrbench.analysis.accelerators import get_accelerator
 from lrbench.analysis.figure_style import alt_text, log_axis, new_figure, save_figure, series_label, styled
 from lrbench.analysis.plots import RESULT_KINDS, Selection, modelled_operation, plot
 from lrbench.analysis.roofline import roofline
 from lrbench.bench.case import Case
+from lrbench.cli import app
 
 from . import rows as made
 from .figures import lines, text
@@ -49,13 +52,18 @@ def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
     return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
 
 
-@pytest.fixture(scope="module")
-def channels() -> pd.DataFrame:
+def channel_rows() -> list[dict[str, Any]]:
+    """Return rows of RG-LRU and of attention beside it at three widths and sequence lengths."""
     rows = []
     for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
         rows += [channel_row(width, seq_len, chunk_size=chunk) for chunk in (64, 128, 256)]
         rows += [channel_row(width, seq_len, "associative"), attention_row(width, seq_len)]
-    return made.frame(rows)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def channels() -> pd.DataFrame:
+    return made.frame(channel_rows())
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +214,25 @@ def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) ->
     assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
     with pytest.raises(ValueError, match=r"results must hold measured rows of one of .*, got attention, rglru"):
         modelled_operation(channels)
+
+
+@pytest.mark.parametrize("command", ["plot runtime", "plot rate", "roofline --gpu cpu"])
+def test_commands_choose_a_width(command: str, tmp_path: Path) -> None:
+    name, *rest = command.split()
+    results = made.write(channel_rows(), tmp_path / "rows.parquet")
+    output = tmp_path / "figure.png"
+    done = CliRunner().invoke(app, [name, *rest, str(results), "--channels", "64", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert "64 channels" in Image.open(output).info["Description"]
+
+
+def test_the_models_figure_takes_the_operation_of_the_results(tmp_path: Path) -> None:
+    sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
+    rows = [made.row(made.case("lightning", "tfla", chunk_size=chunk, **sizes)) for chunk in (64, 128)]
+    results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
+    done = CliRunner().invoke(app, ["plot", "model", str(results), "--gpu", "h200", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert "Lightning" in Image.open(output).info["Description"]
 
 
 def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path) -> None:
