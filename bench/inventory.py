@@ -82,9 +82,9 @@ def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[st
         if implementation.name == impl:
             return refuse_ours(implementation, mode, dtype, None, sizes)
     baseline = baselines.get_baseline(op, impl)
-    return baselines.unsupported(
-        baseline, Case(kernel=op, op=op, impl=impl, provider=baseline.provider, mode=mode, dtype=dtype, **sizes)
-    )
+    columns: dict[str, Any] = dict(sizes)
+    case = Case(kernel=op, op=op, impl=impl, provider=baseline.provider, mode=mode, dtype=dtype, **columns)
+    return baselines.unsupported(baseline, case)
 
 
 def preset_rows(kernel: str | None = None) -> list[Row]:

@@ -274,7 +274,10 @@ def test_figures_are_written(tmp_path: Path) -> None:
         (["plot", "runtime", "nowhere", "-o", "a.gif"], "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
         (["plot", "runtime"], "results must name files or folders for the figure runtime, got none"),
         (["plot", "flops", "nowhere"], "results must be left out for the figure flops, which is drawn from the counts"),
-        (["plot", "flops", "--op", "attention"], r"op must be one of .* to have a modelled chunk size, got 'attention'"),
+        (
+            ["plot", "flops", "--op", "attention"],
+            r"op must be one of .* to have a modelled chunk size, got 'attention'",
+        ),
         (["plot", "flops", "--mode", "step"], "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
         (["plot", "flops", "--head-dim", "-128"], "head_dim must be a positive integer, got -128"),
         (["plot", "flops", "--seq-len", "-1"], "a size must be a positive integer such as 512 or 8k, got '-1'"),
