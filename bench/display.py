@@ -284,7 +284,9 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             row[_short(record.seq_len or 0)] = _time_cell(record)
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
-        title = f"{MODE_NAMES[mode]}, {dtype}{at}: ms @ best chunk, by sequence length"
+        chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
+        axis = "sequence length" if any(record.d_model is None for record in best.values()) else "tokens"
+        title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
         modelled = _model_rows([r for r in ours if (r.mode, r.dtype) == (mode, dtype)])
         merged: list[Row] = []
         for key, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
