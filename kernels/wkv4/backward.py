@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..diagonal.elements import _load_rows, _tile
-from .elements import EMPTY, SUBROW, _add, _exp, _look_back, _reciprocal, _weights
+from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _look_back, _reciprocal, _weights
 
 
 @triton.jit
@@ -60,37 +60,32 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 
 @triton.jit
-def _step(k, v, dy, m, num, den, w, u, inside, PRECISE: tl.constexpr):
-    """Run forward through one step; a step beyond the end of time leaves the state as it is.
+def _step(k, v, dy, m, num, den, w, u, n, inside, PRECISE: tl.constexpr):
+    """Run forward through step n of a run of steps.
 
-    Returns the past's weight in the output, the token's times P, P and R, the gradient of u + k, the weights of past
-    and token in the state, and the state.
+    A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
+    state before step n lies on m - n w. Returns the past's weight in the output, the token's times P, P and R, the
+    gradient of u + k, the weights of past and token in the state, and the state; a step that is not ``inside`` leaves
+    the state as it is.
     """
-    past, now = _weights(m, k + u)
+    slow = tl.where(w < SLOW_RATE, w, 0.0)
+    past, now = _weights(m, tl.fma(slow, n, k) + u)
     inverse = _reciprocal(tl.fma(past, den, now), PRECISE)
     p = dy * inverse
     y = tl.fma(past, num, now * v) * inverse
     # Zero where the output is the token's own value, which p v - p y need not be.
     d_token = now * p * (v - y)
-    m -= tl.where(inside, w, 0.0)
-    old, new = _weights(m, k)
-    return (
-        past,
-        now * p,
-        p,
-        -p * y,
-        d_token,
-        old,
-        new,
-        tl.maximum(m, k),
-        tl.fma(old, num, new * v),
-        tl.fma(old, den, new),
-    )
+    m -= tl.where(inside, w - slow, 0.0)
+    key = tl.fma(slow, n + 1.0, k)
+    old, new = _weights(m, key)
+    num, den = tl.fma(old, num, new * v), tl.fma(old, den, new)
+    return past, now * p, p, -p * y, d_token, old, new, tl.maximum(m, key), num, den
 
 
 @triton.jit
 def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.constexpr, SUB: tl.constexpr):
-    """Run forward through SUB steps, from states, derivatives and sums to those behind them.
+    """Run forward through SUB steps, from states, derivatives and sums to those behind them; steps beyond the end of
+    time leave them as they are.
 
     a and b gather what the steps add to the gradients of the first state, where c is what is left of it.
     """
@@ -98,7 +93,7 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.c
         token_v, inside = v[n].to(tl.float32), left > n
         before_num, before_den = num, den
         past, _, p, r, d_token, old, _new, m, num, den = _step(
-            k[n].to(tl.float32), token_v, dy[n].to(tl.float32), m, num, den, w, u, inside, PRECISE
+            k[n].to(tl.float32), token_v, dy[n].to(tl.float32), m, num, den, w, u, n * 1.0, inside, PRECISE
         )
         du += d_token
         dw = tl.fma(past, tl.fma(x, p, z * r), dw)
@@ -107,6 +102,7 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.c
         a = tl.fma(c * past, p, a)
         b = tl.fma(c * past, r, b)
         c *= old
+    m -= tl.minimum(tl.maximum(left, 0), SUB).to(tl.float32) * tl.where(w < SLOW_RATE, w, 0.0)
     return m, num, den, x, z, dw, du, c, a, b
 
 
@@ -120,7 +116,17 @@ def _run_back(
     steps = ()
     for n in tl.static_range(SUB):
         past, d_v, p, r, d_token, old, new, m, num, den = _step(
-            k[n].to(tl.float32), v[n].to(tl.float32), dy[n].to(tl.float32), m, num, den, w, u, left > n, PRECISE
+            k[n].to(tl.float32),
+            v[n].to(tl.float32),
+            dy[n].to(tl.float32),
+            m,
+            num,
+            den,
+            w,
+            u,
+            n * 1.0,
+            left > n,
+            PRECISE,
         )
         steps = steps + ((past * p, past * r, d_v, d_token, old, new),)
     for n in tl.static_range(SUB - 1, -1, -1):

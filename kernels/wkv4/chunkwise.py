@@ -7,20 +7,30 @@ that the states ran through; backward.py has the formulas.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..diagonal.chunkwise import _scan, default_chunk_size
+from ..diagonal.chunkwise import default_chunk_size
 from ..scalar_decay.reference import compute_dtype
 from ..scalar_decay.validate import check_chunk_size
 from .reference import EMPTY, State, add, first_state
 from .validate import check_wkv
 
+MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
+"""What logarithms of weights are cut at: nothing beside 1, yet no denormal number, which processors are slow at."""
+
 MAX_RATIOS = {torch.float32: 40.0, torch.float64: 200.0}
 """Logarithm of how much heavier than a token its past can be: the token is then far below the dtype's epsilon."""
+
+RUN = 8
+"""Steps after which exponents get a new origin."""
+
+SLOW_RATE = 0.25
+"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
 
 USUAL_DEN = (1e-6, 1e6)
 """Denominators of a given state that are left as they are."""
@@ -93,13 +103,13 @@ class _Chunkwise(torch.autograd.Function):
         first = (num / scale, den / scale, torch.where(den > 0, top + scale.log(), EMPTY))
         states, last = _run_through(first, sums, size * w)
         y = torch.empty_like(keys)
+        rates = _rates(w)
         num, den, top = states
-        for t in range(size):
-            key, value = keys[:, :, t], values[:, :, t]
-            past = (top - key).sub_(u).clamp_(max=MAX_RATIOS[k.dtype]).exp_()
+        for t, n, key, value in _tokens(keys, values, rates):
+            past = _exp_((top - key).sub_(u).clamp_(max=MAX_RATIOS[k.dtype]))
             numerator, denominator = torch.addcmul(value, past, num), past.mul_(den).add_(1)
             torch.div(numerator, denominator, out=y[:, :, t])
-            num, den, top, _ = _advance(num, den, top, key, value, w)
+            num, den, top, _, _ = _advance(num, den, top, key, value, rates, (n + 1) * _ends_run(t, size))
         ctx.save_for_backward(k, v, w, u, *states, last[2], start)
         ctx.size = size
         ctx.mark_non_differentiable(last[2])
@@ -114,45 +124,52 @@ class _Chunkwise(torch.autograd.Function):
         k, v, w, u, num, den, top, end, start = ctx.saved_tensors
         size = ctx.size
         dy = torch.zeros_like(k) if dy is None else dy
-        keys, values = _chunks(k, size), _chunks(v, size)
-        first = top[:, 0]
-        behind = torch.cat((top[:, 1:], end[:, None]), dim=1)
-        # All relative to the exponents of the states: none of the weights exceeds 1, and a state's gradients run
-        # backwards through those that it ran forward through.
-        past, now, old, new, mean, inverse, nums, dens = (torch.empty_like(keys) for _ in range(8))
-        for t in range(size):
-            key, value = keys[:, :, t], values[:, :, t]
-            nums[:, :, t], dens[:, :, t] = num, den
-            numerator, denominator, exponent = add(num, den, top, value, torch.ones_like(value), key + u)
-            torch.div(numerator, denominator, out=mean[:, :, t])
-            torch.reciprocal(denominator, out=inverse[:, :, t])
-            torch.exp(top - exponent, out=past[:, :, t])
-            torch.exp(key + u - exponent, out=now[:, :, t])
-            num, den, top, old[:, :, t] = _advance(num, den, top, key, value, w)
-            torch.exp(key - top, out=new[:, :, t])
-        old[:, :, -1] *= torch.exp(top - behind)
-        new[:, :, -1] *= torch.exp(top - behind)
-        past, now, old, new, mean, inverse, nums, dens = (
-            x.flatten(1, 2) for x in (past, now, old, new, mean, inverse, nums, dens)
-        )
-        p = inverse.mul_(dy)
-        # Zero where the output is the token's own value, which p v - p y need not be.
-        d_token = (v - mean).mul_(p).mul_(now)
-        r = mean.mul_(p).neg_()
-        before_a = _scan(old, past * p, dnum, size, backward=True)
-        before_b = _scan(old, past.mul_(r), dden, size, backward=True)
+        keys, values, dys = _chunks(k, size), _chunks(v, size), _chunks(dy, size)
+        behind, first = torch.cat((top[:, 1:], end[:, None]), dim=1), top[:, 0]
+        rates = _rates(w)
+        # All relative to the exponents of the states: none of the weights exceeds 1, and the gradients (a, b) of a
+        # state's num and den run backwards through those that it ran forward through. What is left of them at a chunk's
+        # start, and what the chunk adds, comes with the states.
+        left, sum_a, sum_b = torch.ones_like(num), torch.zeros_like(num), torch.zeros_like(num)
+        steps = []
+        for t, n, key, value in _tokens(keys, values, rates):
+            token = key + u
+            exponent = torch.maximum(top, token)
+            past, now = _exp_(top - exponent), _exp_(token.sub_(exponent))
+            inverse = torch.addcmul(now, past, den).reciprocal_()
+            mean = torch.addcmul(past * num, now, value).mul_(inverse)
+            p = inverse.mul_(dys[:, :, t])
+            # Zero where the output is the token's own value, which p v - p y need not be.
+            d_token = (value - mean).mul_(p).mul_(now)
+            d_value, d_num = now.mul_(p), past.mul_(p)
+            d_den = mean.mul_(d_num).neg_()
+            before = num, den
+            num, den, top, old, new = _advance(num, den, top, key, value, rates, (n + 1) * _ends_run(t, size))
+            if t == size - 1:
+                change = torch.exp(top - behind)
+                old, new = old * change, new * change
+            sum_a.addcmul_(left, d_num)
+            sum_b.addcmul_(left, d_den)
+            left.mul_(old)
+            steps.append((d_token, d_value, d_num, d_den, *before, old, new))
+        a, b = (torch.zeros_like(end) if x is None else x for x in (dnum, dden))
+        after_a, after_b = torch.empty_like(left), torch.empty_like(left)
+        for n in range(keys.shape[1] - 1, -1, -1):
+            after_a[:, n], after_b[:, n] = a, b
+            a, b = torch.addcmul(sum_a[:, n], left[:, n], a), torch.addcmul(sum_b[:, n], left[:, n], b)
         worth = torch.exp(start - first)
-        d_first = before_a[:, 0] * worth, before_b[:, 0] * worth
-        a, b = _after(before_a, dnum), _after(before_b, dden)
-        dw = -(old * torch.addcmul(a * nums, b, dens)).sum((0, 1))
-        dk = torch.addcmul(b, a, v).mul_(new).add_(d_token)
-        dv = torch.addcmul(a.mul_(new), now, p)
-        return dk, dv, dw, d_token.sum((0, 1)), *d_first, None, None
-
-
-def _after(before: Tensor, last: Tensor | None) -> Tensor:
-    """Return the gradients of the states after every step, from those of the states before them and of the last."""
-    return torch.cat((before[:, 1:], (torch.zeros_like(before[:, 0]) if last is None else last)[:, None]), dim=1)
+        d_first = a * worth, b * worth
+        a, b = after_a, after_b
+        dk, dv = torch.empty_like(keys), torch.empty_like(keys)
+        dw, du = torch.zeros_like(a), torch.zeros_like(a)
+        for t in range(size - 1, -1, -1):
+            d_token, d_value, d_num, d_den, num, den, old, new = steps.pop()
+            dw.addcmul_(old, torch.addcmul(num * a, den, b), value=-1)
+            du += d_token
+            torch.addcmul(d_value, new, a, out=dv[:, :, t])
+            torch.addcmul(d_token, new, torch.addcmul(b, a, values[:, :, t]), out=dk[:, :, t])
+            a, b = d_num.addcmul_(old, a), d_den.addcmul_(old, b)
+        return dk.flatten(1, 2), dv.flatten(1, 2), dw.sum((0, 1)), du.sum((0, 1)), *d_first, None, None
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
@@ -163,8 +180,13 @@ def _chunks(x: Tensor, size: int) -> Tensor:
 def _sum(log_weight: Tensor, v: Tensor) -> State:
     """Return the sums over a chunk of e^log_weight v and e^log_weight, and their max [B, N, C]."""
     top = log_weight.amax(2).clamp_(min=EMPTY)
-    weight = (log_weight - top[:, :, None]).exp_()
+    weight = _exp_(log_weight - top[:, :, None])
     return (weight * v).sum(2), weight.sum(2), top
+
+
+def _exp_(x: Tensor) -> Tensor:
+    """Replace x by e^x and return it."""
+    return x.clamp_(min=MIN_EXPONENTS[x.dtype]).exp_()
 
 
 def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State]:
@@ -178,11 +200,34 @@ def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State
     return (states[0], states[1], states[2]), state
 
 
+def _rates(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return w as a slow and a fast rate, one of them zero."""
+    slow = torch.where(w < SLOW_RATE, w, 0.0)
+    return slow, w - slow
+
+
+def _tokens(keys: Tensor, values: Tensor, rates: tuple[Tensor, Tensor]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Yield every step of all chunks [B, N, size, C], its place n in a run of RUN steps, keys + n slow, and values.
+
+    A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
+    state before the step lies on max - n slow.
+    """
+    for t in range(keys.shape[2]):
+        n = t % RUN
+        yield t, n, keys[:, :, t] + n * rates[0], values[:, :, t]
+
+
+def _ends_run(t: int, size: int) -> bool:
+    return t % RUN == RUN - 1 or t == size - 1
+
+
 def _advance(
-    num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, w: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return num, den and max after one more token, and what the past was multiplied by."""
-    decayed = top - w
-    top = torch.maximum(decayed, k)
-    old, new = decayed.sub_(top).exp_(), (k - top).exp_()
-    return (new * v).addcmul_(old, num), new.addcmul(old, den), top, old
+    num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], run: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return num, den and max after one more token, and the weights of past and token; ``run`` steps end with it."""
+    slow, fast = rates
+    k, top = k + slow, top - fast
+    after = torch.maximum(top, k)
+    old, new = _exp_(top.sub_(after)), _exp_(k.sub_(after))
+    num, den = (new * v).addcmul_(old, num), new.addcmul(old, den)
+    return num, den, after - run * slow if run else after, old, new

@@ -25,6 +25,9 @@ LEAST = tl.constexpr(2.0**-60)
 """Of |u| and of denominators under a row's one exponent: terms lost below 2^-126, which e^u raises by 2^29 at most, are
 too small to be seen beside such a denominator."""
 
+SLOW_RATE = tl.constexpr(0.25)
+"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
+
 SUBROW = tl.constexpr(8)
 """Steps that are summed under one exponent."""
 

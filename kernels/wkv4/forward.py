@@ -19,6 +19,7 @@ from .elements import (
     LEAST,
     MAX_BONUS,
     MAX_RATIO,
+    SLOW_RATE,
     _add,
     _advance,
     _exp,
@@ -186,7 +187,10 @@ def scan_kernel(
         y_ptr + base, saved_ptr, states, k, v, m, num, den, w, u, step, offs_c, offs, left, mask,
         C, SAVE, PRECISE, BLOCK_I,
     )  # fmt: skip
-    if not right or (WANT_LAST and end <= TILE):
+    again = right == 0
+    if WANT_LAST:
+        again = again | (end <= TILE)
+    if again:
         tl.debug_barrier()
         m, num, den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
@@ -237,6 +241,9 @@ def walk_kernel(
     stride = B.to(tl.int64) * C
     states = S * stride
     saved_ptr += batch * S * C
+    # A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
+    # state before step n of a row lies on m - n slow.
+    slow = tl.where(w < SLOW_RATE, w, 0.0)
     whole = T // BLOCK_I * BLOCK_I
     for start in range(0, whole, BLOCK_I):
         base = (batch * T + start) * C
@@ -246,11 +253,12 @@ def walk_kernel(
         for n in tl.static_range(BLOCK_I):
             if SAVE > 0:
                 if n % SAVE == 0:
-                    _save_state(saved_ptr, states, m, num, den, start + n + offs_o, offs_c, mask, C, SAVE)
+                    _save_state(saved_ptr, states, m - n * slow, num, den, start + n + offs_o, offs_c, mask, C, SAVE)
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
-            y = _output(m, num, den, token_k, token_v, u, PRECISE)
+            y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = _advance(m, num, den, token_k, token_v, w)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, w - slow)
+        m -= BLOCK_I * slow
     for t in range(whole, T):
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:

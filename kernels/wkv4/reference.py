@@ -126,9 +126,11 @@ def finish(first: State, sums: State, k: Tensor, v: Tensor, w: Tensor, u: Tensor
     steps = torch.arange(1, k.shape[1] + 1, dtype=k.dtype, device=k.device)[:, None]
     num, den, top = (x[:, None] for x in first)
     states = add(num, den, top - steps * w, *sums)
-    before = [torch.cat((x[:, None], y[:, :-1]), dim=1) for x, y in zip(first, states, strict=True)]
+    before = (torch.cat((x[:, None], y[:, :-1]), dim=1) for x, y in zip(first, states, strict=True))
+    num, den, top = before
+    y = outputs(num, den, top, k, v, u)
     num, den, top = (x[:, -1].contiguous() for x in states)
-    return outputs(*before, k, v, u), (num, den, top)
+    return y, (num, den, top)
 
 
 def make_inputs(
