@@ -12,6 +12,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "tfla": ("mlstm_sig", "mlstm_exp", "simple_gla", "retention", "gated_retention", "mamba2_ssd"),
     "lightning": ("lightning",),
     "rglru": ("rglru", "linear_scan", "rglru_layer"),
+    "wkv": ("wkv4",),
     "gated-mlp": ("gated_mlp",),
 }
 """Family as users name it -> its operations, the first being the default of the sweep."""

@@ -94,7 +94,7 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("distribution", sorted({baseline.distribution for baseline in BASELINES}))
 def test_baselines_extra_brings_what_was_tested(distribution: str) -> None:
-    """The extra names every baseline's package that an index has, and admits the version that was tested.
+    """An extra names every baseline's package that an index has, and admits the version that was tested.
 
     But for those that are tied to a torch of their own.
     """
@@ -103,7 +103,11 @@ def test_baselines_extra_brings_what_was_tested(distribution: str) -> None:
     if distribution == "torch" or any("git+" in command or "needs torch" in command for command in commands):
         return
     requirements = [Requirement(line) for line in importlib.metadata.requires("lrbench") or ()]
-    extra = {r.name: r.specifier for r in requirements if r.marker and r.marker.evaluate({"extra": "baselines"})}
+    extra = {
+        r.name: r.specifier
+        for r in requirements
+        if r.marker and any(r.marker.evaluate({"extra": name}) for name in ("baselines", "jax"))
+    }
     names = {name.lower().replace("_", "-"): specifier for name, specifier in extra.items()}
     specifier = names[distribution.lower().replace("_", "-")]
     assert any(specifier.contains(baseline.tested, prereleases=True) for baseline in declared)

@@ -161,6 +161,8 @@ def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") ->
         return "fused"
     if op == "gated_mlp" and impl in _GATED_MLP:
         return _GATED_MLP[impl]
+    if op == "wkv4" and "associative" in impl:
+        return "scan"
     variant = impl.rpartition(".")[2]
     if "fused_recurrent" in variant and "recurrent" in known:
         return "recurrent"

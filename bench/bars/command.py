@@ -17,7 +17,7 @@ from . import __doc__ as HELP
 from .model import Setting, Subject
 from .verdicts import judge, measured_table, overall, verdict_table
 
-SUBJECTS = ("mlstm_gpu", "lightning", "rglru", "gated_mlp")
+SUBJECTS = ("mlstm_gpu", "lightning", "rglru", "gated_mlp", "wkv")
 """Modules of this package with a SUBJECT that is measured on a GPU."""
 
 Rounds = Annotated[int, typer.Option(min=3, help="Samples of every case.")]

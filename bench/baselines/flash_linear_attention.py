@@ -109,6 +109,19 @@ BASELINES = (
         for name in ("fused_recurrent_hgrn", "chunk_hgrn")
         for op in _CHANNEL_OPERATIONS
     ),
+    _fla(
+        name="fla.fused_recurrent_rwkv4",
+        op="wkv4",
+        kernels=("wkv",),
+        build="bench.baselines.flash_linear_attention:build_fused_recurrent_rwkv4",
+        plan="bench.baselines.plans:channel_sizes",
+        dtypes=("fp32", "bf16", "fp16"),
+        chunk_sizes=(),
+        settings=(
+            "fused_recurrent_rwkv4 on w as log rates (their logarithm taken beforehand) and an empty state, num, den "
+            "and max of every step stored in the activations' dtype, as it does"
+        ),
+    ),
 )
 
 
@@ -180,6 +193,26 @@ def _build_scan(
         return (tensor / decay).to(inputs["a"].dtype) if name == "a" else tensor
 
     return Runnable(forward=lambda: scan(leaves["x"], leaves["a"])[0], leaves=leaves, to_canonical=to_canonical)
+
+
+def build_fused_recurrent_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare RWKV-4's WKV, one program a sequence and block of channels; w and its gradient are those of log w."""
+    from fla.ops.rwkv4 import fused_recurrent_rwkv4
+
+    from ._tensors import as_leaf
+
+    k, rate = inputs["k"], inputs["w"].detach()
+    leaves = {"k": as_leaf(k), "v": as_leaf(inputs["v"]), "w": as_leaf(rate.log()), "u": as_leaf(inputs["u"])}
+    state = k.new_zeros(k.shape[0], 3, 1, k.shape[2], dtype=rate.dtype)
+    state[:, 2] = -1e38
+
+    def forward() -> Tensor:
+        return fused_recurrent_rwkv4(leaves["w"], leaves["u"], leaves["k"], leaves["v"], state)[0]
+
+    def to_canonical(name: str, tensor: Tensor) -> Tensor:
+        return tensor / rate if name == "w" else tensor
+
+    return Runnable(forward=forward, leaves=leaves, to_canonical=to_canonical)
 
 
 def _build_fixed_decay(case: Case, inputs: Mapping[str, Tensor], scale: float | None) -> Runnable:

@@ -27,6 +27,7 @@ OPERATION = Operation(
             chunked=False,
             requires=("triton",),
             step_call="kernels.wkv4.scan:step",
+            default_config="kernels.wkv4.config:scan_config",
         ),
         Implementation(
             name="recurrent",
@@ -35,6 +36,7 @@ OPERATION = Operation(
             summary="one program walks all of time for a block of channels",
             chunked=False,
             requires=("triton",),
+            default_config="kernels.wkv4.config:walk_config",
         ),
         Implementation(
             name="torch",

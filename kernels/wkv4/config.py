@@ -71,6 +71,26 @@ def select_config(
     )
 
 
+def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
+    """Return the launches of the scan for a case's sizes, those that keep what a backward pass needs."""
+    return _config_of("scan", sizes, dtype, capability)
+
+
+def walk_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
+    """Return the launches of the walk for a case's sizes."""
+    return _config_of("walk", sizes, dtype, capability)
+
+
+def _config_of(strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
+    return select_config(
+        strategy=strategy,
+        capability=capability,
+        item_bytes=4 if dtype == "fp32" else 2,
+        channels=sizes["channels"],
+        saving=True,
+    )
+
+
 def group_size(tiles: int) -> int:
     """Return how many tiles are added one by one before sums of groups serve: few rows to add either way."""
     return max(MIN_GROUP, next_power_of_two(math.isqrt(tiles)))

@@ -31,7 +31,7 @@ FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "hea
 NAMES = [baseline.name for baseline in BASELINES]
 PROVIDERS = {
     "torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan", "liger_kernel",
-    "xformers",
+    "xformers", "jax",
 }  # fmt: skip
 HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
 

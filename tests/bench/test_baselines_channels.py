@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from typing import Any
@@ -14,15 +15,24 @@ from lrbench.bench.baselines import BASELINES, get_baseline, get_operation, plan
 from lrbench.bench.case import Case
 from lrbench.kernels import resolve
 from lrbench.kernels.diagonal.reference import recurrent
+from lrbench.kernels.wkv4.reference import recurrent as wkv
 from lrbench.tests.bench.test_baselines_numerics import relative_errors
 
 SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
 ADAPTERS = [(b.op, b.name) for b in BASELINES if b.op in ("rglru", "rglru_layer", "linear_scan")]
+ADAPTERS += [("wkv4", "fla.fused_recurrent_rwkv4")]
 
 
 def hgrn(x: Tensor, g: Tensor) -> tuple[Tensor, None]:
     """fla's scan: g is the log decay."""
     return recurrent(g.double().exp(), x.double(), None)[0].to(x.dtype), None
+
+
+def rwkv4(w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """fla's WKV: w is the logarithm of the rate, the state [B, 3, 1, C]."""
+    num, den, top = state[:, :, 0].unbind(1)
+    y, last = wkv(k, v, w.exp(), u, initial_state=(num, den, top), return_last_state=True)
+    return y, torch.stack(last, dim=1)[:, :, None]
 
 
 def channels_first(forget: Tensor, inputs: Tensor) -> Tensor:
@@ -36,6 +46,7 @@ def plain_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: dict[str, dict[str, Any]] = {
         "fla": {},
         "fla.ops": {},
+        "fla.ops.rwkv4": {"fused_recurrent_rwkv4": rwkv4},
         "fla.ops.hgrn": {"fused_recurrent_hgrn": hgrn, "chunk_hgrn": hgrn},
         "accelerated_scan": {},
         "accelerated_scan.scalar": {"scan": channels_first},
@@ -56,6 +67,16 @@ def test_adapter_agrees_with_the_reference(op: str, name: str) -> None:
     errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs)
     assert set(errors) == {"out", *operation.differentiable}
     assert max(errors.values()) < 1e-5, errors
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install jax")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_jax_agrees_with_the_reference(dtype: torch.dtype) -> None:
+    baseline, operation = get_baseline("wkv4", "jax.associative_scan"), get_operation("wkv4")
+    case = Case(kernel="wkv", op="wkv4", impl=baseline.name, provider="jax", mode="fwbw", dtype="fp32", **SIZES)
+    inputs = resolve(operation.inputs)(SIZES, dtype=dtype, device="cpu", seed=0)
+    errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs)
+    assert max(errors.values()) < 2 * torch.finfo(dtype).eps + 1e-6, errors
 
 
 @pytest.mark.parametrize("name", ["torch.eager", "fla.chunk_hgrn"])
