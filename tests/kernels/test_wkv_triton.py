@@ -178,7 +178,7 @@ def test_laws_on_gpu(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
     """Keys from -100 to 100 over 65,536 steps: outputs, last state and gradients against the portable form in float64,
-    by the bound that the portable form's own float32 error sets."""
+    by the bound that the portable form's own float32 error sets, and the exponents' size."""
     sizes = {"batch": 1, "seq_len": 65536, "channels": 64}
     problem = wkv_laws.make_problem(
         sizes, dtype=dtype, device="cuda", ranges=wkv_laws.WILD_KEYS, initial_state=False, num_siblings=0
@@ -190,7 +190,8 @@ def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     for name, exact in expected.items():
         if name != "m":
-            bound = 2 * (low[name] - exact).abs().max() + eps * exact.abs().max()
+            relative = eps + 100 * torch.finfo(torch.float32).eps
+            bound = 2 * (low[name] - exact).abs().max() + relative * exact.abs().max()
             assert (results[name] - exact).abs().max() <= bound, name
 
 
