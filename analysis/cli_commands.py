@@ -396,10 +396,7 @@ def register(
         for name, value in unused.items():
             if value is not None:
                 raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
-        frame = load_results(results) if results else None
-        if kind == MODEL and frame is not None:
-            op = op or modelled_operation(frame)
-        selection, theory = Selection(), Theory()
+        selection, theory, frame = Selection(), Theory(), None
         if kind in RESULT_KINDS:
             selection = Selection(
                 device=device,
@@ -415,7 +412,11 @@ def register(
                 ops=parse_list(op),
                 impls=parse_list(impl),
             )
-        else:
+        if results:
+            frame = load_results(results)
+        if kind not in RESULT_KINDS:
+            if kind == MODEL and frame is not None:
+                op = op or modelled_operation(frame)
             theory = Theory(
                 op=op or theory.op,
                 gpus=theory.gpus if gpu is None else parse_names(gpu),
