@@ -49,12 +49,7 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         reply: "status", "reason" and "columns" as the worker gave them.
     """
     case, target = planned.case, planned.target
-    if isinstance(target, Baseline):
-        # Beside one family a baseline's operation is another mathematics, in its own it is the subject.
-        same_math = target.same_math or case.op in FAMILIES.get(case.kernel, ())
-        version = version_of(target.distribution)
-    else:
-        version, same_math = __version__, True
+    version = version_of(target.distribution) if isinstance(target, Baseline) else __version__
     columns: dict[str, Any] = {
         **case_columns(case),
         **run.environment.columns(),
@@ -62,7 +57,7 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         "case_id": case.case_id,
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "provider_version": version,
-        "same_math": same_math,
+        "same_math": not isinstance(target, Baseline) or case.op in FAMILIES.get(case.kernel, ()),
         "status": reply["status"],
         "reason": reply["reason"],
         "accelerator": run.accelerator.key if run.accelerator else None,

@@ -62,9 +62,9 @@ def side_by_side(
     from .worker import Worker
 
     run = Run.start(uuid.uuid4().hex, environment, None)
-    worker = Worker(environment.device_kind)
+    worker, versions = Worker(environment.device_kind), baselines.installed_versions()
     for group in groups(planned, ignore):
-        yield from measure_group(worker, run, group, rounds=rounds, started=started)
+        yield from measure_group(worker, run, group, versions, rounds=rounds, started=started)
         worker.release(everything=False)
 
 
@@ -72,6 +72,7 @@ def measure_group(
     worker: Worker,
     run: Run,
     group: Sequence[PlannedCase],
+    versions: Mapping[str, str],
     *,
     rounds: int,
     started: Callable[[PlannedCase], None] = lambda _: None,
@@ -82,12 +83,12 @@ def measure_group(
     Args:
         worker: runs them, in this process.
         run: what the rows share.
+        versions: as :func:`.baselines.installed_versions` finds them.
         rounds: samples of each.
         started: called with every case that is prepared.
         time_incorrect_peers: time outside packages also where their numbers are off: the row is still ``incorrect``,
             and says by how much.
     """
-    versions = baselines.installed_versions()
     contenders = []
     for item in group:
         reply = refuse(item, run.environment, versions)

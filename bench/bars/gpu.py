@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...analysis import counts
 from .. import baselines, live
-from ..case import Case, Record
+from ..case import SIZE_COLUMNS, Case, Record
 from ..clock import Clock
 from ..derived import Run
 from ..environment import current_environment
@@ -56,7 +57,7 @@ def measure(
     from ..worker import Worker
 
     run = Run.start(uuid.uuid4().hex, current_environment(), None)
-    worker = Worker(device)
+    worker, versions = Worker(device), baselines.installed_versions()
     for setting in settings:
         measured: list[Measured] = []
         copies = _copy_samples(worker.clock, device) if any(bar.theirs == COPY for bar in setting.bars) else []
@@ -65,6 +66,7 @@ def measure(
                 worker,
                 run,
                 planned_cases(subject, setting, mode),
+                versions,
                 rounds=rounds,
                 started=started,
                 time_incorrect_peers=True,
@@ -74,7 +76,7 @@ def measure(
             worker.release(everything=False)
         if copies:
             copies += _copy_samples(worker.clock, device)
-            measured.append(Measured(side=COPY, mode="", samples_ms=copies, copied_bytes=COPIED_BYTES))
+            measured.append(Measured(side=COPY, mode="", samples_ms=copies, moved_bytes=COPIED_BYTES))
         worker.release(everything=True)
         yield setting, measured
 
@@ -84,12 +86,15 @@ def as_measured(record: Record) -> Measured:
     memory = None
     if record.peak_memory_bytes is not None and record.input_bytes is not None:
         memory = record.peak_memory_bytes - record.input_bytes
+    sizes = {name: size for name in SIZE_COLUMNS if (size := getattr(record, name)) is not None}
+    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, sizes)
     return Measured(
         side=record.impl,
         chunk_size=record.chunk_size,
         mode=record.mode,
         samples_ms=record.time_samples_ms or [],
         memory_bytes=memory,
+        moved_bytes=None if count is None else count.compulsory_bytes,
         remark=None if record.status == "ok" else f"{record.status}: {record.reason}",
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 COPY = "copy"
-"""The side that moves a bar's compulsory bytes at this device's copy rate, measured around the setting."""
+"""The side that moves ours' compulsory bytes at this device's copy rate, measured around the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,10 @@ class Bar:
 
     Attributes:
         ours, theirs: implementations among the setting's sides; theirs may be :data:`COPY`, which makes the ratio a
-            share of the copy bandwidth.
+            share of the copy bandwidth on the compulsory bytes of ours.
         ratio: theirs / ours that is asked for.
         quantity: what is compared: the median time, or the peak memory of one call above its inputs.
         their_chunk_size: the chunk length theirs is taken at, where not at its fastest.
-        bytes: compulsory bytes of the problem, for bars against the copy.
     """
 
     ours: str
@@ -29,7 +28,6 @@ class Bar:
     ratio: float
     quantity: Literal["time", "memory"] = "time"
     their_chunk_size: int | None = None
-    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

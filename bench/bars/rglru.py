@@ -9,9 +9,6 @@ measured beside both, and torch's own ways to compute the operation, without a b
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...analysis.counts import count
 from .model import COPY, Bar, Setting, Side, Subject
 
 UNFUSED = "fla.fused_recurrent_hgrn"
@@ -25,17 +22,8 @@ TORCH_STEPS = 2048
 """Steps at which the loop over time in eager torch, and what torch.compile takes to compile, are worth the wait."""
 
 
-def _copy_bars(sizes: dict[str, int], shares: dict[str, float]) -> tuple[Bar, ...]:
-    return tuple(
-        Bar(ours="fused", theirs=COPY, mode=mode, ratio=share, bytes=round(compulsory_bytes(mode, sizes)))
-        for mode, share in shares.items()
-    )
-
-
-def compulsory_bytes(mode: str, sizes: dict[str, int]) -> float:
-    """Return the bytes of bf16 inputs and outputs, each once a pass."""
-    options: dict[str, Any] = {"mode": mode, "dtype": "bf16", **sizes}
-    return count("rglru", formulation="fused", **options).compulsory_bytes
+def _copy_bars(shares: dict[str, float]) -> tuple[Bar, ...]:
+    return tuple(Bar(ours="fused", theirs=COPY, mode=mode, ratio=share) for mode, share in shares.items())
 
 
 def _attention(sizes: dict[str, int]) -> Side:
@@ -56,7 +44,7 @@ def _operation(seq_len: int) -> Setting:
         op="rglru",
         sizes=sizes,
         sides=(Side(impl="fused"), *others, _attention(sizes)),
-        bars=(*_copy_bars(sizes, COPY_SHARES[seq_len]), *ahead),
+        bars=(*_copy_bars(COPY_SHARES[seq_len]), *ahead),
     )
 
 
@@ -82,7 +70,7 @@ SUBJECT = Subject(
             op="rglru",
             sizes=LONG,
             sides=(Side(impl="fused"), Side(impl="chunked")),
-            bars=_copy_bars(LONG, {"fw": LONG_SHARE, "fwbw": LONG_SHARE}),
+            bars=_copy_bars({"fw": LONG_SHARE, "fwbw": LONG_SHARE}),
         ),
         *(_layer(seq_len) for seq_len in COPY_SHARES),
         Setting(

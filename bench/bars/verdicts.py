@@ -20,7 +20,7 @@ class Measured:
         side: the implementation, or :data:`~.model.COPY`.
         memory_bytes: peak of one call above its inputs.
         remark: what is wrong with it, although it was timed or because it was not.
-        copied_bytes: of the copy: read and written by each sample.
+        moved_bytes: compulsory bytes of the problem; of the copy, read and written by each sample.
     """
 
     side: str
@@ -29,7 +29,7 @@ class Measured:
     samples_ms: Sequence[float]
     memory_bytes: int | None = None
     remark: str | None = None
-    copied_bytes: int | None = None
+    moved_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,19 +118,25 @@ def _judge(bar: Bar, measured: Sequence[Measured]) -> Verdict:
     ours = _fastest(measured, bar.ours, bar.mode)
     theirs = _fastest(measured, bar.theirs, bar.mode, bar.their_chunk_size)
     if isinstance(ours, str) or isinstance(theirs, str):
-        words = [side if isinstance(side, str) else _words(side, bar) for side in (ours, theirs)]
+        words = [side if isinstance(side, str) else _words(side, bar, side.samples_ms) for side in (ours, theirs)]
         return Verdict(bar=bar, ours=words[0], theirs=words[1], ratio=None, interval=None)
     ratio: float | None
     interval: Interval | None
+    their_samples = theirs.samples_ms if theirs.side != COPY else _as_if_copied(ours, theirs)
     if bar.quantity == "memory":
         ratio = interval = None
         if ours.memory_bytes and theirs.memory_bytes is not None:
             ratio = theirs.memory_bytes / ours.memory_bytes
     else:
-        their_samples = _scaled(theirs, bar)
         ratio = median(their_samples) / median(ours.samples_ms)
         interval = bootstrap_ratio_interval(their_samples, ours.samples_ms)
-    return Verdict(bar=bar, ours=_words(ours, bar), theirs=_words(theirs, bar), ratio=ratio, interval=interval)
+    return Verdict(
+        bar=bar,
+        ours=_words(ours, bar, ours.samples_ms),
+        theirs=_words(theirs, bar, their_samples),
+        ratio=ratio,
+        interval=interval,
+    )
 
 
 def _fastest(measured: Sequence[Measured], side: str, mode: str, chunk_size: int | None = None) -> Measured | str:
@@ -147,20 +153,18 @@ def _fastest(measured: Sequence[Measured], side: str, mode: str, chunk_size: int
     return f"{side}: {'; '.join(reasons) or 'was not measured'}"
 
 
-def _scaled(entry: Measured, bar: Bar) -> list[float]:
-    """The samples; those of the copy as if it moved the bar's bytes."""
-    if entry.side != COPY:
-        return list(entry.samples_ms)
-    if bar.bytes is None or entry.copied_bytes is None:
-        raise ValueError(f"a bar of {bar.ours} against the copy must name its compulsory bytes, got None")
-    return [sample * bar.bytes / entry.copied_bytes for sample in entry.samples_ms]
+def _as_if_copied(ours: Measured, copy: Measured) -> list[float]:
+    """The copy's samples as if it moved the bytes of ours."""
+    if ours.moved_bytes is None or copy.moved_bytes is None:
+        raise ValueError(f"compulsory bytes of {ours.side}, {ours.mode}, must be counted to hold it against the copy")
+    return [sample * ours.moved_bytes / copy.moved_bytes for sample in copy.samples_ms]
 
 
-def _words(entry: Measured, bar: Bar) -> str:
+def _words(entry: Measured, bar: Bar, samples_ms: Sequence[float]) -> str:
     if bar.quantity == "memory":
         value = "no memory figure" if entry.memory_bytes is None else f"{entry.memory_bytes / 2**30:.3g} GiB"
     else:
-        value = f"{median(_scaled(entry, bar)):.3g} ms"
+        value = f"{median(samples_ms):.3g} ms"
     chunk = _chunk(entry)
     return f"{entry.side}{f' ({chunk})' if chunk else ''} {value}"
 

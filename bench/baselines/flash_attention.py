@@ -22,7 +22,6 @@ _attention = partial(
     plan="bench.baselines.plans:attention_sizes",
     supports="bench.baselines.flash_attention:supports",
     dtypes=("bf16", "fp16"),
-    same_math=False,
     licence="BSD-3-Clause",
 )
 

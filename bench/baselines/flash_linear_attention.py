@@ -56,7 +56,6 @@ BASELINES = (
         name="fla.chunk_gla",
         op="gla",
         build="bench.baselines.flash_linear_attention:build_gla",
-        same_math=False,
         settings="chunk_gla, log decay [B, T, H, K] in the activations' dtype as in its layer; chunk 64 (fixed)",
     ),
     _fla(
@@ -64,7 +63,6 @@ BASELINES = (
         op="gla",
         build="bench.baselines.flash_linear_attention:build_fused_gla",
         chunk_sizes=(),
-        same_math=False,
         tested="0.4.0",
         known_bad=(
             KnownBad(
@@ -86,7 +84,6 @@ BASELINES = (
         kernels=("tfla", "lightning"),
         build="bench.baselines.flash_linear_attention:build_lightning",
         plan="bench.baselines.plans:lightning_sizes",
-        same_math=False,
         settings=(
             "the body of chunk_lightning_attn: chunk_simple_gla with one log decay per head, g_gamma = -slope, and "
             "scale 1; chunk 64"

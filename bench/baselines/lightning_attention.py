@@ -25,7 +25,6 @@ BASELINES = (
         plan="bench.baselines.plans:lightning_sizes",
         supports="bench.baselines.lightning_attention:supports",
         dtypes=("bf16", "fp16"),
-        same_math=False,
         settings="lightning_attn_func with slopes [H, 1, 1]; blocks of 64 (32 backward) are fixed in its source",
         licence="MIT",
     ),

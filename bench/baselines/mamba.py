@@ -33,7 +33,6 @@ BASELINES = (
         plan="bench.baselines.plans:mamba_sizes",
         supports="bench.baselines.mamba:supports_selective_scan",
         dtypes=("bf16", "fp16", "fp32"),
-        same_math=False,
         settings=(
             "selective_scan_fn without D, z and bias, delta already positive; A [D, 16] in float32; [B, D, T] and "
             "[B, N, T] layouts; 4096 channels at embedding 4096"

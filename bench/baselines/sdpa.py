@@ -22,7 +22,6 @@ _attention = partial(
     op="attention",
     kernels=("tfla", "lightning", "rglru"),
     plan="bench.baselines.plans:attention_sizes",
-    same_math=False,
     licence="BSD-3-Clause",
 )
 _LAYOUT = (

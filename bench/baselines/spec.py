@@ -50,7 +50,6 @@ class Baseline:
         plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens
             and embedding dim. None: the same sizes.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis.
-        same_math: whether it computes one of the kernel family's own operations (and is checked numerically).
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         known_bad: combinations known not to work.
         settings: the settings used and why they are the authors' own.
@@ -71,7 +70,6 @@ class Baseline:
     dtypes: tuple[str, ...] = ("bf16",)
     devices: tuple[str, ...] = ("cuda",)
     chunk_sizes: tuple[int, ...] = ()
-    same_math: bool = True
     supports: str | None = None
     known_bad: tuple[KnownBad, ...] = ()
     settings: str = ""

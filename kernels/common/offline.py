@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,9 +168,3 @@ def _cuobjdump(cubin: bytes, what: str) -> str:
         file.flush()
         report = subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True)
     return report.stdout + report.stderr
-
-
-def resources_table(launches: Sequence[Launch], capability: int) -> list[Resources]:
-    """Compile launches for compute capability ``capability``, equal ones once, and return a row for each."""
-    distinct = {launch.compile_key(): launch for launch in launches}
-    return [compile_launch(launch, capability) for launch in distinct.values()]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lrbench.analysis.counts import count_case
 from lrbench.bench import store
 from lrbench.bench.bars import command, gpu, mlstm_cpu
 from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
@@ -26,7 +27,7 @@ SETTING = Setting(
     bars=(
         Bar(ours="torch", theirs="parallel", mode="fw", ratio=1e-6),
         Bar(ours="torch", theirs="torch", mode="fwbw", ratio=1e6),
-        Bar(ours="torch", theirs=COPY, mode="fw", ratio=1e-9, bytes=1),
+        Bar(ours="torch", theirs=COPY, mode="fw", ratio=1e-9),
     ),
 )
 SUBJECT = Subject(name="trial", kernel="tfla", summary="A trial.", settings=(SETTING,))
@@ -68,12 +69,13 @@ def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
 
 
 def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
-    bar = Bar(ours="default", theirs=COPY, mode="fw", ratio=0.8, bytes=500)
-    copy = Measured(side=COPY, mode="", samples_ms=[4.0] * 8, copied_bytes=2000)
-    (verdict,) = judge([bar], [entry("default", 64, [1.25] * 8), copy])
+    bar = Bar(ours="default", theirs=COPY, mode="fw", ratio=0.8)
+    copy = Measured(side=COPY, mode="", samples_ms=[4.0] * 8, moved_bytes=2000)
+    (verdict,) = judge([bar], [entry("default", 64, [1.25] * 8, moved_bytes=500), copy])
     assert verdict.ratio == pytest.approx(0.8)
-    with pytest.raises(ValueError, match="must name its compulsory bytes"):
-        judge([dataclasses.replace(bar, bytes=None)], [entry("default", 64, [1.25] * 8), copy])
+    assert verdict.theirs == "copy 1 ms"
+    with pytest.raises(ValueError, match="compulsory bytes of default, fw, must be counted"):
+        judge([bar], [entry("default", 64, [1.25] * 8), copy])
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,11 @@ def test_every_declared_side_exists_and_every_bar_has_its_sides(name: str) -> No
             for bar in setting.bars:
                 assert bar.mode != mode or {bar.ours, bar.theirs} <= sides
         assert {bar.mode for bar in setting.bars} <= set(setting.modes)
-        assert all((bar.bytes is not None) == (bar.theirs == COPY) for bar in setting.bars)
+        for bar in setting.bars:
+            if bar.theirs == COPY:
+                planned = gpu.planned_cases(subject, setting, bar.mode)
+                (ours,) = (item.case for item in planned if item.case.impl == bar.ours)
+                count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
+                assert count is not None and count.compulsory_bytes > 0
     shared = {(bar.ours, bar.theirs, bar.mode) for setting in subject.settings for bar in setting.bars}
     assert {(bar.ours, bar.theirs, bar.mode) for bar in subject.overall} <= shared

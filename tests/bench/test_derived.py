@@ -95,6 +95,11 @@ def test_provider_version_and_same_math() -> None:
     import torch
 
     assert row.same_math is False
+    # Of its own family it is the subject.
+    lightning = baselines.get_baseline("lightning", "lightning_attn.v2")
+    for kernel, same in (("tfla", False), ("lightning", True)):
+        beside = dataclasses.replace(CASE, kernel=kernel, op="lightning", impl=lightning.name, chunk_size=None)
+        assert build_record(run, PlannedCase(case=beside, target=lightning), reply).same_math is same
     assert torch.__version__.startswith(str(row.provider_version).partition("+")[0])
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from lrbench.kernels.common.offline import Launch, _specialise, compile_launch, record_launches
+from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp import project
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
 from lrbench.kernels.gated_mlp.reference import interleave_inputs, make_inputs
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES
 
 pytestmark = pytest.mark.compile
 
-CAPABILITIES = (80, 90, 100)
-MAX_STACK_BYTES = 64
-
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if triton.knobs.runtime.interpret:
-        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    require_compiler()
     # What the launcher checks is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(module, "check_kernel_support", lambda *_: None)
 
@@ -58,16 +50,6 @@ def record(
             y = fn(*leaves, activation=activation, config=config)
             torch.autograd.grad(y, leaves, torch.zeros_like(y))
     return launches
-
-
-def check(launches: list[Launch], capability: int) -> None:
-    """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame."""
-    distinct = {launch.compile_key(): launch for launch in launches}
-    compiled = [compile_launch(launch, capability) for launch in distinct.values()]
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
-    bad = [str(r) for r in compiled if r.stack_bytes > MAX_STACK_BYTES or r.shared_bytes > limit]
-    assert compiled
-    assert not bad, "\n".join(bad)
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
@@ -116,9 +98,7 @@ def hopper_tile(*, pair: bool = False) -> TileConfig:
 
 
 def compiled_text(launch: Launch, capability: int, stage: str) -> str:
-    signature, constexprs, attributes = _specialise(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options).asm[stage]
+    return compile_kernel(launch, capability).asm[stage]
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -152,10 +132,6 @@ def test_pointer_loads_are_whole_sectors(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel, so one that is added is compiled too."""
-    kernels = {
-        name
-        for name, value in inspect.getmembers(project)
-        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-    }
+    kernels = kernels_of(project)
     recorded: set[Any] = {launch.kernel.__name__ for launch in record(90, monkeypatch)}
     assert recorded == kernels

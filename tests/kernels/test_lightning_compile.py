@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-import triton
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import Launch, record_launches, resources_table
+from lrbench.kernels.common.offline import Launch, record_launches
 from lrbench.kernels.lightning import OPERATION, lightning1, lightning2, validate
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.tests.kernels.compiling import CAPABILITIES, MAX_STACK_BYTES, check, require_compiler
 
 pytestmark = pytest.mark.compile
 
-CAPABILITIES = (80, 90, 100)
 MODULES = {"lightning1": lightning1, "lightning2": lightning2}
-MAX_STACK_BYTES = 64
 FULL, FEW = 8, 1
 """Batches of 64 heads: enough of them to fill a device, and so few that lightning2's programs take fewer columns."""
 SLOW_CASES = [
@@ -31,8 +26,7 @@ SLOW_CASES = [
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if triton.knobs.runtime.interpret:
-        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(validate, "check_kernel_support", lambda q, v: None)
 
@@ -62,16 +56,6 @@ def record(
         outputs = result if carry else (result,)
         torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
     return launches
-
-
-def check(launches: Sequence[Launch], capability: int, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:
-    """Compile the launches and hold them to the chip's shared memory and to a stack frame."""
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
-    compiled = resources_table(launches, capability)
-    assert compiled
-    spills = [r for r in compiled if max_stack_bytes is not None and r.stack_bytes > max_stack_bytes]
-    assert not spills, "\n".join(map(str, spills))
-    assert all(r.shared_bytes <= limit for r in compiled)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-import triton
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import (
-    Launch,
-    Resources,
-    compile_kernel,
-    compile_launch,
-    read_instructions,
-    record_launches,
-)
+from lrbench.kernels.common.offline import Launch, compile_kernel, read_instructions, record_launches
 from lrbench.kernels.diagonal import backward, engine, forward, reduce, step
 from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
 from lrbench.kernels.rglru import OPERATION as RGLRU
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
 from lrbench.kernels.spec import Operation
+from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 
 pytestmark = pytest.mark.compile
 
-CAPABILITIES = (80, 90, 100)
-MAX_STACK_BYTES = 64
 FULL, FEW = {"batch": 8, "seq_len": 1024, "channels": 1024}, {"batch": 1, "seq_len": 1024, "channels": 2560}
 """Enough channels that states keep ahead of short tiles, and so few that the launcher takes longer ones."""
 SLOW_CASES = [
@@ -43,8 +31,7 @@ SLOW_CASES = [
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if triton.knobs.runtime.interpret:
-        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(engine, "check_kernel_support", lambda x: None)
 
@@ -70,20 +57,6 @@ def record(
         )
         torch.autograd.backward(results, [torch.zeros_like(x) for x in results])
     return launches
-
-
-def check(launches: Sequence[Launch], capability: int) -> None:
-    """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame."""
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
-    distinct = {launch.compile_key(): launch for launch in launches}
-    compiled = [compile_launch(launch, capability) for launch in distinct.values()]
-
-    def fits(resources: Resources) -> bool:
-        return resources.stack_bytes <= MAX_STACK_BYTES and resources.shared_bytes <= limit
-
-    bad = [str(resources) for resources in compiled if not fits(resources)]
-    assert compiled
-    assert not bad, "\n".join(bad)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -120,12 +93,7 @@ def test_step() -> None:
 
 def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel of the engine, so one that is added is compiled too."""
-    kernels = {
-        name
-        for module in (backward, forward, reduce, step)
-        for name, value in inspect.getmembers(module)
-        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-    }
+    kernels = kernels_of(backward, forward, reduce, step)
     recorded = {"step_kernel"}
     for name in ("fused", "chunked", "naive"):
         launches = record(RGLRU, name, 90, FULL, torch.bfloat16, monkeypatch)

@@ -5,22 +5,19 @@ The ordinary launchers run on CPU tensors with recorders in the kernels' places,
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import triton
 
 from lrbench.kernels import FAMILIES, get_operation, resolve
-from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
+from lrbench.kernels.common.offline import Launch, record_launches
 from lrbench.kernels.scalar_decay import engine, front, gates, mix, normaliser, states, step, walk
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.tests.kernels.compiling import CAPABILITIES, MAX_STACK_BYTES, check, kernels_of, require_compiler
 
 pytestmark = pytest.mark.compile
 
-CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
 TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
 """(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
@@ -38,17 +35,13 @@ WALKS = [_slow_unless(CI_WALKS, case) for case in ALL_WALKS]
 WALKS_WITH_STATE = [_slow_unless({("mlstm_exp", (128, 256))}, case) for case in ALL_WALKS]
 ALL_SWEEPS = [(op, *scheme) for op in ("mlstm_sig", "mlstm_exp") for scheme in (("xl_chunk", 256), ("limit_chunk", 64))]
 SWEEPS = [_slow_unless({("mlstm_exp", "xl_chunk", 256), ("mlstm_sig", "limit_chunk", 64)}, case) for case in ALL_SWEEPS]
-MAX_STACK_BYTES = 64
 SEQ_LEN = 1024
 MODULES = (gates, mix, normaliser, states, step, walk)
-
-compiled: dict[tuple[Any, ...], Resources] = {}
 
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if triton.knobs.runtime.interpret:
-        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
 
@@ -100,30 +93,6 @@ def flatten(result: Any) -> Iterator[torch.Tensor]:
             yield from flatten(part)
 
 
-def compile_all(launches: list[Launch], capability: int) -> list[tuple[Launch, Resources]]:
-    """Compile the launches, each that differs only in its run-time values once in this process."""
-    result = []
-    for launch in launches:
-        key = (capability, *launch.compile_key())
-        if key not in compiled:
-            compiled[key] = compile_launch(launch, capability)
-        result.append((launch, compiled[key]))
-    return result
-
-
-def check(launches: list[Launch], capability: int, *, max_stack_bytes: int | None) -> None:
-    """Compile the launches and hold them to the chip's shared memory and to a stack frame."""
-    assert launches
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
-    bad = []
-    for launch, resources in compile_all(launches, capability):
-        spills = max_stack_bytes is not None and resources.stack_bytes > max_stack_bytes
-        if spills or resources.shared_bytes > limit:
-            flags = {name: value for name, value in launch.arguments.items() if name.isupper()}
-            bad.append(f"{resources} {flags}")
-    assert not bad, "\n".join(bad)
-
-
 @pytest.mark.parametrize(("op", "head_dims"), WALKS, ids=str)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_walk(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,12 +141,7 @@ def test_step(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel of the engine, so one that is added is compiled too."""
-    kernels = {
-        name
-        for module in MODULES
-        for name, value in inspect.getmembers(module)
-        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-    }
+    kernels = kernels_of(*MODULES)
     recorded = {"step_kernel"}
     for implementation in ("tfla", "xl_chunk"):
         launches = record("mlstm_exp", implementation, 90, (64, 64), carry=True, monkeypatch=monkeypatch)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
-import triton
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import Launch, Resources, record_launches, resources_table
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.kernels.common.offline import Launch, record_launches
 from lrbench.kernels.wkv4 import OPERATION, backward, forward, scan, step
+from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 
 pytestmark = pytest.mark.compile
 
-CAPABILITIES = (80, 90, 100)
-MAX_STACK_BYTES = 64
 WIDE, NARROW = {"batch": 8, "seq_len": 512, "channels": 768}, {"batch": 1, "seq_len": 512, "channels": 32}
 SLOW_CASES = [
     (name, sizes, dtype)
@@ -29,8 +24,7 @@ SLOW_CASES = [
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if triton.knobs.runtime.interpret:
-        pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(scan, "check_kernel_support", lambda k: None)
 
@@ -52,19 +46,6 @@ def record(
         results = (y, *last[:2])
         torch.autograd.backward(results, [torch.zeros_like(x) for x in results])
     return launches
-
-
-def check(launches: list[Launch], capability: int) -> None:
-    """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame."""
-    limit = SHARED_MEMORY_BYTES[divmod(capability, 10)]
-    compiled = resources_table(launches, capability)
-
-    def fits(resources: Resources) -> bool:
-        return resources.stack_bytes <= MAX_STACK_BYTES and resources.shared_bytes <= limit
-
-    bad = [str(resources) for resources in compiled if not fits(resources)]
-    assert compiled
-    assert not bad, "\n".join(bad)
 
 
 def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +81,7 @@ def test_step() -> None:
 
 def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel, so one that is added is compiled too."""
-    kernels = {
-        name
-        for module in (backward, forward, step)
-        for name, value in inspect.getmembers(module)
-        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-    }
+    kernels = kernels_of(backward, forward, step)
     recorded = {"step_kernel"}
     for name in ("scan", "recurrent"):
         launches = record(name, 90, WIDE, torch.bfloat16, monkeypatch)
