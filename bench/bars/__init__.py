@@ -4,6 +4,7 @@
 mlstm_kernels' native chunkwise forms on this CPU, every other one a kernel family on this GPU.
 
 Sides take turns in every round, so that what else the machine does falls on all alike; of a side with a chunk length,
-the best one counts. Exit 0 if every bar is held, 1 if one is missed or could not be measured, 2 if nothing can be
+the best one counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same,
+with a remark. Exit 0 if every bar is held, 1 if one is missed or could not be measured, 2 if nothing can be
 measured here.
 """
