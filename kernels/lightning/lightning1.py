@@ -23,25 +23,27 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..scalar_decay.engine import capability, scratch
+from ..scalar_decay.engine import capability
 from .config import Lightning1Config, SweepConfig, padded, select_lightning1
 from .decays import MAX_SLOPE, head_rate, power
+from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
 
 
 @triton.jit(do_not_specialize=["T", "scale"])
 def quadratic_kernel(
-    x_ptr,
-    y_ptr,
-    z_ptr,
+    x_src,
+    y_src,
+    z_src,
     slope_ptr,
-    out_ptr,
+    out_dst,
     scale,
     T,
     H: tl.constexpr,
     DX: tl.constexpr,
     DZ: tl.constexpr,
     FUTURE: tl.constexpr,
+    USE_TMA: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_X: tl.constexpr,
@@ -62,34 +64,25 @@ def quadratic_kernel(
     # The rows with most work come first.
     tile = (pid // NZ) % tiles
     t0 = (tile if FUTURE else tiles - 1 - tile) * BLOCK_T
-    pid_bh = (pid // (NZ * tiles)).to(tl.int64)
-    batch = pid_bh // H
-    head = pid_bh % H
+    batch = pid // (NZ * tiles) // H
+    head = pid // (NZ * tiles) % H
     rate = head_rate(slope_ptr, head)
 
-    # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
-    x_offset = batch * T * (H * DX) + head * DX
-    z_offset = batch * T * (H * DZ) + head * DZ
-    x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [H * DX, 1], [BLOCK_T, BLOCK_X])
-    y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [H * DX, 1], [BLOCK_S, BLOCK_X])
-    z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [H * DZ, 1], [BLOCK_S, BLOCK_Z])
-    out_desc = tl.make_tensor_descriptor(out_ptr + z_offset, [T, DZ], [H * DZ, 1], [BLOCK_T, BLOCK_Z])
-
     offs_t = t0 + tl.arange(0, BLOCK_T)
-    x = x_desc.load([t0, 0])
+    x = load_tile(x_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
     out = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
     first = t0 if FUTURE else 0
     last = T if FUTURE else tl.minimum(t0 + BLOCK_T, T)
     for s0 in tl.range(first, last, BLOCK_S, num_stages=STAGES):
-        y = y_desc.load([s0, 0])
-        z = z_desc.load([s0, col])
+        y = load_tile(y_src, batch, head, s0, 0, T, H, DX, BLOCK_S, BLOCK_X, USE_TMA)
+        z = load_tile(z_src, batch, head, s0, col, T, H, DZ, BLOCK_S, BLOCK_Z, USE_TMA)
         offs_s = s0 + tl.arange(0, BLOCK_S)
         distance = offs_t[:, None] - offs_s[None, :]
         if FUTURE:
             distance = -distance
         scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * (power(rate, distance) * scale)
         out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
-    out_desc.store([t0, col], out.to(out_desc.dtype))
+    store_tile(out_dst, out.to(x.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
 
 
 def run_quadratic(
@@ -99,11 +92,21 @@ def run_quadratic(
     B, T, H, DZ = z.shape
     DX = x.shape[3]
     out = torch.empty_like(z)
-    triton.set_allocator(scratch)
+    use_tma = takes_descriptors(capability(z.device), x, y, z)
+    boxes = (
+        (config.block_t, padded(DX)),
+        (config.block_s, padded(DX)),
+        (config.block_s, config.block_z),
+        (config.block_t, config.block_z),
+    )
+    x_tiles, y_tiles, z_tiles, out_tiles = (
+        tiles_of(tensor, *box, use_tma=use_tma) for tensor, box in zip((x, y, z, out), boxes, strict=True)
+    )
     quadratic_kernel[(triton.cdiv(DZ, config.block_z) * triton.cdiv(T, config.block_t) * B * H,)](
-        x, y, z, slope, out, scale, T,
-        H=H, DX=DX, DZ=DZ, FUTURE=future, BLOCK_T=config.block_t, BLOCK_S=config.block_s, BLOCK_X=padded(DX),
-        BLOCK_Z=config.block_z, STAGES=config.num_stages, PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
+        x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
+        H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
+        BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
+        PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out

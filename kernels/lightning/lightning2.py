@@ -30,9 +30,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..scalar_decay.engine import capability, scratch
+from ..scalar_decay.engine import capability
 from .config import Lightning2Config, LoopConfig, padded, select_lightning2
 from .decays import head_rate, power
+from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
 
 
@@ -41,17 +42,17 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
     """Return offsets and mask of a tile [DX, BLOCK_Z] of state ``pid_bh`` [DX, DZ] (TRANSPOSED: [DZ, DX])."""
     row, column = (1, DX) if TRANSPOSED else (DZ, 1)
     offs = offs_x[:, None] * row + offs_z[None, :] * column
-    return pid_bh * DX * DZ + offs, (offs_x[:, None] < DX) & (offs_z[None, :] < DZ)
+    return pid_bh.to(tl.int64) * (DX * DZ) + offs, (offs_x[:, None] < DX) & (offs_z[None, :] < DZ)
 
 
 @triton.jit(do_not_specialize=["T", "scale"])
 def forward_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
+    q_src,
+    k_src,
+    v_src,
     slope_ptr,
     initial_ptr,
-    o_ptr,
+    o_dst,
     last_ptr,
     scale,
     T,
@@ -61,6 +62,7 @@ def forward_kernel(
     TRANSPOSED: tl.constexpr,
     HAS_START: tl.constexpr,
     HAS_END: tl.constexpr,
+    USE_TMA: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -76,33 +78,24 @@ def forward_kernel(
     NV: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
     col = (pid % NV) * BLOCK_V
-    pid_bh = (pid // NV).to(tl.int64)
-    batch = pid_bh // H
-    head = pid_bh % H
+    batch = pid // NV // H
+    head = pid // NV % H
     rate = head_rate(slope_ptr, head)
     offs_t = tl.arange(0, BLOCK_T)
     m = power(rate, offs_t[:, None] - offs_t[None, :]) * scale
     lam = power(rate, offs_t + 1) * scale
 
-    # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
-    k_offset = batch * T * (H * DK) + head * DK
-    v_offset = batch * T * (H * DV) + head * DV
-    q_desc = tl.make_tensor_descriptor(q_ptr + k_offset, [T, DK], [H * DK, 1], [BLOCK_T, BLOCK_K])
-    k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [T, DK], [H * DK, 1], [BLOCK_T, BLOCK_K])
-    v_desc = tl.make_tensor_descriptor(v_ptr + v_offset, [T, DV], [H * DV, 1], [BLOCK_T, BLOCK_V])
-    o_desc = tl.make_tensor_descriptor(o_ptr + v_offset, [T, DV], [H * DV, 1], [BLOCK_T, BLOCK_V])
-
     kv = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
     kv_offs, kv_mask = _state_offsets(
-        pid_bh, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
+        pid // NV, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
     )  # fmt: skip
     if HAS_START:
         kv += tl.load(initial_ptr + kv_offs, mask=kv_mask, other=0.0)
     for i in tl.range(0, tl.cdiv(T, BLOCK_T), num_stages=STAGES):
         t0 = i * BLOCK_T
-        q = q_desc.load([t0, 0])
-        k = k_desc.load([t0, 0])
-        v = v_desc.load([t0, col])
+        q = load_tile(q_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
+        k = load_tile(k_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
+        v = load_tile(v_src, batch, head, t0, col, T, H, DV, BLOCK_T, BLOCK_V, USE_TMA)
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
         # O = Lambda Q KV + [(Q K^T) * M] V
@@ -112,19 +105,19 @@ def forward_kernel(
         # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V
         kv *= power(rate, length)
         kv = tl.dot(tl.trans(k), (v * to_end[:, None]).to(k.dtype), kv, input_precision=PRECISION)
-        o_desc.store([t0, col], o.to(o_desc.dtype))
+        store_tile(o_dst, o.to(v.dtype), batch, head, t0, col, T, H, DV, USE_TMA)
     if HAS_END:
         tl.store(last_ptr + kv_offs, kv, mask=kv_mask)
 
 
 @triton.jit(do_not_specialize=["T", "scale"])
 def backward_kernel(
-    k_ptr,
-    q_ptr,
-    do_ptr,
+    k_src,
+    q_src,
+    do_src,
     slope_ptr,
     d_last_ptr,
-    dv_ptr,
+    dv_dst,
     d_initial_ptr,
     scale,
     T,
@@ -134,6 +127,7 @@ def backward_kernel(
     TRANSPOSED: tl.constexpr,
     HAS_START: tl.constexpr,
     HAS_END: tl.constexpr,
+    USE_TMA: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -150,33 +144,25 @@ def backward_kernel(
     NV: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
     col = (pid % NV) * BLOCK_V
-    pid_bh = (pid // NV).to(tl.int64)
-    batch = pid_bh // H
-    head = pid_bh % H
+    batch = pid // NV // H
+    head = pid // NV % H
     rate = head_rate(slope_ptr, head)
     offs_t = tl.arange(0, BLOCK_T)
     m = power(rate, offs_t[None, :] - offs_t[:, None]) * scale
     lam = power(rate, offs_t + 1) * scale
 
-    k_offset = batch * T * (H * DK) + head * DK
-    v_offset = batch * T * (H * DV) + head * DV
-    k_desc = tl.make_tensor_descriptor(k_ptr + k_offset, [T, DK], [H * DK, 1], [BLOCK_T, BLOCK_K])
-    q_desc = tl.make_tensor_descriptor(q_ptr + k_offset, [T, DK], [H * DK, 1], [BLOCK_T, BLOCK_K])
-    do_desc = tl.make_tensor_descriptor(do_ptr + v_offset, [T, DV], [H * DV, 1], [BLOCK_T, BLOCK_V])
-    dv_desc = tl.make_tensor_descriptor(dv_ptr + v_offset, [T, DV], [H * DV, 1], [BLOCK_T, BLOCK_V])
-
     dkv = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
     dkv_offs, dkv_mask = _state_offsets(
-        pid_bh, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
+        pid // NV, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
     )  # fmt: skip
     if HAS_START:
         dkv += tl.load(d_last_ptr + dkv_offs, mask=dkv_mask, other=0.0)
     blocks = tl.cdiv(T, BLOCK_T)
     for i in tl.range(0, blocks, num_stages=STAGES):
         t0 = (blocks - 1 - i) * BLOCK_T
-        k = k_desc.load([t0, 0])
-        q = q_desc.load([t0, 0])
-        do = do_desc.load([t0, col])
+        k = load_tile(k_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
+        q = load_tile(q_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
+        do = load_tile(do_src, batch, head, t0, col, T, H, DV, BLOCK_T, BLOCK_V, USE_TMA)
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
         # dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
@@ -186,7 +172,7 @@ def backward_kernel(
         # dKV = lambda^B dKV + (Lambda Q)^T dO
         dkv *= power(rate, length)
         dkv = tl.dot(tl.trans(q), (do * lam[:, None]).to(q.dtype), dkv, input_precision=PRECISION)
-        dv_desc.store([t0, col], dv.to(dv_desc.dtype))
+        store_tile(dv_dst, dv.to(do.dtype), batch, head, t0, col, T, H, DV, USE_TMA)
     if HAS_END:
         tl.store(d_initial_ptr + dkv_offs, dkv, mask=dkv_mask)
 
@@ -219,10 +205,15 @@ def run_loop(
     DX = x.shape[3]
     out = torch.empty_like(z)
     end = torch.empty(B, H, DX, DZ, device=z.device, dtype=torch.float32) if want_state else None
-    triton.set_allocator(scratch)
+    use_tma = takes_descriptors(capability(z.device), x, y, z)
+    widths = (padded(DX), padded(DX), config.block_z, config.block_z)
+    x_tiles, y_tiles, z_tiles, out_tiles = (
+        tiles_of(tensor, config.block_t, width, use_tma=use_tma)
+        for tensor, width in zip((x, y, z, out), widths, strict=True)
+    )
     kernel[(triton.cdiv(DZ, config.block_z) * B * H,)](
-        x, y, z, slope, state, out, end, scale, T,
-        H=H, DK=DX, DV=DZ, TRANSPOSED=transposed, HAS_START=state is not None, HAS_END=want_state,
+        x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
+        H=H, DK=DX, DV=DZ, TRANSPOSED=transposed, HAS_START=state is not None, HAS_END=want_state, USE_TMA=use_tma,
         BLOCK_T=config.block_t, BLOCK_K=padded(DX), BLOCK_V=config.block_z, STAGES=config.num_stages,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,

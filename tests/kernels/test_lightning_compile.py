@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import Launch, record_launches
+from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.lightning import OPERATION, lightning1, lightning2, validate
 from lrbench.tests.kernels.compiling import CAPABILITIES, MAX_STACK_BYTES, check, require_compiler
 
@@ -72,6 +72,20 @@ def test_lightning2(capability: int, head_dim: int, monkeypatch: pytest.MonkeyPa
 def test_lightning1(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = record("lightning1", capability, (128, 128), torch.bfloat16, FULL, carry=False, monkeypatch=monkeypatch)
     check(launches, capability)
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_need_no_memory_of_their_own(capability: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass allocates outputs and gradients alone, where tiles travel by descriptors (sm_90 on) and where not."""
+    launches = record(name, capability, (64, 64), torch.bfloat16, FULL, carry=False, monkeypatch=monkeypatch)
+    for launch in launches:
+        compiled = compile_kernel(launch, capability)
+        assert compiled.metadata.global_scratch_size == 0
+        text = compiled.asm["ttgir"]
+        assert ("async_tma_copy_global_to_local" in text) == (capability >= 90)
+        assert ("async_tma_copy_local_to_global" in text) == (capability >= 90)
+        assert ("warp_group_dot " in text) == (capability == 90)
 
 
 @pytest.mark.slow

@@ -168,6 +168,27 @@ def test_bad_input(implementation: str) -> None:
 
 
 @interpret
+@pytest.mark.parametrize("implementation", PAPERS)
+def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
+    """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
+    inputs = resolve(OPERATION.inputs)({**SMALL, "batch": 2}, dtype=torch.float16, device="cpu", seed=0)
+    do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        assert moved.data_ptr() % 16
+        return moved
+
+    def results(move: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = [move(inputs[name]).requires_grad_() for name in ("q", "k", "v")]
+        o = function(implementation)(*leaves, inputs["slope"])
+        return o, *torch.autograd.grad(o, leaves, move(do))
+
+    for aligned, moved in zip(results(lambda x: x), results(shifted), strict=True):
+        assert torch.equal(moved, aligned)
+
+
+@interpret
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
 def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
