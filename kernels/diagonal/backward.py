@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from .elements import (
-    _await_state,
     _decay,
     _gradient_element,
     _issue_loads,
@@ -23,7 +22,6 @@ from .elements import (
     _load_rows,
     _load_state,
     _position,
-    _publish_state,
     _rate,
     _scan_rows,
     _sigmoid,
@@ -31,6 +29,7 @@ from .elements import (
     _tile,
     _widen,
 )
+from .exchange import pass_state
 
 
 @triton.jit
@@ -134,7 +133,6 @@ def look_back_gradient_kernel(
     dc_ptr,
     dfirst_ptr,
     word_ptr,
-    ticket_ptr,
     B,
     T,
     C8,
@@ -142,23 +140,26 @@ def look_back_gradient_kernel(
     OP: tl.constexpr,
     HAS_DLAST: tl.constexpr,
     WANT_DFIRST: tl.constexpr,
+    CODE: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of tickets. Reads x, r, i, dh [B, T, C], c [C], the saved
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads x, r, i, dh [B, T, C], c [C], the saved
     states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts [tiles, B, C] and the
-    first state's gradient [B, C]; passes w on in the words [2, B, C], zero beforehand, as is the ticket.
+    first state's gradient [B, C]; passes w on in the words [2, B, C], zero before and after.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    behind, batch, block = _position(ticket, B, blocks)
-    tile = tl.cdiv(T, TILE) - 1 - behind
+    behind, batch, block = _position(B, blocks)
+    tiles = tl.cdiv(T, TILE)
+    tile = tiles - 1 - behind
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
@@ -172,14 +173,14 @@ def look_back_gradient_kernel(
     all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(
         r, dh, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
     )
-    if behind == 0:
-        state = _load_state(dlast_ptr + batch * C, offs_c, mask_c, HAS_DLAST)
-    else:
-        state = _await_state(word_ptr + ((behind + 1) % 2 * B + batch) * C, behind, offs_c, mask_c)
-    after = tl.fma(after_a, state, after_w)
-    _publish_state(word_ptr + (behind % 2 * B + batch) * C, behind, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    last = _load_state(dlast_ptr + batch * C, offs_c, mask_c, HAS_DLAST)
+    state = pass_state(
+        word_ptr, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
+        CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
+    )  # fmt: skip
     if WANT_DFIRST:
         if tile == 0:
+            after = tl.fma(after_a, state, after_w)
             _store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     w = tl.fma(before_a, state, before_w)
     total = _run_back(

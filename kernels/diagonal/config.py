@@ -37,6 +37,11 @@ class TileConfig:
         """Steps of a tile."""
         return self.block_i * self.block_o
 
+    @property
+    def channels(self) -> int:
+        """Channels of a thread."""
+        return self.block_o * self.block_c // (32 * self.num_warps)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagonalConfig:
@@ -60,6 +65,10 @@ def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | No
         )
     if chunk is not None and chunk % save:
         return f"chunks must hold whole rows of the backward pass ({save} steps), got {chunk} steps"
+    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+        if tile.channels < 1:
+            rows = f"{tile.block_o} rows of {tile.block_c} channels"
+            return f"{name} must have a channel of a row for each of its {32 * tile.num_warps} threads, got {rows}"
     return None
 
 

@@ -233,34 +233,13 @@ def _last_row(x, BLOCK_O: tl.constexpr):
 
 
 @triton.jit
-def _position(ticket, B, blocks):
-    """Return (tile, batch, block of channels) of a ticket: channels first, time last."""
+def _position(B, blocks):
+    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    pid = tl.program_id(0)
     # Unsigned, for division is shorter; two of them.
-    row = (ticket.to(tl.uint32) // blocks.to(tl.uint32)).to(tl.int32)
+    row = (pid.to(tl.uint32) // blocks.to(tl.uint32)).to(tl.int32)
     tile = (row.to(tl.uint32) // B.to(tl.uint32)).to(tl.int32)
-    return tile, (row - tile * B).to(tl.int64), ticket - row * blocks
-
-
-@triton.jit
-def _await_state(word_ptr, tile, offs_c, mask_c):
-    """Wait until the program before this one has published its state, and return it [1, BLOCK_C].
-
-    A word holds a float32 and, in its upper half, the number of the tile that waits for it: value and flag arrive in
-    one access, so no fence is needed.
-    """
-    wanted = tile.to(tl.int64)
-    word = tl.load(word_ptr + offs_c, mask=mask_c, other=0, volatile=True)
-    while tl.max(tl.where(mask_c & (word >> 32 != wanted), 1, 0), axis=0) > 0:
-        word = tl.load(word_ptr + offs_c, mask=mask_c, other=0, volatile=True)
-    return word.to(tl.int32).to(tl.float32, bitcast=True)[None, :]
-
-
-@triton.jit
-def _publish_state(word_ptr, tile, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Publish the last row of ``state`` [BLOCK_O, BLOCK_C] for the program behind this one."""
-    word = (state.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | ((tile + 1).to(tl.int64) << 32)
-    mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
-    tl.atomic_xchg(tl.broadcast_to(word_ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), word, mask=mask, sem="relaxed")
+    return tile, (row - tile * B).to(tl.int64), pid - row * blocks
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from ..scalar_decay.engine import capability
 from ..scalar_decay.validate import check_chunk_size
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import CHANNEL_MULTIPLE, DiagonalConfig, TileConfig, default_chunk_size, invalid_reason, select_config
+from .exchange import exchange_code, zero_words
 from .forward import look_back_kernel, walk_kernel
 from .reduce import merge_kernel, reduce_kernel
 from .step import step_kernel
@@ -153,10 +154,9 @@ def run_forward(
     flags = {"OP": problem.op, "WANT_LAST": problem.want_last, "SAVE": save if problem.save else 0}
     outputs = (h, _or(last, x), _or(saved, x))
     if problem.strategy == "look_back":
-        words, ticket = _words(x)
         look_back_kernel[_grid(tile, x, tile.steps)](
-            *inputs, _or(first, x), *outputs, words, ticket, B, T, C // CHANNEL_MULTIPLE, slots,
-            HAS_FIRST=first is not None, **flags, **_launch(tile),
+            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            HAS_FIRST=first is not None, **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip
         return h, last, saved
     if problem.chunk < T:
@@ -193,10 +193,9 @@ def run_backward(
     outputs = (dx, dr, _or(di, x), _or(dc, x), _or(dfirst, x))
     flags = {"OP": problem.op, "WANT_DFIRST": want_dfirst}
     if one_pass:
-        words, ticket = _words(x)
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
-            *inputs, saved, dh, _or(dlast, x), *outputs, words, ticket, B, T, C // CHANNEL_MULTIPLE, slots,
-            HAS_DLAST=dlast is not None, **flags, **_launch(tile),
+            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            HAS_DLAST=dlast is not None, **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip
     else:
         if problem.chunk < T:
@@ -249,8 +248,9 @@ def _launch(tile: TileConfig) -> dict[str, Any]:
     return options if tile.maxnreg is None else {**options, "maxnreg": tile.maxnreg}
 
 
-def _words(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return zeroed words [2, B, C] in which programs pass states on, and a zeroed ticket."""
-    B, _, C = x.shape
-    words = torch.zeros(2 * B * C + 1, device=x.device, dtype=torch.int64)
-    return words[:-1], words[-1:]
+def _exchange(tile: TileConfig, x: Tensor) -> dict[str, Any]:
+    """Return how a kernel's threads pass states on; nothing waits in the interpreter, which runs no PTX."""
+    if x.device.type == "cpu" and triton.knobs.runtime.interpret:
+        return {"CODE": "", "CONSTRAINTS": "", "PACK": 1}
+    code, constraints = exchange_code(tile.channels)
+    return {"CODE": code, "CONSTRAINTS": constraints, "PACK": tile.channels}

@@ -13,19 +13,18 @@ import triton
 import triton.language as tl
 
 from .elements import (
-    _await_state,
     _element,
     _issue_loads,
     _last_row,
     _load_inputs,
     _load_state,
     _position,
-    _publish_state,
     _rate,
     _scan_rows,
     _store_last_row,
     _tile,
 )
+from .exchange import pass_state
 
 
 @triton.jit
@@ -93,7 +92,6 @@ def look_back_kernel(
     last_ptr,
     saved_ptr,
     word_ptr,
-    ticket_ptr,
     B,
     T,
     C8,
@@ -102,23 +100,25 @@ def look_back_kernel(
     HAS_FIRST: tl.constexpr,
     WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
+    CODE: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    PACK: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
-    program that runs. Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state
-    [B, C], saved states [B, S, C]; passes states on in the words [2, B, C], zero beforehand, as is the ticket. Two
-    tiles in turn share a word: whoever overwrites it waited for a state that was made from its last one.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order that a GPU starts programs in, as prefix scans of CUB
+    rely on too: whoever waits waits for a program that runs. Reads x, r, i [B, T, C], c [C] and the first state [B, C];
+    writes h [B, T, C], the last state [B, C], saved states [B, S, C]; passes states on in the words [2, B, C], zero
+    before and after.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    tile, batch, block = _position(ticket, B, blocks)
+    tile, batch, block = _position(B, blocks)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
@@ -131,14 +131,14 @@ def look_back_kernel(
     all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(
         x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
     )
-    if tile == 0:
-        state = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
-    else:
-        state = _await_state(word_ptr + ((tile + 1) % 2 * B + batch) * C, tile, offs_c, mask_c)
-    after = tl.fma(after_a, state, after_b)
-    _publish_state(word_ptr + (tile % 2 * B + batch) * C, tile, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    first = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
+    state = pass_state(
+        word_ptr, B, C, batch, tile, tl.cdiv(T, TILE), first, after_a, after_b, offs_c, mask_c,
+        CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
+    )  # fmt: skip
     if WANT_LAST:
         if end <= TILE:
+            after = tl.fma(after_a, state, after_b)
             _store_last_row(last_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
     h = tl.fma(before_a, state, before_b)
     if SAVE > 0:

@@ -61,8 +61,8 @@ def record(
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_fused(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that the bars are about."""
-    check(record(RGLRU, "fused", capability, FULL, torch.bfloat16, monkeypatch), capability)
+    """The kernels that the bars are about; 168 registers cost them a few words of stack."""
+    check(record(RGLRU, "fused", capability, FULL, torch.bfloat16, monkeypatch), capability, max_stack_bytes=128)
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_full_product(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check(record(operation, name, capability, sizes, dtype, monkeypatch), capability)
+    check(record(operation, name, capability, sizes, dtype, monkeypatch), capability, max_stack_bytes=128)
 
 
 def test_step() -> None:
@@ -128,5 +128,5 @@ def test_one_pass_kernels_on_hopper(sizes: dict[str, int], monkeypatch: pytest.M
         tile = launch.arguments
         elements = tile["BLOCK_I"] * tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
         assert sum("MUFU" in line for line in code) <= (specials + 0.6) * elements, name
-        assert any("LDG.E.64.STRONG.SYS" in line for line in code), name
-        assert any("ATOMG.E.EXCH.64.STRONG.GPU" in line for line in code), name
+        assert any("LDG.E.64.STRONG.GPU" in line for line in code), name
+        assert any("STG.E.64.STRONG.GPU" in line for line in code), name

@@ -248,7 +248,7 @@ def test_laws_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> Non
 @gpu
 @pytest.mark.parametrize(("operation", "name"), ONE_PASS, ids=["rglru", "linear_scan"])
 def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
-    """A replay zeroes words and ticket again; stale ones would end waits before their states are there."""
+    """A replay finds its words zero again; stale ones would end waits before their states are there."""
     sizes = {"batch": 2, "seq_len": 3000, "channels": 256}
     inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
     fn = function(operation, name)
