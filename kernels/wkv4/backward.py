@@ -186,7 +186,7 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
     tl.store(dfirst_ptr + size + offs, b * scale, mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "T", "S", "G"])
+@triton.jit(do_not_specialize=["B", "T", "S"])
 def scan_gradient_kernel(
     k_ptr,
     v_ptr,
@@ -208,10 +208,10 @@ def scan_gradient_kernel(
     B,
     T,
     S,
-    G,
     C: tl.constexpr,
     WANT_DFIRST: tl.constexpr,
     HAS_DLAST: tl.constexpr,
+    LOOK: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -227,7 +227,10 @@ def scan_gradient_kernel(
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     blocks = tl.cdiv(C, BLOCK_C)
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    if LOOK > 0:
+        ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    else:
+        ticket = tl.program_id(0)
     behind = ticket // (B * blocks)
     tiles = tl.cdiv(T, TILE)
     tile = tiles - 1 - behind
@@ -273,13 +276,14 @@ def scan_gradient_kernel(
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
-    o, a, b = _look_back(
-        word_ptr + batch * C, tiles, behind, stride, G, TILE * w, -first_m, all_a, all_b, offs_o, offs_c, mask_c,
-        BLOCK_O,
-    )  # fmt: skip
-    last_o, last_a, last_b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
-    last_o -= tl.maximum(T - (tile + 1) * TILE, 0).to(tl.float32) * w
-    o, a, b = _add(o, a, b, last_o, last_a, last_b)
+    o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
+    if LOOK > 0:
+        behind_o, behind_a, behind_b = _look_back(
+            word_ptr + batch * C, tiles, behind, stride, TILE * w, -first_m, all_a, all_b, offs_o, offs_c, mask_c,
+            BLOCK_O, LOOK,
+        )  # fmt: skip
+        o -= tl.maximum(T - (tile + 1) * TILE, 0).to(tl.float32) * w
+        o, a, b = _add(behind_o, behind_a, behind_b, o, a, b)
     # In the last tile nothing but the last state's gradients comes in, on its own exponent.
     end = tl.load(
         saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (TILE // BLOCK_I) * C + offs_c,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..diagonal.config import CHANNEL_MULTIPLE, TileConfig
-from ..scalar_decay.config import next_power_of_two
-
-MIN_GROUP = 32
-"""Tiles of a group at least: fewer, and short sequences would wait twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +14,19 @@ class WkvConfig:
 
     Attributes:
         reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
+        look: sums that a scan's program loads at once: of up to that many earlier tiles, one of them of all further.
     """
 
     forward: TileConfig
     backward: TileConfig
     reload: bool = True
+    look: int = 16
 
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
     """Return why the launches cannot run, or None; a walk has rows of a single warp's threads, one a tile."""
+    if config.look < 2 or config.look & (config.look - 1):
+        return f"look must be a power of two >= 2, got {config.look}"
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
         for field in ("block_i", "block_o", "block_c", "num_warps"):
             value = getattr(tile, field)
@@ -37,6 +36,10 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
             return f"{name}.block_o must be 1 for a walk, got {tile.block_o}"
         if not walk and tile.block_o < 2:
             return f"{name}.block_o must be at least 2 for a scan, got {tile.block_o}"
+        # Else threads would hold a word twice, and see it at two moments.
+        if not walk and config.look * tile.block_c < 32 * tile.num_warps:
+            threads = 32 * tile.num_warps
+            return f"look * {name}.block_c must be at least the {threads} threads, got {config.look} * {tile.block_c}"
     return None
 
 
@@ -89,11 +92,6 @@ def _config_of(strategy: str, sizes: Mapping[str, int], dtype: str, capability: 
         channels=sizes["channels"],
         saving=True,
     )
-
-
-def group_size(tiles: int) -> int:
-    """Return how many tiles are added one by one before sums of groups serve: few rows to add either way."""
-    return max(MIN_GROUP, next_power_of_two(math.isqrt(tiles)))
 
 
 def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

@@ -15,6 +15,9 @@ import triton.language as tl
 EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
 
+EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
+"""The word of that exponent."""
+
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_RATIO = tl.constexpr(40.0)
 """Logarithm of how much heavier than a token its past can be: e^-40 is far below float32's epsilon, and two such
@@ -139,76 +142,69 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
 
 
 @triton.jit
-def _add_published(
-    word_ptr, size, stride, first, last, near, step, lag, m, a, b, offs_o, offs_c, mask_c, BLOCK_O: tl.constexpr
-):
-    """Return elements [BLOCK_O, BLOCK_C] plus those that other programs publish in rows ``first`` up to ``last``.
-
-    Waits for them. Row o of the result takes every BLOCK_O-th, so the order of a sum depends on neither time nor
-    programs. Published row j lies near - j * step tiles before the sum's position, and a tile decays by ``lag``.
-    """
-    for start in range(first, last, BLOCK_O):
-        rows = start + offs_o
-        mask = (rows < last)[:, None] & mask_c[None, :]
-        at = word_ptr + rows.to(tl.int64)[:, None] * stride + offs_c[None, :]
-        pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
-        exponent = tl.load(at + size, mask=mask, other=1 << 32, volatile=True)
-        while _is_missing(pair, exponent):
-            pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
-            exponent = tl.load(at + size, mask=mask, other=1 << 32, volatile=True)
-        distance = (near - rows * step).to(tl.float32)[:, None]
-        new_m = tl.where(mask, exponent.to(tl.int32).to(tl.float32, bitcast=True) - distance * lag, EMPTY)
-        new_a = tl.where(mask, (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True), 0.0)
-        new_b = tl.where(mask, pair.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
-        m, a, b = _add(m, a, b, new_m, new_a, new_b)
-    return m, a, b
+def _load_words(at, size, mask):
+    """Load words [LOOK, BLOCK_C]: zero where nobody has written yet, an empty sum's outside of the mask."""
+    pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
+    exponent = tl.load(at + size, mask=mask, other=EMPTY_WORD, volatile=True)
+    return pair, exponent
 
 
 @triton.jit
 def _is_missing(pair, exponent):
     """Return whether a word is still zero."""
-    there = ((pair >> 32) != 0) & (exponent != 0)
+    there = ((pair >> 32).to(tl.int32) != 0) & ((exponent >> 32).to(tl.int32) != 0)
     return tl.min(tl.min(there.to(tl.int32), axis=1), axis=0) == 0
 
 
 @triton.jit
-def _total(m, a, b):
-    """Return the sum of all rows [1, BLOCK_C] of elements at the same position."""
-    m, a, b = tl.reduce((m, a, b), 0, _add)
-    return m[None, :], a[None, :], b[None, :]
+def _plus(a1, b1, a2, b2):
+    return a1 + a2, b1 + b2
 
 
 @triton.jit
 def _look_back(
-    word_ptr, tiles, position, stride, G, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c, BLOCK_O: tl.constexpr
-):
+    word_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
+    BLOCK_O: tl.constexpr, LOOK: tl.constexpr,
+):  # fmt: skip
     """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
 
-    Tiles decay by ``lag`` and count from 0 on. All of a group's are added one by one, groups before as the sums that
-    their last tiles publish: whoever waits, waits for one program that waits itself at most.
+    Tiles decay by ``lag`` and count from 0 on. LOOK / 2 of them are a group, whose last tile also publishes the sum of
+    all tiles up to its far end. A tile adds up the tiles of its own group before it, those of the group before, and
+    what the last tile of the group before that published, long ago: LOOK words that are loaded at once. The order of
+    the sum depends on neither time nor programs.
+
+    A channel's word must not be held by two threads, one of which might read it later than the other: LOOK * BLOCK_C is
+    at least the number of threads.
 
     Args:
         word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
         all_m, all_a, all_b: in the last row, the tile's sum at its far end.
     """
-    size = (tiles + tl.cdiv(tiles, G)) * stride
+    GROUP: tl.constexpr = LOOK // 2
+    size = (tiles + tl.cdiv(tiles, GROUP)) * stride
     last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
     _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
-    group = position // G
-    m = tl.full(all_m.shape, EMPTY, tl.float32)
-    a = tl.zeros(all_m.shape, dtype=tl.float32)
-    m, a, b = _add_published(
-        word_ptr, size, stride, group * G, position, position - 1, 1, lag, m, a, a, offs_o, offs_c, mask_c, BLOCK_O
-    )
-    group_ptr = word_ptr + tiles * stride
-    if position % G == G - 1:
-        group_m, group_a, group_b = _total(m, a, b)
-        group_m, group_a, group_b = _add(group_m - lag, group_a, group_b, all_m, all_a, all_b)
-        _publish(group_ptr + group * stride, size, group_m, group_a, group_b, offs_c, last_row)
-    m, a, b = _add_published(
-        group_ptr, size, stride, 0, group, position - G, G, lag, m, a, b, offs_o, offs_c, mask_c, BLOCK_O
-    )
-    return _total(m, a, b)
+    group = position // GROUP
+    index = tl.arange(0, LOOK)
+    tile = (group - 1) * GROUP - 1 + index
+    mask = ((tile >= 0) & (tile < position))[:, None] & mask_c[None, :]
+    row = tl.where(index == 0, tiles + group - 2, tile)
+    at = word_ptr + row.to(tl.int64)[:, None] * stride + offs_c[None, :]
+    pair, exponent = _load_words(at, size, mask)
+    while _is_missing(pair, exponent):
+        pair, exponent = _load_words(at, size, mask)
+    new_m = exponent.to(tl.int32).to(tl.float32, bitcast=True)
+    new_m -= (position - 1 - tile).to(tl.float32)[:, None] * lag
+    m = tl.max(new_m, axis=0)[None, :]
+    scale = _exp(new_m - m)
+    a = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True) * scale
+    b = pair.to(tl.int32).to(tl.float32, bitcast=True) * scale
+    a, b = tl.reduce((a, b), 0, _plus)
+    a, b = a[None, :], b[None, :]
+    if position % GROUP == GROUP - 1:
+        group_m, group_a, group_b = _add(m - lag, a, b, all_m, all_a, all_b)
+        _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
+    return m, a, b
 
 
 @triton.jit

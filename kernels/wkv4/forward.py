@@ -116,7 +116,7 @@ def _rerun_rows(
     return m, num, den
 
 
-@triton.jit(do_not_specialize=["B", "T", "S", "G"])
+@triton.jit(do_not_specialize=["B", "T", "S"])
 def scan_kernel(
     k_ptr,
     v_ptr,
@@ -133,12 +133,12 @@ def scan_kernel(
     B,
     T,
     S,
-    G,
     C: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
     RELOAD: tl.constexpr,
+    LOOK: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -147,14 +147,17 @@ def scan_kernel(
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
     program that runs. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the
-    last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums of tiles, and of groups of G tiles,
-    pass through the words [2, tiles + groups, B, C], zero beforehand, as is the ticket. RELOAD reads k and v again for
-    the outputs, from the cache, instead of holding them in registers.
+    last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
+    [2, tiles + groups, B, C], zero beforehand, as is the ticket; LOOK = 0 says that all of time is one tile. RELOAD
+    reads k and v again for the outputs, from the cache, instead of holding them in registers.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     blocks = tl.cdiv(C, BLOCK_C)
-    ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    if LOOK > 0:
+        ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
+    else:
+        ticket = tl.program_id(0)
     tile = ticket // (B * blocks)
     batch = (ticket // blocks % B).to(tl.int64)
     offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -171,12 +174,13 @@ def scan_kernel(
     row_m, row_num, row_den = _row_sums(k, v, w, PRECISE, BLOCK_I)
     all_m, all_num, all_den, in_m, in_num, in_den = _scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
-    m, num, den = _look_back(
-        word_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, G, TILE * w, all_m, all_num, all_den, offs_o, offs_c,
-        mask_c, BLOCK_O,
-    )  # fmt: skip
-    first_m, first_num, first_den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
-    m, num, den = _add(first_m - (tile * TILE).to(tl.float32) * w, first_num, first_den, m, num, den)
+    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
+    if LOOK > 0:
+        before_m, before_num, before_den = _look_back(
+            word_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, TILE * w, all_m, all_num, all_den, offs_o, offs_c,
+            mask_c, BLOCK_O, LOOK,
+        )  # fmt: skip
+        m, num, den = _add(m - (tile * TILE).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
     if RELOAD:
         k = _load_rows(k_ptr + base, offs, left, mask, C, -float("inf"), BLOCK_I)

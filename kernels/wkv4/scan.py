@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..diagonal.config import TileConfig
 from ..scalar_decay.engine import capability
 from .backward import scan_gradient_kernel, walk_gradient_kernel
-from .config import WkvConfig, group_size, invalid_reason, select_config
+from .config import WkvConfig, invalid_reason, select_config
 from .forward import scan_kernel, walk_kernel
 from .reference import State
 from .step import step_kernel
@@ -211,9 +211,9 @@ def run_forward(
     if problem.strategy == "walk":
         walk_kernel[_grid(tile, k, T)](*tensors, B, T, slots, **flags, **_launch(tile, walk=True))
         return y, last, saved
-    words, ticket, group = _words(tile, k)
+    words, ticket, look = _words(tile, k, problem.config.look)
     scan_kernel[_grid(tile, k, tile.steps)](
-        *tensors, words, ticket, B, T, slots, group, RELOAD=problem.config.reload, **flags, **_launch(tile)
+        *tensors, words, ticket, B, T, slots, RELOAD=problem.config.reload, LOOK=look, **flags, **_launch(tile)
     )
     return y, last, saved
 
@@ -246,9 +246,9 @@ def run_backward(
     if problem.strategy == "walk":
         walk_gradient_kernel[_grid(tile, k, T)](*tensors, B, T, slots, **flags, **_launch(tile, walk=True))
     else:
-        words, ticket, group = _words(tile, k)
+        words, ticket, look = _words(tile, k, problem.config.look)
         scan_gradient_kernel[_grid(tile, k, tile.steps)](
-            *tensors, words, ticket, B, T, slots, group, **flags, **_launch(tile)
+            *tensors, words, ticket, B, T, slots, LOOK=look, **flags, **_launch(tile)
         )
     return dk, dv, dw.sum((0, 1)), du.sum((0, 1)), dfirst
 
@@ -270,11 +270,14 @@ def _launch(tile: TileConfig, *, walk: bool = False) -> dict[str, Any]:
     return options if tile.maxnreg is None else {**options, "maxnreg": tile.maxnreg}
 
 
-def _words(tile: TileConfig, k: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return zeroed words [2, tiles + groups, B, C] in which programs pass sums on, a zeroed ticket, and the number of
-    tiles of a group."""
+def _words(tile: TileConfig, k: Tensor, look: int) -> tuple[Tensor, Tensor, int]:
+    """Return zeroed words [2, tiles + groups, B, C] in which programs pass sums on, a zeroed ticket, and how many words
+    a program loads: none, and nothing is zeroed, where there is one tile."""
     B, T, C = k.shape
     tiles = triton.cdiv(T, tile.steps)
-    group = group_size(tiles)
-    words = torch.zeros(2 * (tiles + triton.cdiv(tiles, group)) * B * C + 1, device=k.device, dtype=torch.int64)
-    return words[:-1], words[-1:], group
+    if tiles == 1:
+        none = torch.empty(1, device=k.device, dtype=torch.int64)
+        return none, none, 0
+    rows = tiles + triton.cdiv(tiles, look // 2)
+    words = torch.zeros(2 * rows * B * C + 1, device=k.device, dtype=torch.int64)
+    return words[:-1], words[-1:], look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from lrbench.kernels import resolve
 from lrbench.kernels.diagonal.config import TileConfig
 from lrbench.kernels.wkv4 import OPERATION
-from lrbench.kernels.wkv4 import config as config_module
 from lrbench.kernels.wkv4.config import WkvConfig
 from lrbench.tests.kernels import laws, wkv_laws
 
@@ -24,8 +24,8 @@ def tile(block_i: int, block_o: int, block_c: int) -> TileConfig:
     return TileConfig(block_i=block_i, block_o=block_o, block_c=block_c, num_warps=1)
 
 
-LONGER_ROWS_FORWARD = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32))
-LONGER_ROWS_BACKWARD = WkvConfig(forward=tile(2, 4, 32), backward=tile(16, 2, 16), reload=False)
+LONGER_ROWS_FORWARD = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), look=2)
+LONGER_ROWS_BACKWARD = WkvConfig(forward=tile(2, 2, 32), backward=tile(16, 2, 16), reload=False, look=4)
 """Tiles so small that 19 steps are several of them, the last one ragged; 24 channels leave a block half empty."""
 WALKED = WkvConfig(forward=tile(4, 1, 32), backward=tile(8, 1, 32))
 IMPLEMENTATIONS = [("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("recurrent", WALKED)]
@@ -36,13 +36,6 @@ each_implementation = pytest.mark.parametrize(
 
 def function(name: str) -> Any:
     return resolve(OPERATION.implementation(name).call)
-
-
-@pytest.fixture(autouse=True)
-def _small_groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("interpret"):
-        # Two tiles a group, so that a few tiles are groups too.
-        monkeypatch.setattr(config_module, "MIN_GROUP", 2)
 
 
 @interpret
@@ -111,6 +104,12 @@ def test_bad_input() -> None:
         resolve(OPERATION.implementation("scan").step_call)(*good.values())
     with pytest.raises(ValueError, match=r"config: forward\.block_o must be a power of two, got 3"):
         fn(*good.values(), config=WkvConfig(forward=tile(4, 3, 16), backward=tile(4, 2, 16)))
+    with pytest.raises(
+        ValueError, match=r"config: look \* forward\.block_c must be at least the 32 threads, got 2 \* 8"
+    ):
+        fn(*good.values(), config=WkvConfig(forward=tile(4, 2, 8), backward=tile(4, 2, 16), look=2))
+    with pytest.raises(ValueError, match=r"config: look must be a power of two >= 2, got 24"):
+        fn(*good.values(), config=replace(LONGER_ROWS_FORWARD, look=24))
     with pytest.raises(ValueError, match=r"config: backward\.block_o must be 1 for a walk, got 2"):
         function("recurrent")(*good.values(), config=WkvConfig(forward=tile(4, 1, 16), backward=tile(4, 2, 16)))
     with pytest.raises(ValueError, match=r"config: forward\.block_o must be at least 2 for a scan, got 1"):
