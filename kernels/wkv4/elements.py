@@ -12,6 +12,8 @@ its channels, so time runs first within a thread, then over rows, then over prog
 import triton
 import triton.language as tl
 
+from ..diagonal.elements import _widen
+
 EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
 
@@ -24,9 +26,10 @@ MAX_RATIO = tl.constexpr(40.0)
 ratios multiplied do not overflow."""
 
 MAX_BONUS = tl.constexpr(20.0)
+MAX_LEAD = tl.constexpr(20.0)
 LEAST = tl.constexpr(2.0**-60)
-"""Of |u| and of denominators under a row's one exponent: terms lost below 2^-126, which e^u raises by 2^29 at most, are
-too small to be seen beside such a denominator."""
+"""Of |u|, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
+which e^u raises by 2^29 at most, are too small to be seen beside such a denominator."""
 
 SLOW_RATE = tl.constexpr(0.25)
 """Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
@@ -39,16 +42,6 @@ SUBROW = tl.constexpr(8)
 def _exp(x):
     """Return e^x."""
     return tl.exp2(x * LOG2E)
-
-
-@triton.jit
-def _exp_above(x, m, PRECISE: tl.constexpr):
-    """Return e^(x - m) for x at most m; unless PRECISE, from a difference of products, one instruction less."""
-    if PRECISE:
-        y = tl.exp2((x - m) * LOG2E)
-    else:
-        y = tl.exp2(tl.fma(x, LOG2E, m * -LOG2E))
-    return y
 
 
 @triton.jit
@@ -76,36 +69,58 @@ def _advance(m, num, den, k, v, w):
 
 @triton.jit
 def _reciprocal(x, PRECISE: tl.constexpr):
-    """Return 1 / x for x from 1 to e^80; unless PRECISE, of one special function."""
+    """Return 1 / x for x from 2^-60 to e^80, of one special function; PRECISE corrects it."""
+    root = tl.rsqrt(x)
+    y = root * root
     if PRECISE:
-        y = 1.0 / x
-    else:
-        root = tl.rsqrt(x)
-        y = root * root
+        y = tl.fma(tl.fma(-x, y, 1.0), y, y)
     return y
 
 
 @triton.jit
-def _row_sums(k, v, w, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return what each row adds to a state behind it: the decayed sums of its tokens."""
-    m = tl.full(k[0].shape, EMPTY, tl.float32)
-    num = tl.zeros(k[0].shape, dtype=tl.float32)
-    den = tl.zeros(k[0].shape, dtype=tl.float32)
-    SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    for start in tl.static_range(0, BLOCK_I, SUB):
-        m -= SUB * w
-        top = m
-        for n in tl.static_range(SUB):
-            top = tl.maximum(top, tl.fma(w, n + 1.0 - SUB, k[start + n].to(tl.float32)))
-        old = _exp(m - top)
-        num *= old
-        den *= old
-        m = top
-        for n in tl.static_range(SUB):
-            new = _exp_above(tl.fma(w, n + 1.0 - SUB, k[start + n].to(tl.float32)), m, PRECISE)
-            num = tl.fma(new, v[start + n].to(tl.float32), num)
-            den += new
-    return m, num, den
+def _decay(w):
+    """Return e^-w, for slow rates to half an ulp: an exponential's error would add up over the steps of a row."""
+    series = 1.0 - w * (1.0 / 5.0 - w * (1.0 / 30.0))
+    series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
+    series = 1.0 - w * (1.0 - w * 0.5 * series)
+    return tl.where(w < SLOW_RATE, series, _exp(-w))
+
+
+@triton.jit
+def _weights_under(k, top, SUB: tl.constexpr):
+    """Return e^(k - top) of SUB steps."""
+    shift = top * -LOG2E
+    weights = ()
+    for n in tl.static_range(SUB):
+        weights = weights + (tl.exp2(tl.fma(_widen(k[n]), LOG2E, shift)),)
+    return weights
+
+
+@triton.jit
+def _weights_below(k, SUB: tl.constexpr):
+    """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
+    top = _widen(k[0])
+    for n in tl.static_range(1, SUB):
+        top = tl.maximum(top, _widen(k[n]))
+    top = tl.maximum(top, EMPTY)
+    return top, _weights_under(k, top, SUB)
+
+
+@triton.jit
+def _sum_run(weights, v, decay, SUB: tl.constexpr):
+    """Return what a run of steps adds to num and den behind it, on the exponent of the weights."""
+    num = weights[0] * _widen(v[0])
+    den = weights[0]
+    for n in tl.static_range(1, SUB):
+        num = tl.fma(decay, num, weights[n] * _widen(v[n]))
+        den = tl.fma(decay, den, weights[n])
+    return num, den
+
+
+@triton.jit
+def _all_at_least(x):
+    """Return whether all denominators are large enough for terms lost under their exponent not to matter."""
+    return tl.min(tl.min(x, axis=1), axis=0) >= LEAST
 
 
 @triton.jit

@@ -14,21 +14,25 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _load_rows, _tile
+from ..diagonal.elements import _load_rows, _tile, _widen
 from .elements import (
-    LEAST,
+    EMPTY,
     MAX_BONUS,
+    MAX_LEAD,
     MAX_RATIO,
     SLOW_RATE,
     _add,
     _advance,
+    _all_at_least,
+    _decay,
     _exp,
-    _exp_above,
     _load_state,
     _look_back,
     _reciprocal,
-    _row_sums,
     _scan_rows,
+    _sum_run,
+    _weights_below,
+    _weights_under,
 )
 
 
@@ -59,41 +63,50 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _run_rows(
-    y_ptr, saved_ptr, size, k, v, m, num, den, w, u, step, offs_c, offs, left, mask_c,
-    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
-):  # fmt: skip
-    """Run through rows from the states before them, with one exponent a row; store y and the states to be saved.
+def _load_run(ptr, offs, mask, C: tl.constexpr, SUB: tl.constexpr):
+    """Load SUB steps of every row, under a mask that is the same for all: anything where it is not set."""
+    steps = ()
+    for n in tl.static_range(SUB):
+        steps = steps + (tl.load(ptr + n * C + offs, mask=mask),)
+    return steps
 
-    Returns whether that is right: the exponent serves a row whose denominators all are of ordinary size under it.
+
+@triton.jit
+def _run(
+    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run through SUB steps of every row from the states before them, all on the exponents ``top``.
+
+    Stores y and the states to be saved but the first; returns the states behind the steps and the least denominator.
     """
-    top = k[0]
-    for n in tl.static_range(1, BLOCK_I):
-        top = tl.maximum(top, k[n])
-    top = tl.maximum(m, top.to(tl.float32) + tl.maximum(u, 0.0))
-    if SAVE > 0:
-        _save_state(saved_ptr, size, m, num, den, step, offs_c, (left > 0) & mask_c, C, SAVE)
-    scale = _exp(m - top)
-    num *= scale
-    den *= scale
-    decay = _exp(-w)
-    bonus = _exp(u)
-    least = tl.where(tl.abs(u) < MAX_BONUS, 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
-    for n in tl.static_range(BLOCK_I):
-        mask = (left > n) & mask_c
+    least = tl.full(den.shape, 1.0, tl.float32)
+    for n in tl.static_range(SUB):
         if SAVE > 0:
             if n > 0 and n % SAVE == 0:
                 _save_state(saved_ptr, size, top, num, den, step + n, offs_c, mask, C, SAVE)
-        weight = _exp_above(k[n].to(tl.float32), top, PRECISE)
-        value = weight * v[n].to(tl.float32)
-        now = tl.fma(bonus, weight, den)
+        value = weights[n] * _widen(v[n])
+        now = tl.fma(bonus, weights[n], den)
         y = tl.fma(bonus, value, num) * _reciprocal(now, PRECISE)
         tl.store(y_ptr + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
         least = tl.minimum(least, now)
         num = tl.fma(decay, num, value)
-        den = tl.fma(decay, den, weight)
-    least = tl.where((left > 0) & mask_c, least, 1.0)
-    return tl.min(tl.min(least, axis=1), axis=0) >= LEAST
+        den = tl.fma(decay, den, weights[n])
+    return num, den, least
+
+
+@triton.jit
+def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return what each row adds to a state behind it, with an exponent of its own at every step."""
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = num
+    for n in range(BLOCK_I):
+        mask = (left > n) & mask_c
+        k = tl.load(k_ptr + n * C + offs, mask=mask, other=-float("inf")).to(tl.float32)
+        v = tl.load(v_ptr + n * C + offs, mask=mask, other=0.0).to(tl.float32)
+        m, num, den = _advance(m, num, den, k, v, w)
+    return m, num, den
 
 
 @triton.jit
@@ -101,7 +114,7 @@ def _rerun_rows(
     y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Run through the rows again, with an exponent of its own at every step; return the states after the last ones."""
+    """Run through the rows with an exponent of its own at every step; return the states after the last ones."""
     for n in range(BLOCK_I):
         inside = left > n
         mask = inside & mask_c
@@ -153,6 +166,9 @@ def scan_kernel(
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    LONGEST: tl.constexpr = 16 if PRECISE else 32
+    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
+    PARTS: tl.constexpr = BLOCK_I // SUB
     blocks = tl.cdiv(C, BLOCK_C)
     if LOOK > 0:
         ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
@@ -167,11 +183,31 @@ def scan_kernel(
     end = T - tile * TILE
     step = tile * TILE + offs_o * BLOCK_I
     offs, left, mask = _tile(offs_o * BLOCK_I, offs_c, mask_c, C, end)
-    k = _load_rows(k_ptr + base, offs, left, mask, C, -float("inf"), BLOCK_I)
-    v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    whole = mask & (end >= TILE)
+    all_k, all_v = (), ()
+    for part in tl.static_range(PARTS):
+        all_k = all_k + (_load_run(k_ptr + base + part * SUB * C, offs, whole, C, SUB),)
+        all_v = all_v + (_load_run(v_ptr + base + part * SUB * C, offs, whole, C, SUB),)
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    row_m, row_num, row_den = _row_sums(k, v, w, PRECISE, BLOCK_I)
+    if PARTS == 1:
+        # Else the assembler moves loads down to their first use, one wait behind the other.
+        tl.debug_barrier()
+    decay = _decay(w)
+    tops, all_weights = (), ()
+    for part in tl.static_range(PARTS):
+        top, weights = _weights_below(all_k[part], SUB)
+        part_num, part_den = _sum_run(weights, all_v[part], decay, SUB)
+        if part == 0:
+            row_m, row_num, row_den, least = top, part_num, part_den, part_den
+        else:
+            row_m, row_num, row_den = _add(row_m - SUB * w, row_num, row_den, top, part_num, part_den)
+            least = tl.minimum(least, part_den)
+        tops = tops + (top,)
+        all_weights = all_weights + (weights,)
+    # Under one exponent a run's sum may be too small to be right; so it is not in a tile that time ends in.
+    if _all_at_least(tl.where(whole, least, tl.where(mask, 0.0, 1.0))) == 0:
+        row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
     all_m, all_num, all_den, in_m, in_num, in_den = _scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
     m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
@@ -182,28 +218,42 @@ def scan_kernel(
         )  # fmt: skip
         m, num, den = _add(m - (tile * TILE).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
-    if RELOAD:
-        k = _load_rows(k_ptr + base, offs, left, mask, C, -float("inf"), BLOCK_I)
-        v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     states = S * stride
     saved_ptr += batch * S * C
-    right = _run_rows(
-        y_ptr + base, saved_ptr, states, k, v, m, num, den, w, u, step, offs_c, offs, left, mask,
-        C, SAVE, PRECISE, BLOCK_I,
-    )  # fmt: skip
-    again = right == 0
-    if WANT_LAST:
-        again = again | (end <= TILE)
-    if again:
+    if SAVE > 0:
+        _save_state(saved_ptr, states, m, num, den, step, offs_c, whole, C, SAVE)
+    if RELOAD:
+        all_k, all_v = (), ()
+        for part in tl.static_range(PARTS):
+            all_k = all_k + (_load_run(k_ptr + base + part * SUB * C, offs, whole, C, SUB),)
+            all_v = all_v + (_load_run(v_ptr + base + part * SUB * C, offs, whole, C, SUB),)
+        if PARTS == 1:
+            tl.debug_barrier()
+    bonus = _exp(u)
+    least = tl.where(tl.abs(u) < MAX_BONUS, 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
+    run_m, run_num, run_den = m, num, den
+    for part in tl.static_range(PARTS):
+        top, weights = tops[part], all_weights[part]
+        if RELOAD:
+            weights = _weights_under(all_k[part], top, SUB)
+        lead = run_m - top
+        scale = _exp(lead)
+        run_num, run_den, part_least = _run(
+            y_ptr + base + part * SUB * C, saved_ptr, states, weights, all_v[part], scale * run_num, scale * run_den,
+            top, decay, bonus, step + part * SUB, offs_c, offs, whole, C, SAVE, PRECISE, SUB,
+        )  # fmt: skip
+        run_m = top
+        least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
+    last_row = (left > 0) & (left <= BLOCK_I) & mask
+    if _all_at_least(tl.where(whole, least, tl.where(mask, 0.0, 1.0))) == 0:
         tl.debug_barrier()
-        m, num, den = _rerun_rows(
+        run_m, run_num, run_den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
             mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
-        if WANT_LAST:
-            last_row = (left > 0) & (left <= BLOCK_I) & mask
-            at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
-            _store_state(last_ptr, stride, m, num, den, at, last_row)
+    if WANT_LAST:
+        at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
+        _store_state(last_ptr, stride, run_m, run_num, run_den, at, last_row)
 
 
 @triton.jit(do_not_specialize=["B", "T", "S"])
