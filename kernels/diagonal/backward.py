@@ -22,6 +22,7 @@ from .elements import (
     _load_rows,
     _load_state,
     _position,
+    _prefetch_tile,
     _rate,
     _scan_rows,
     _sigmoid,
@@ -118,7 +119,7 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
     tl.store(dc_ptr + offs_c, total * (-8.0 * _sigmoid(c, PRECISE)), mask=mask_c)
 
 
-@triton.jit(do_not_specialize=["B", "T", "C8", "S"])
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
     x_ptr,
     r_ptr,
@@ -137,9 +138,11 @@ def look_back_gradient_kernel(
     T,
     C8,
     S,
+    ahead,
     OP: tl.constexpr,
     HAS_DLAST: tl.constexpr,
     WANT_DFIRST: tl.constexpr,
+    EVICT: tl.constexpr,
     CODE: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PACK: tl.constexpr,
@@ -165,9 +168,18 @@ def look_back_gradient_kernel(
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
     base = (batch * T + tile * TILE) * C
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, T - tile * TILE)
-    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
-    dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I, EVICT)
+    dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I, EVICT)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
+    if CODE != "":
+        then = (tile - ahead) * TILE
+        if (ahead > 0) & (then >= 0):
+            row = batch * T * C
+            _prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+            _prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+            _prefetch_tile(dh_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+            if OP == "rglru":
+                _prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
     _issue_loads()
     rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(

@@ -109,24 +109,41 @@ def _tile(offs_t, offs_c, mask_c, C, end):
 
 
 @triton.jit
-def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
+def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr, EVICT: tl.constexpr = ""):
     """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
     rows = ()
     for n in tl.static_range(BLOCK_I):
-        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
+        mask = (left > n) & mask_c
+        rows = rows + (tl.load(ptr + n * C + offs, mask=mask, other=other, eviction_policy=EVICT),)
     return rows
 
 
 @triton.jit
-def _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+def _load_inputs(
+    x_ptr, r_ptr, i_ptr, offs, left, mask_c, C,
+    OP: tl.constexpr, BLOCK_I: tl.constexpr, EVICT: tl.constexpr = "",
+):  # fmt: skip
     """Load a tile of x, r and i; a scan has no i, and gets x in its place."""
-    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
-    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I, EVICT)
+    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I, EVICT)
     if OP == "rglru":
-        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I, EVICT)
     else:
         i = x
     return x, r, i
+
+
+@triton.jit
+def _prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Bring TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector: for a later program,
+    so that memory stays busy while this one computes."""
+    SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
+    steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
+    channels = tl.minimum(first_c + tl.arange(0, BLOCK_C // SECTOR) * SECTOR, C - 1)
+    address = (ptr + steps.to(tl.int64)[:, None] * C + channels[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

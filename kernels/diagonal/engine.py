@@ -155,8 +155,8 @@ def run_forward(
     outputs = (h, _or(last, x), _or(saved, x))
     if problem.strategy == "look_back":
         look_back_kernel[_grid(tile, x, tile.steps)](
-            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
-            HAS_FIRST=first is not None, **flags, **_exchange(tile, x), **_launch(tile),
+            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots, _ahead(problem, tile, x),
+            HAS_FIRST=first is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
         return h, last, saved
     if problem.chunk < T:
@@ -194,8 +194,8 @@ def run_backward(
     flags = {"OP": problem.op, "WANT_DFIRST": want_dfirst}
     if one_pass:
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
-            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
-            HAS_DLAST=dlast is not None, **flags, **_exchange(tile, x), **_launch(tile),
+            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots, _ahead(problem, tile, x),
+            HAS_DLAST=dlast is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
     else:
         if problem.chunk < T:
@@ -248,9 +248,17 @@ def _launch(tile: TileConfig) -> dict[str, Any]:
     return options if tile.maxnreg is None else {**options, "maxnreg": tile.maxnreg}
 
 
-def _exchange(tile: TileConfig, x: Tensor) -> dict[str, Any]:
-    """Return how a kernel's threads pass states on; nothing waits in the interpreter, which runs no PTX."""
+def _ahead(problem: Problem, tile: TileConfig, x: Tensor) -> int:
+    """Return how many tiles of time ahead inputs are brought into the cache."""
+    B, _, C = x.shape
+    return triton.cdiv(problem.config.ahead, B * triton.cdiv(C, tile.block_c))
+
+
+def _exchange(problem: Problem, tile: TileConfig, x: Tensor) -> dict[str, Any]:
+    """Return how a single pass's kernel reads and how its threads pass states on; nothing waits in the interpreter,
+    which runs no PTX."""
+    evict = {"EVICT": "evict_first" if problem.config.stream else ""}
     if x.device.type == "cpu" and triton.knobs.runtime.interpret:
-        return {"CODE": "", "CONSTRAINTS": "", "PACK": 1}
+        return {**evict, "CODE": "", "CONSTRAINTS": "", "PACK": 1}
     code, constraints = exchange_code(tile.channels)
-    return {"CODE": code, "CONSTRAINTS": constraints, "PACK": tile.channels}
+    return {**evict, "CODE": code, "CONSTRAINTS": constraints, "PACK": tile.channels}

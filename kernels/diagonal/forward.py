@@ -19,6 +19,7 @@ from .elements import (
     _load_inputs,
     _load_state,
     _position,
+    _prefetch_tile,
     _rate,
     _scan_rows,
     _store_last_row,
@@ -81,7 +82,7 @@ def _run_tile(
         tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "T", "C8", "S"])
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
     x_ptr,
     r_ptr,
@@ -96,10 +97,12 @@ def look_back_kernel(
     T,
     C8,
     S,
+    ahead,
     OP: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
+    EVICT: tl.constexpr,
     CODE: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PACK: tl.constexpr,
@@ -125,7 +128,15 @@ def look_back_kernel(
     base = (batch * T + tile * TILE) * C
     end = T - tile * TILE
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, end)
-    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I, EVICT)
+    if CODE != "":
+        then = (tile + ahead) * TILE
+        if (ahead > 0) & (then < T):
+            row = batch * T * C
+            _prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+            _prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+            if OP == "rglru":
+                _prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
     _issue_loads()
     rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     all_a, all_b, after_a, after_b, before_a, before_b = _forward_tile(

@@ -173,7 +173,10 @@ def check_bad_input(operation: Operation, fn: Function, *, dtype: torch.dtype, d
 def check_steps(
     operation: Operation, step: Function, *, dtype: torch.dtype, device: str, sizes: Mapping[str, int], prefix: int
 ) -> None:
-    """Steps from the last state of a prefix give the recurrence's outputs and last state."""
+    """Steps from the last state of a prefix give the recurrence's outputs and last state.
+
+    From half-precision inputs a state is as good as the gates are made of them: to 2^-15 at every step (elements.py).
+    """
     problem = make_problem(operation, sizes, dtype=dtype, device=device, num_siblings=0)
     inputs, recurrent = problem.inputs, resolve(operation.recurrent)
 
@@ -191,4 +194,5 @@ def check_steps(
         state = after
     bound = 4 * torch.finfo(dtype).eps * float(expected.abs().max())
     assert (torch.cat(outputs, 1).double() - expected[:, prefix:]).abs().max() <= bound
-    assert (state.double() - last).abs().max() <= 16 * torch.finfo(torch.float32).eps * float(last.abs().max())
+    precision = 16 * torch.finfo(torch.float32).eps if dtype == torch.float32 else 2**-13
+    assert (state.double() - last).abs().max() <= precision * float(last.abs().max())
