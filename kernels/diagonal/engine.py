@@ -155,8 +155,8 @@ def run_forward(
     outputs = (h, _or(last, x), _or(saved, x))
     if problem.strategy == "look_back":
         look_back_kernel[_grid(tile, x, tile.steps)](
-            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots, _ahead(problem, tile, x),
-            HAS_FIRST=first is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
+            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            _ahead(problem, tile, x), HAS_FIRST=first is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
         return h, last, saved
     if problem.chunk < T:
@@ -194,8 +194,8 @@ def run_backward(
     flags = {"OP": problem.op, "WANT_DFIRST": want_dfirst}
     if one_pass:
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
-            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots, _ahead(problem, tile, x),
-            HAS_DLAST=dlast is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
+            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            _ahead(problem, tile, x), HAS_DLAST=dlast is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
     else:
         if problem.chunk < T:
