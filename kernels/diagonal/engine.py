@@ -156,7 +156,8 @@ def run_forward(
     if problem.strategy == "look_back":
         look_back_kernel[_grid(tile, x, tile.steps)](
             *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
-            _ahead(problem, tile, x), HAS_FIRST=first is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
+            _ahead(problem, tile, x), HAS_FIRST=first is not None,
+            **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
         return h, last, saved
     if problem.chunk < T:
@@ -195,7 +196,8 @@ def run_backward(
     if one_pass:
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
             *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
-            _ahead(problem, tile, x), HAS_DLAST=dlast is not None, **flags, **_exchange(problem, tile, x), **_launch(tile),
+            _ahead(problem, tile, x), HAS_DLAST=dlast is not None,
+            **flags, **_exchange(problem, tile, x), **_launch(tile),
         )  # fmt: skip
     else:
         if problem.chunk < T:
