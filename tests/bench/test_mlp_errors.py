@@ -96,8 +96,10 @@ def test_command() -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_are_as_exact_as_rounding_once() -> None:
+def test_kernels_are_as_exact_as_rounding_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernels' figures are those of the definition rounded once, and the source's."""
+    # Products split along D would round their parts too, and the eager reference more than four times.
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False)
     found = rows(
         sizes=(1024, 2048), draws=4, impls=("fused", "fused_pair", DEFINITION), against=("eager", "exact"),
         device="cuda",

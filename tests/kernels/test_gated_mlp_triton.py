@@ -83,10 +83,11 @@ def test_launches_of_its_own_choice() -> None:
 @interpret
 def test_rows_alone() -> None:
     for fn, interleaved in FORMS.values():
-        laws.check_rows_alone(
-            fn, 21, 24, 40, (0, 20), dtype=torch.float16, device="cpu", interleaved=interleaved, exact=False,
-            config=launches(SMALL),
-        )  # fmt: skip
+        for dtype in (torch.float16, torch.float32):
+            laws.check_rows_alone(
+                fn, 21, 24, 40, (0, 20), dtype=dtype, device="cpu", interleaved=interleaved, exact=False,
+                config=launches(SMALL),
+            )  # fmt: skip
 
 
 @interpret
