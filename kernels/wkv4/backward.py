@@ -19,8 +19,8 @@ pass left the state before each.
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _load_rows, _tile
-from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _look_back, _reciprocal, _weights
+from ..diagonal.elements import _tile
+from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _load_rows, _look_back, _reciprocal, _weights
 
 
 @triton.jit

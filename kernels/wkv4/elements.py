@@ -39,6 +39,15 @@ SUBROW = tl.constexpr(8)
 
 
 @triton.jit
+def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
+    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
+    rows = ()
+    for n in tl.static_range(BLOCK_I):
+        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
+    return rows
+
+
+@triton.jit
 def _exp(x):
     """Return e^x."""
     return tl.exp2(x * LOG2E)

@@ -14,7 +14,7 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _load_rows, _tile, _widen
+from ..diagonal.elements import _tile, _widen
 from .elements import (
     EMPTY,
     MAX_BONUS,
@@ -26,6 +26,7 @@ from .elements import (
     _all_at_least,
     _decay,
     _exp,
+    _load_rows,
     _load_state,
     _look_back,
     _reciprocal,
@@ -63,36 +64,100 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _load_run(ptr, offs, mask, C: tl.constexpr, SUB: tl.constexpr):
-    """Load SUB steps of every row, under a mask that is the same for all: anything where it is not set."""
-    steps = ()
-    for n in tl.static_range(SUB):
-        steps = steps + (tl.load(ptr + n * C + offs, mask=mask),)
-    return steps
+def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Load PARTS runs of SUB steps of every row, all of which are there."""
+    runs = ()
+    for part in tl.static_range(PARTS):
+        steps = ()
+        for n in tl.static_range(SUB):
+            at = ptr + (part * SUB + n) * C + offs
+            # A mask costs a register to be cleared at every load.
+            steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
+        runs = runs + (steps,)
+    return runs
+
+
+@triton.jit
+def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Return zeros in the place of PARTS runs of SUB steps."""
+    runs = ()
+    for _ in tl.static_range(PARTS):
+        steps = ()
+        for _ in tl.static_range(SUB):
+            steps = steps + (like,)
+        runs = runs + (steps,)
+    return runs
+
+
+@triton.jit
+def _sum_rows(k, v, w, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Return what each row adds to a state behind it, the least of its runs' sums of weights, the exponents of the runs
+    and the weights of all steps."""
+    decay = _decay(w)
+    m, weights = _weights_below(k[0], SUB)
+    num, den = _sum_run(weights, v[0], decay, SUB)
+    least = den
+    tops, all_weights = (m,), (weights,)
+    for part in tl.static_range(1, PARTS):
+        top, weights = _weights_below(k[part], SUB)
+        new_num, new_den = _sum_run(weights, v[part], decay, SUB)
+        m, num, den = _add(m - SUB * w, num, den, top, new_num, new_den)
+        least = tl.minimum(least, new_den)
+        tops = tops + (top,)
+        all_weights = all_weights + (weights,)
+    return m, num, den, least, tops, all_weights
 
 
 @triton.jit
 def _run(
-    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask,
-    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
+    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run through SUB steps of every row from the states before them, all on the exponents ``top``.
+    """Run through steps START to START + SUB of every row from the states before them, all on the exponents ``top``.
 
-    Stores y and the states to be saved but the first; returns the states behind the steps and the least denominator.
+    Stores y and the states to be saved but the first of a row; returns the states behind the steps and the least
+    denominator.
     """
     least = tl.full(den.shape, 1.0, tl.float32)
     for n in tl.static_range(SUB):
         if SAVE > 0:
-            if n > 0 and n % SAVE == 0:
-                _save_state(saved_ptr, size, top, num, den, step + n, offs_c, mask, C, SAVE)
+            if START + n > 0 and (START + n) % SAVE == 0:
+                _save_state(saved_ptr, size, top, num, den, step + START + n, offs_c, mask_c, C, SAVE)
         value = weights[n] * _widen(v[n])
         now = tl.fma(bonus, weights[n], den)
         y = tl.fma(bonus, value, num) * _reciprocal(now, PRECISE)
-        tl.store(y_ptr + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + (START + n) * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c)
         least = tl.minimum(least, now)
         num = tl.fma(decay, num, value)
         den = tl.fma(decay, den, weights[n])
     return num, den, least
+
+
+@triton.jit
+def _run_rows(
+    y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run through whole rows from the states before them; store y and the states to be saved.
+
+    Returns the states behind the rows, and whether everything is right: no denominator too small under its run's
+    exponent, no past too heavy.
+    """
+    decay = _decay(w)
+    bonus = _exp(u)
+    least = tl.where(tl.abs(u) < MAX_BONUS, 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
+    if SAVE > 0:
+        _save_state(saved_ptr, size, m, num, den, step, offs_c, mask_c, C, SAVE)
+    for part in tl.static_range(PARTS):
+        lead = m - tops[part]
+        scale = _exp(lead)
+        num, den, part_least = _run(
+            y_ptr, saved_ptr, size, weights[part], v[part], scale * num, scale * den, tops[part], decay, bonus, step,
+            offs_c, offs, mask_c, C, SAVE, PRECISE, part * SUB, SUB,
+        )  # fmt: skip
+        m = tops[part]
+        least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
+    return m, num, den, _all_at_least(tl.where(mask_c, least, 1.0))
 
 
 @triton.jit
@@ -183,30 +248,26 @@ def scan_kernel(
     end = T - tile * TILE
     step = tile * TILE + offs_o * BLOCK_I
     offs, left, mask = _tile(offs_o * BLOCK_I, offs_c, mask_c, C, end)
-    whole = mask & (end >= TILE)
-    all_k, all_v = (), ()
-    for part in tl.static_range(PARTS):
-        all_k = all_k + (_load_run(k_ptr + base + part * SUB * C, offs, whole, C, SUB),)
-        all_v = all_v + (_load_run(v_ptr + base + part * SUB * C, offs, whole, C, SUB),)
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    if PARTS == 1:
-        # Else the assembler moves loads down to their first use, one wait behind the other.
-        tl.debug_barrier()
-    decay = _decay(w)
-    tops, all_weights = (), ()
-    for part in tl.static_range(PARTS):
-        top, weights = _weights_below(all_k[part], SUB)
-        part_num, part_den = _sum_run(weights, all_v[part], decay, SUB)
-        if part == 0:
-            row_m, row_num, row_den, least = top, part_num, part_den, part_den
-        else:
-            row_m, row_num, row_den = _add(row_m - SUB * w, row_num, row_den, top, part_num, part_den)
-            least = tl.minimum(least, part_den)
-        tops = tops + (top,)
-        all_weights = all_weights + (weights,)
-    # Under one exponent a run's sum may be too small to be right; so it is not in a tile that time ends in.
-    if _all_at_least(tl.where(whole, least, tl.where(mask, 0.0, 1.0))) == 0:
+    whole = end >= TILE
+    right = whole
+    row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
+    row_num = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
+    row_den = row_num
+    tops = _none(row_num, 1, PARTS)[0]
+    if not RELOAD:
+        weights = _none(row_num, PARTS, SUB)
+        v = _none(row_num.to(v_ptr.dtype.element_ty), PARTS, SUB)
+    if whole:
+        k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+        v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+        if PARTS == 1:
+            # Else the assembler moves loads down to their first use, one wait behind the other.
+            tl.debug_barrier()
+        row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, PARTS, SUB)
+        right = _all_at_least(tl.where(mask, least, 1.0))
+    if right == 0:
         row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
     all_m, all_num, all_den, in_m, in_num, in_den = _scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
@@ -220,40 +281,31 @@ def scan_kernel(
     m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
     states = S * stride
     saved_ptr += batch * S * C
-    if SAVE > 0:
-        _save_state(saved_ptr, states, m, num, den, step, offs_c, whole, C, SAVE)
-    if RELOAD:
-        all_k, all_v = (), ()
-        for part in tl.static_range(PARTS):
-            all_k = all_k + (_load_run(k_ptr + base + part * SUB * C, offs, whole, C, SUB),)
-            all_v = all_v + (_load_run(v_ptr + base + part * SUB * C, offs, whole, C, SUB),)
-        if PARTS == 1:
-            tl.debug_barrier()
-    bonus = _exp(u)
-    least = tl.where(tl.abs(u) < MAX_BONUS, 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
-    run_m, run_num, run_den = m, num, den
-    for part in tl.static_range(PARTS):
-        top, weights = tops[part], all_weights[part]
+    last_m, last_num, last_den = m, num, den
+    right = whole
+    if whole:
         if RELOAD:
-            weights = _weights_under(all_k[part], top, SUB)
-        lead = run_m - top
-        scale = _exp(lead)
-        run_num, run_den, part_least = _run(
-            y_ptr + base + part * SUB * C, saved_ptr, states, weights, all_v[part], scale * run_num, scale * run_den,
-            top, decay, bonus, step + part * SUB, offs_c, offs, whole, C, SAVE, PRECISE, SUB,
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            if PARTS == 1:
+                tl.debug_barrier()
+            weights = ()
+            for part in tl.static_range(PARTS):
+                weights = weights + (_weights_under(k[part], tops[part], SUB),)
+        last_m, last_num, last_den, right = _run_rows(
+            y_ptr + base, saved_ptr, states, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask,
+            C, SAVE, PRECISE, PARTS, SUB,
         )  # fmt: skip
-        run_m = top
-        least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
-    last_row = (left > 0) & (left <= BLOCK_I) & mask
-    if _all_at_least(tl.where(whole, least, tl.where(mask, 0.0, 1.0))) == 0:
+    if right == 0:
         tl.debug_barrier()
-        run_m, run_num, run_den = _rerun_rows(
+        last_m, last_num, last_den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
             mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
     if WANT_LAST:
         at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
-        _store_state(last_ptr, stride, run_m, run_num, run_den, at, last_row)
+        last_row = (left > 0) & (left <= BLOCK_I) & mask
+        _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
 
 
 @triton.jit(do_not_specialize=["B", "T", "S"])

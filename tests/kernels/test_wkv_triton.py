@@ -56,6 +56,17 @@ def test_lengths_without_a_state(name: str, config: WkvConfig) -> None:
 
 
 @interpret
+@pytest.mark.parametrize("reload", [True, False])
+def test_rows_of_two_runs(reload: bool) -> None:
+    """Rows so long that they take two exponents."""
+    config = WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), reload=reload, look=2)
+    wkv_laws.check_matches_reference(
+        function("scan"), dtype=torch.float32, device="cpu", sizes={"batch": 1, "seq_len": 128, "channels": 16},
+        config=config,
+    )  # fmt: skip
+
+
+@interpret
 @pytest.mark.parametrize("extreme", wkv_laws.EXTREMES)
 def test_extremes(extreme: str) -> None:
     for name, config in (("scan", LONGER_ROWS_FORWARD), ("recurrent", WALKED)):
