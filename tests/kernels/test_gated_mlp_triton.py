@@ -228,39 +228,55 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
 
 @gpu
 @each_form
-def test_whole_numbers_are_exact_on_gpu(form: str) -> None:
+@pytest.mark.parametrize("sizes", [(2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)], ids=str)
+def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) -> None:
     """Small whole numbers leave no rounding: any wrong element shows, however the tiles fall."""
     fn, interleaved = FORMS[form]
+    tokens, d_model, d_ff = sizes
     generator = torch.Generator("cuda").manual_seed(0)
-    for tokens, d_model, d_ff in ((2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)):
-        x, w_up, w_gate = (
-            torch.randint(-1, 2, shape, generator=generator, device="cuda").to(torch.bfloat16)
-            for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
-        )
-        inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
-        given = interleave_inputs(inputs) if interleaved else inputs
-        y = fn(*given.values(), activation="relu")
-        exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
-        assert torch.equal(y, exact.to(torch.bfloat16))
+    x, w_up, w_gate = (
+        torch.randint(-1, 2, shape, generator=generator, device="cuda").to(torch.bfloat16)
+        for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
+    )
+    inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
+    given = interleave_inputs(inputs) if interleaved else inputs
+    y = fn(*given.values(), activation="relu")
+    exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
+    wrong = (y != exact.to(torch.bfloat16)).nonzero()
+    assert not len(wrong), f"{len(wrong)} of {y.numel()} elements differ, from {wrong[0]} to {wrong[-1]}"
 
 
 @gpu
-def test_laws_on_gpu() -> None:
-    for fn, interleaved in FORMS.values():
-        for dtype in (torch.bfloat16, torch.float32):
-            laws.check_rows_alone(
-                fn, 300, 264, 520, (0, 299), dtype=dtype, device="cuda", interleaved=interleaved, exact=False
-            )
-            for activation in ACTIVATIONS:
-                for scale in (1.0, 200.0):
-                    laws.check_matches_reference(
-                        fn, 130, 136, 264, dtype=dtype, device="cuda", activation=activation,
-                        interleaved=interleaved, gate_scale=scale,
-                    )  # fmt: skip
-    for fn in (fused, fused_save):
-        laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda")
-        laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
-        check_second_derivatives_are_refused(fn, "cuda")
+@each_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_alone_on_gpu(form: str, dtype: torch.dtype) -> None:
+    fn, interleaved = FORMS[form]
+    laws.check_rows_alone(fn, 300, 264, 520, (0, 299), dtype=dtype, device="cuda", interleaved=interleaved, exact=False)
+
+
+@gpu
+@each_form
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_over_their_range_on_gpu(form: str, dtype: torch.dtype, activation: str) -> None:
+    fn, interleaved = FORMS[form]
+    for scale in (1.0, 200.0):
+        laws.check_matches_reference(
+            fn, 130, 136, 264, dtype=dtype, device="cuda", activation=activation, interleaved=interleaved,
+            gate_scale=scale,
+        )  # fmt: skip
+
+
+@gpu
+@pytest.mark.parametrize("fn", [fused, fused_save])
+def test_laws_on_gpu(fn: laws.Function) -> None:
+    laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda")
+    laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
+    check_second_derivatives_are_refused(fn, "cuda")
+
+
+@gpu
+def test_one_tensor_of_interleaved_weights_on_gpu() -> None:
     check_one_tensor("cuda", torch.bfloat16)
 
 
