@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ..diagonal.elements import _tile
-from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _load_rows, _look_back, _reciprocal, _weights
+from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _load_rows, _look_back, _position, _reciprocal, _weights
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def scan_gradient_kernel(
     du_ptr,
     dfirst_ptr,
     word_ptr,
-    ticket_ptr,
+    spare_ptr,
     B,
     T,
     S,
@@ -218,7 +218,7 @@ def scan_gradient_kernel(
 ):
     """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of tickets. Reads k, v, dy [B, T, C], w, u [C], the saved
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads k, v, dy [B, T, C], w, u [C], the saved
     states [3, B, S, C], the last state's exponent and gradients and the first one's exponent [B, C]; writes dk, dv
     [B, T, C], the parts of dw and du [tiles, B, C] and the first state's gradients [2, B, C]; sums pass through words
     as in the forward pass.
@@ -226,16 +226,10 @@ def scan_gradient_kernel(
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    blocks = tl.cdiv(C, BLOCK_C)
-    if LOOK > 0:
-        ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    else:
-        ticket = tl.program_id(0)
-    behind = ticket // (B * blocks)
+    behind, batch, block = _position(B, C, BLOCK_C)
     tiles = tl.cdiv(T, TILE)
     tile = tiles - 1 - behind
-    batch = (ticket // blocks % B).to(tl.int64)
-    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_o = tl.arange(0, BLOCK_O)
     offs_t = (BLOCK_O - 1 - offs_o) * BLOCK_I
@@ -279,8 +273,8 @@ def scan_gradient_kernel(
     o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
     if LOOK > 0:
         behind_o, behind_a, behind_b = _look_back(
-            word_ptr + batch * C, tiles, behind, stride, TILE * w, -first_m, all_a, all_b, offs_o, offs_c, mask_c,
-            BLOCK_O, LOOK,
+            word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, TILE * w, -first_m, all_a, all_b,
+            offs_o, offs_c, mask_c, BLOCK_O, LOOK,
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * TILE, 0).to(tl.float32) * w
         o, a, b = _add(behind_o, behind_a, behind_b, o, a, b)

@@ -155,14 +155,14 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
     Value and flag of a word arrive in one access, so no fence is needed. The last bit of a is set for a flag: zero is
-    a word nobody wrote.
+    a word nobody wrote. Plain stores go to the L2 cache, and unlike atomics need not fetch what was there.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     exponent = (m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
     at = tl.broadcast_to(word_ptr + offs_c[None, :], m.shape)
-    tl.atomic_xchg(at, high | low, mask=mask, sem="relaxed")
-    tl.atomic_xchg(at + size, exponent, mask=mask, sem="relaxed")
+    tl.store(at, high | low, mask=mask)
+    tl.store(at + size, exponent, mask=mask)
 
 
 @triton.jit
@@ -186,8 +186,27 @@ def _plus(a1, b1, a2, b2):
 
 
 @triton.jit
+def _position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    # Unsigned, for division is shorter.
+    pid = tl.program_id(0).to(tl.uint32)
+    row = pid // blocks
+    tile = row // B.to(tl.uint32)
+    return tile.to(tl.int32), (row - tile * B.to(tl.uint32)).to(tl.int64), (pid - row * blocks).to(tl.int32)
+
+
+@triton.jit
+def _clear(word_ptr, size, offs_c, mask_c):
+    """Zero both words of channels."""
+    zero = tl.zeros(offs_c.shape, dtype=tl.int64)
+    tl.store(word_ptr + offs_c, zero, mask=mask_c)
+    tl.store(word_ptr + size + offs_c, zero, mask=mask_c)
+
+
+@triton.jit
 def _look_back(
-    word_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
+    word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
     BLOCK_O: tl.constexpr, LOOK: tl.constexpr,
 ):  # fmt: skip
     """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
@@ -202,12 +221,14 @@ def _look_back(
 
     Args:
         word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
+        spare_ptr: the same of the call before, which are zeroed.
         all_m, all_a, all_b: in the last row, the tile's sum at its far end.
     """
     GROUP: tl.constexpr = LOOK // 2
     size = (tiles + tl.cdiv(tiles, GROUP)) * stride
     last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
     _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
+    _clear(spare_ptr + position * stride, size, offs_c, mask_c)
     group = position // GROUP
     index = tl.arange(0, LOOK)
     tile = (group - 1) * GROUP - 1 + index
@@ -228,6 +249,7 @@ def _look_back(
     if position % GROUP == GROUP - 1:
         group_m, group_a, group_b = _add(m - lag, a, b, all_m, all_a, all_b)
         _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
+        _clear(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
     return m, a, b
 
 

@@ -29,6 +29,7 @@ from .elements import (
     _load_rows,
     _load_state,
     _look_back,
+    _position,
     _reciprocal,
     _scan_rows,
     _sum_run,
@@ -207,7 +208,7 @@ def scan_kernel(
     last_ptr,
     saved_ptr,
     word_ptr,
-    ticket_ptr,
+    spare_ptr,
     B,
     T,
     S,
@@ -223,25 +224,19 @@ def scan_kernel(
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order of tickets, so that whoever waits waits for a
-    program that runs. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the
-    last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
-    [2, tiles + groups, B, C], zero beforehand, as is the ticket; LOOK = 0 says that all of time is one tile. RELOAD
-    reads k and v again for the outputs, from the cache, instead of holding them in registers.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that whoever waits
+    waits for a program that runs. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
+    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
+    [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
+    RELOAD reads k and v again for the outputs, from the cache, instead of holding them in registers.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
     LONGEST: tl.constexpr = 16 if PRECISE else 32
     SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
     PARTS: tl.constexpr = BLOCK_I // SUB
-    blocks = tl.cdiv(C, BLOCK_C)
-    if LOOK > 0:
-        ticket = tl.atomic_add(ticket_ptr, 1, sem="relaxed").to(tl.int32)
-    else:
-        ticket = tl.program_id(0)
-    tile = ticket // (B * blocks)
-    batch = (ticket // blocks % B).to(tl.int64)
-    offs_c = ticket % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    tile, batch, block = _position(B, C, BLOCK_C)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_o = tl.arange(0, BLOCK_O)
     base = (batch * T + tile * TILE) * C
@@ -274,8 +269,8 @@ def scan_kernel(
     m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
     if LOOK > 0:
         before_m, before_num, before_den = _look_back(
-            word_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, TILE * w, all_m, all_num, all_den, offs_o, offs_c,
-            mask_c, BLOCK_O, LOOK,
+            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, TILE * w,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK,
         )  # fmt: skip
         m, num, den = _add(m - (tile * TILE).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)

@@ -17,6 +17,7 @@ from ..diagonal.config import TileConfig
 from ..scalar_decay.engine import capability
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
+from .exchange import exchange
 from .forward import scan_kernel, walk_kernel
 from .reference import State
 from .step import step_kernel
@@ -211,10 +212,10 @@ def run_forward(
     if problem.strategy == "walk":
         walk_kernel[_grid(tile, k, T)](*tensors, B, T, slots, **flags, **_launch(tile, walk=True))
         return y, last, saved
-    words, ticket, look = _words(tile, k, problem.config.look)
-    scan_kernel[_grid(tile, k, tile.steps)](
-        *tensors, words, ticket, B, T, slots, RELOAD=problem.config.reload, LOOK=look, **flags, **_launch(tile)
-    )
+    with exchange(k, triton.cdiv(T, tile.steps), problem.config.look) as (words, spare, look):
+        scan_kernel[_grid(tile, k, tile.steps)](
+            *tensors, words, spare, B, T, slots, RELOAD=problem.config.reload, LOOK=look, **flags, **_launch(tile)
+        )
     return y, last, saved
 
 
@@ -246,10 +247,10 @@ def run_backward(
     if problem.strategy == "walk":
         walk_gradient_kernel[_grid(tile, k, T)](*tensors, B, T, slots, **flags, **_launch(tile, walk=True))
     else:
-        words, ticket, look = _words(tile, k, problem.config.look)
-        scan_gradient_kernel[_grid(tile, k, tile.steps)](
-            *tensors, words, ticket, B, T, slots, LOOK=look, **flags, **_launch(tile)
-        )
+        with exchange(k, parts, problem.config.look) as (words, spare, look):
+            scan_gradient_kernel[_grid(tile, k, tile.steps)](
+                *tensors, words, spare, B, T, slots, LOOK=look, **flags, **_launch(tile)
+            )
     return dk, dv, dw.sum((0, 1)), du.sum((0, 1)), dfirst
 
 
@@ -268,16 +269,3 @@ def _launch(tile: TileConfig, *, walk: bool = False) -> dict[str, Any]:
     if not walk:
         options["BLOCK_O"] = tile.block_o
     return options if tile.maxnreg is None else {**options, "maxnreg": tile.maxnreg}
-
-
-def _words(tile: TileConfig, k: Tensor, look: int) -> tuple[Tensor, Tensor, int]:
-    """Return zeroed words [2, tiles + groups, B, C] in which programs pass sums on, a zeroed ticket, and how many words
-    a program loads: none, and nothing is zeroed, where there is one tile."""
-    B, T, C = k.shape
-    tiles = triton.cdiv(T, tile.steps)
-    if tiles == 1:
-        none = torch.empty(1, device=k.device, dtype=torch.int64)
-        return none, none, 0
-    rows = tiles + triton.cdiv(tiles, look // 2)
-    words = torch.zeros(2 * rows * B * C + 1, device=k.device, dtype=torch.int64)
-    return words[:-1], words[-1:], look

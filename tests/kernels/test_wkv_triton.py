@@ -10,7 +10,7 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.diagonal.config import TileConfig
-from lrbench.kernels.wkv4 import OPERATION
+from lrbench.kernels.wkv4 import OPERATION, exchange
 from lrbench.kernels.wkv4.config import WkvConfig
 from lrbench.tests.kernels import laws, wkv_laws
 
@@ -97,6 +97,17 @@ def test_batch_invariant() -> None:
     wkv_laws.check_batch_invariant(
         function("scan"), dtype=torch.float32, device="cpu", sizes={**SMALL, "seq_len": 9}, config=LONGER_ROWS_FORWARD
     )
+
+
+@interpret
+def test_calls_leave_words_zero_for_the_next() -> None:
+    """Equal calls in a row, which share buffers, give equal results."""
+    problem = wkv_laws.make_problem(SMALL, dtype=torch.float32, device="cpu", num_siblings=0)
+    first, *others = (laws.evaluate(problem, function("scan"), config=LONGER_ROWS_FORWARD) for _ in range(4))
+    assert all(torch.equal(first[name], x) for other in others for name, x in other.items())
+    kept = [exchange._kept[key] for key in exchange._kept if key[-1] == SMALL["channels"]]
+    assert kept and all(not words.any() for words, _ in kept)
+    assert any(spare.any() for _, spare in kept)
 
 
 @interpret
