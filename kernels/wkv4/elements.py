@@ -96,9 +96,9 @@ def _decay(w):
 
 
 @triton.jit
-def _weights_under(k, top, SUB: tl.constexpr):
-    """Return e^(k - top) of SUB steps."""
-    shift = top * -LOG2E
+def _weights_under(k, top, nothing, SUB: tl.constexpr):
+    """Return e^(k - top) of SUB steps; ``nothing`` is added to the exponents."""
+    shift = tl.fma(top, -LOG2E, nothing)
     weights = ()
     for n in tl.static_range(SUB):
         weights = weights + (tl.exp2(tl.fma(_widen(k[n]), LOG2E, shift)),)
@@ -106,13 +106,12 @@ def _weights_under(k, top, SUB: tl.constexpr):
 
 
 @triton.jit
-def _weights_below(k, SUB: tl.constexpr):
+def _weights_below(k, nothing, SUB: tl.constexpr):
     """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
-    top = _widen(k[0])
+    top = tl.maximum(nothing + EMPTY, _widen(k[0]))
     for n in tl.static_range(1, SUB):
         top = tl.maximum(top, _widen(k[n]))
-    top = tl.maximum(top, EMPTY)
-    return top, _weights_under(k, top, SUB)
+    return top, _weights_under(k, top, 0.0, SUB)
 
 
 @triton.jit

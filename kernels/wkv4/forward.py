@@ -91,16 +91,27 @@ def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 
 @triton.jit
-def _sum_rows(k, v, w, PARTS: tl.constexpr, SUB: tl.constexpr):
+def _nothing(w_ptr, offs_c, mask_c):
+    """Return zeros that are there no sooner than all loads before this line have been issued.
+
+    Whatever depends on them waits for that. The assembler otherwise moves loads down to their first use, one wait
+    behind the other; but none past a barrier.
+    """
+    tl.debug_barrier()
+    return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0
+
+
+@triton.jit
+def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
     """Return what each row adds to a state behind it, the least of its runs' sums of weights, the exponents of the runs
     and the weights of all steps."""
     decay = _decay(w)
-    m, weights = _weights_below(k[0], SUB)
+    m, weights = _weights_below(k[0], nothing, SUB)
     num, den = _sum_run(weights, v[0], decay, SUB)
     least = den
     tops, all_weights = (m,), (weights,)
     for part in tl.static_range(1, PARTS):
-        top, weights = _weights_below(k[part], SUB)
+        top, weights = _weights_below(k[part], 0.0, SUB)
         new_num, new_den = _sum_run(weights, v[part], decay, SUB)
         m, num, den = _add(m - SUB * w, num, den, top, new_num, new_den)
         least = tl.minimum(least, new_den)
@@ -257,10 +268,8 @@ def scan_kernel(
     if whole:
         k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-        if PARTS == 1:
-            # Else the assembler moves loads down to their first use, one wait behind the other.
-            tl.debug_barrier()
-        row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, PARTS, SUB)
+        nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+        row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
         right = _all_at_least(tl.where(mask, least, 1.0))
     if right == 0:
         row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
@@ -282,11 +291,10 @@ def scan_kernel(
         if RELOAD:
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
             v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-            if PARTS == 1:
-                tl.debug_barrier()
+            nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
             weights = ()
             for part in tl.static_range(PARTS):
-                weights = weights + (_weights_under(k[part], tops[part], SUB),)
+                weights = weights + (_weights_under(k[part], tops[part], nothing, SUB),)
         last_m, last_num, last_den, right = _run_rows(
             y_ptr + base, saved_ptr, states, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask,
             C, SAVE, PRECISE, PARTS, SUB,
