@@ -21,6 +21,7 @@ from .elements import (
     _load_inputs,
     _load_rows,
     _load_state,
+    _pass_state,
     _position,
     _prefetch_tile,
     _rate,
@@ -30,7 +31,6 @@ from .elements import (
     _tile,
     _widen,
 )
-from .exchange import pass_state
 
 
 @triton.jit
@@ -186,7 +186,7 @@ def look_back_gradient_kernel(
         r, dh, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
     )
     last = _load_state(dlast_ptr + batch * C, offs_c, mask_c, HAS_DLAST)
-    state = pass_state(
+    state = _pass_state(
         word_ptr, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
         CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
     )  # fmt: skip

@@ -14,8 +14,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 
@@ -58,51 +56,6 @@ def exchange_code(pack: int) -> tuple[str, str]:
         ]
     constraints = ["=&f"] * pack + ["l"] * (2 * pack) + ["r"] * pack + ["f"] * (3 * pack)
     return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
-
-
-@triton.jit
-def pass_state(
-    word_ptr, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
-    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Wait for the state before a tile, publish the one behind it, and return the former [1, BLOCK_C].
-
-    The tile's last row, whose map after_a, after_b leads behind the tile, does so for all. Words are zero before the
-    first tile and behind the last.
-
-    Args:
-        word_ptr: words [2, B, C].
-        tile, tiles: number of the tile in the order that states travel, and how many there are.
-        first: state before the first tile [1, BLOCK_C].
-        CODE, CONSTRAINTS, PACK: :func:`exchange_code` of as many channels as a thread holds; "" in the interpreter,
-            where programs run one after the other.
-    """
-    last_row = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
-    size = B.to(tl.int64) * C
-    before_ptr = word_ptr + (tile + 1) % 2 * size + batch * C
-    after_ptr = word_ptr + tile % 2 * size + batch * C
-    offs = tl.broadcast_to(offs_c[None, :], (BLOCK_O, BLOCK_C))
-    if CODE == "":
-        word = tl.load(before_ptr + offs, mask=last_row & (tile > 0), other=0)
-        state = tl.where(tile > 0, word.to(tl.int32).to(tl.float32, bitcast=True), tl.where(last_row, first, 0.0))
-        after = tl.fma(after_a, state, after_b)
-        word = (after.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | ((tile + 1).to(tl.int64) << 32)
-        tl.store(after_ptr + offs, word, mask=last_row)
-    else:
-        number = tl.where(last_row, tile, -1)
-        state = tl.inline_asm_elementwise(
-            CODE,
-            CONSTRAINTS,
-            [(before_ptr + offs).to(tl.int64), (after_ptr + offs).to(tl.int64), number, first, after_a, after_b],
-            dtype=tl.float32,
-            is_pure=False,
-            pack=PACK,
-        )
-    if tile == tiles - 1:
-        tl.debug_barrier()
-        tl.store(before_ptr + offs, tl.zeros(offs.shape, dtype=tl.int64), mask=last_row)
-        tl.store(after_ptr + offs, tl.zeros(offs.shape, dtype=tl.int64), mask=last_row)
-    return tl.sum(state, axis=0)[None, :]
 
 
 _kept: dict[tuple[int, int], Tensor] = {}

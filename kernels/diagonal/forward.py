@@ -18,6 +18,7 @@ from .elements import (
     _last_row,
     _load_inputs,
     _load_state,
+    _pass_state,
     _position,
     _prefetch_tile,
     _rate,
@@ -25,7 +26,6 @@ from .elements import (
     _store_last_row,
     _tile,
 )
-from .exchange import pass_state
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def look_back_kernel(
         x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C
     )
     first = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
-    state = pass_state(
+    state = _pass_state(
         word_ptr, B, C, batch, tile, tl.cdiv(T, TILE), first, after_a, after_b, offs_c, mask_c,
         CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
     )  # fmt: skip

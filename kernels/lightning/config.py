@@ -51,6 +51,19 @@ class Lightning1Config:
     dv: SweepConfig
 
 
+def invalid_reason(config: Lightning2Config, *, capability: tuple[int, int], item_bytes: int) -> str | None:
+    """Return why lightning2's launches cannot run, or None.
+
+    With the matrix instructions of Hopper's warpgroups Triton 3.6.0 compiles loops of one stage wrongly: results were
+    wrong, or memory beyond the tensors was touched.
+    """
+    for name in ("output", "dq", "dk", "dv"):
+        stages = getattr(config, name).num_stages
+        if stages < 2 and capability[0] == 9 and item_bytes < 4:
+            return f"{name}.num_stages must be at least 2 on compute capability 9.0, got {stages}"
+    return None
+
+
 def padded(head_dim: int) -> int:
     """Return the head dim's power of two, at least 16: what a tile that holds all of it takes."""
     return max(16, next_power_of_two(head_dim))

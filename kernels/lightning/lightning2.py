@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..scalar_decay.engine import capability
-from .config import Lightning2Config, LoopConfig, padded, select_lightning2
+from .config import Lightning2Config, LoopConfig, invalid_reason, padded, select_lightning2
 from .decays import head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
@@ -308,5 +308,7 @@ def lightning2(
             head_dim_v=v.shape[3],
             rows=v.shape[0] * v.shape[2],
         )
+    if reason := invalid_reason(config, capability=capability(v.device), item_bytes=v.element_size()):
+        raise ValueError(f"config: {reason}")
     o, last = _Lightning2.apply(q, k, v, slope, initial_state, scale, return_last_state, config)
     return (o, last) if return_last_state else o
