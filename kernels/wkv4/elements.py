@@ -181,6 +181,7 @@ def _is_missing(pair, exponent):
 
 @triton.jit
 def _plus(a1, b1, a2, b2):
+    """Return the sum of two pairs."""
     return a1 + a2, b1 + b2
 
 

@@ -51,7 +51,8 @@ def exchange(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor,
     key = (threading.get_ident(), k.device.index or 0, stream, tiles, look, B, C)
     pair = _kept.pop(key, None)
     if pair is None or pair[0].device != k.device:
-        pair = tuple(torch.zeros(count, device=k.device, dtype=torch.int64) for _ in range(2))
+        words = torch.zeros(count, device=k.device, dtype=torch.int64)
+        pair = words, words.clone()
     words, spare = pair
     yield words, spare, look
     # A launch that failed has zeroed nothing, and its buffers are not kept.

@@ -132,8 +132,8 @@ def _call(
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
     if config is None:
         config = select_config(
-            strategy=strategy, capability=capability(k.device), item_bytes=k.element_size(), channels=k.shape[2],
-            saving=save,
+            strategy=strategy, capability=capability(k.device), item_bytes=k.element_size(), batch=k.shape[0],
+            channels=k.shape[2], saving=save,
         )  # fmt: skip
     if reason := invalid_reason(config, walk=strategy == "walk"):
         raise ValueError(f"config: {reason}")
