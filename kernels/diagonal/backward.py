@@ -142,7 +142,6 @@ def look_back_gradient_kernel(
     OP: tl.constexpr,
     HAS_DLAST: tl.constexpr,
     WANT_DFIRST: tl.constexpr,
-    EVICT: tl.constexpr,
     CODE: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PACK: tl.constexpr,
@@ -168,8 +167,8 @@ def look_back_gradient_kernel(
     offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
     base = (batch * T + tile * TILE) * C
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, T - tile * TILE)
-    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I, EVICT)
-    dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I, EVICT)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
+    dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
     if CODE != "":
         then = (tile - ahead) * TILE

@@ -49,13 +49,11 @@ class DiagonalConfig:
 
     Attributes:
         ahead: how many programs ahead a program of the single pass brings inputs into the L2 cache; 0 for none.
-        stream: whether the single pass lets the L2 cache give inputs up first, which it reads once.
     """
 
     forward: TileConfig
     backward: TileConfig
     ahead: int = 0
-    stream: bool = False
 
 
 def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | None:

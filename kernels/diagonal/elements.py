@@ -109,25 +109,21 @@ def _tile(offs_t, offs_c, mask_c, C, end):
 
 
 @triton.jit
-def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr, EVICT: tl.constexpr = ""):
+def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
     """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
     rows = ()
     for n in tl.static_range(BLOCK_I):
-        mask = (left > n) & mask_c
-        rows = rows + (tl.load(ptr + n * C + offs, mask=mask, other=other, eviction_policy=EVICT),)
+        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
     return rows
 
 
 @triton.jit
-def _load_inputs(
-    x_ptr, r_ptr, i_ptr, offs, left, mask_c, C,
-    OP: tl.constexpr, BLOCK_I: tl.constexpr, EVICT: tl.constexpr = "",
-):  # fmt: skip
+def _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
     """Load a tile of x, r and i; a scan has no i, and gets x in its place."""
-    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I, EVICT)
-    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I, EVICT)
+    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
     if OP == "rglru":
-        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I, EVICT)
+        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
     else:
         i = x
     return x, r, i

@@ -157,7 +157,7 @@ def run_forward(
         look_back_kernel[_grid(tile, x, tile.steps)](
             *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
             _ahead(problem, tile, x), HAS_FIRST=first is not None,
-            **flags, **_exchange(problem, tile, x), **_launch(tile),
+            **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip
         return h, last, saved
     if problem.chunk < T:
@@ -197,7 +197,7 @@ def run_backward(
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
             *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
             _ahead(problem, tile, x), HAS_DLAST=dlast is not None,
-            **flags, **_exchange(problem, tile, x), **_launch(tile),
+            **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip
     else:
         if problem.chunk < T:
@@ -256,11 +256,9 @@ def _ahead(problem: Problem, tile: TileConfig, x: Tensor) -> int:
     return triton.cdiv(problem.config.ahead, B * triton.cdiv(C, tile.block_c))
 
 
-def _exchange(problem: Problem, tile: TileConfig, x: Tensor) -> dict[str, Any]:
-    """Return how a single pass's kernel reads and how its threads pass states on; nothing waits in the interpreter,
-    which runs no PTX."""
-    evict = {"EVICT": "evict_first" if problem.config.stream else ""}
+def _exchange(tile: TileConfig, x: Tensor) -> dict[str, Any]:
+    """Return how a kernel's threads pass states on; nothing waits in the interpreter, which runs no PTX."""
     if x.device.type == "cpu" and triton.knobs.runtime.interpret:
-        return {**evict, "CODE": "", "CONSTRAINTS": "", "PACK": 1}
+        return {"CODE": "", "CONSTRAINTS": "", "PACK": 1}
     code, constraints = exchange_code(tile.channels)
-    return {**evict, "CODE": code, "CONSTRAINTS": constraints, "PACK": tile.channels}
+    return {"CODE": code, "CONSTRAINTS": constraints, "PACK": tile.channels}

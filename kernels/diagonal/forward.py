@@ -102,7 +102,6 @@ def look_back_kernel(
     HAS_FIRST: tl.constexpr,
     WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
-    EVICT: tl.constexpr,
     CODE: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     PACK: tl.constexpr,
@@ -128,7 +127,7 @@ def look_back_kernel(
     base = (batch * T + tile * TILE) * C
     end = T - tile * TILE
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, end)
-    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I, EVICT)
+    x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
     if CODE != "":
         then = (tile + ahead) * TILE
         if (ahead > 0) & (then < T):
