@@ -21,12 +21,13 @@ from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import CHANNEL_MULTIPLE, DiagonalConfig, TileConfig, default_chunk_size, invalid_reason, select_config
 from .exchange import exchange_code, zero_words
 from .forward import look_back_kernel, walk_kernel
-from .reduce import merge_kernel, reduce_kernel
+from .reduce import merge_kernel, reduce_kernel, sum_parts_kernel
 from .step import step_kernel
 from .validate import check_kernel_support
 
 MERGE_BLOCK = 128
 STEP_BLOCK = 256
+SUM_BLOCK_N, SUM_BLOCK_C = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,17 @@ def run_backward(
             *inputs, saved, dh, _or(dlast, x), *outputs, B, T, C // CHANNEL_MULTIPLE, slots, problem.chunk, parts,
             HAS_DLAST=dlast is not None, **flags, **_launch(tile),
         )  # fmt: skip
-    return dx, dr, di, None if dc is None else dc.sum((0, 1)), dfirst
+    return dx, dr, di, None if dc is None else _sum_parts(dc), dfirst
+
+
+def _sum_parts(parts: Tensor) -> Tensor:
+    """Return the sum [C] of parts [N, B, C]; in one short launch."""
+    C = parts.shape[2]
+    total = torch.empty(C, device=parts.device, dtype=torch.float32)
+    sum_parts_kernel[(triton.cdiv(C, SUM_BLOCK_C),)](
+        parts, total, parts.numel() // C, C, BLOCK_N=SUM_BLOCK_N, BLOCK_C=SUM_BLOCK_C, num_warps=4
+    )
+    return total
 
 
 def _chunk_states(
