@@ -9,18 +9,30 @@ denominator. A and B, those of num and den after a step, and dk, dv, du follow f
     du = sum e^(u + k_t) (P_t v_t + R_t)
 
 Kept relative to the exponents of the states that they belong to, A and B run backwards through the very weights that
-the states ran forward through, none of which exceeds 1: no exponent of their own, and no rounding of one. Only between
-tiles they are sums (o, A, B) as in elements.py, with o the negative exponent of the state. dw comes from the
-derivatives X and Z of num and den by w, which run through a row forward in time and meet its outputs and, at its end,
-A and B. Row o of a tile holds the stretch BLOCK_O - 1 - o of time, so that gradients run down the rows; the forward
-pass left the state before each.
+the states ran forward through: no exponent of their own, and no rounding of one. Only between tiles they are sums
+(o, A, B) as in elements.py, with o the negative exponent of the state. dw comes from the derivatives X and Z of num and
+den by w, which run through a row forward in time and meet its outputs and, at its end, A and B. Row o of a tile holds
+the stretch BLOCK_O - 1 - o of time, so that gradients run down the rows; the forward pass left the state before each.
 """
 
 import triton
 import triton.language as tl
 
 from ..diagonal.elements import _tile
-from .elements import EMPTY, SLOW_RATE, SUBROW, _add, _exp, _load_rows, _look_back, _position, _reciprocal, _weights
+from .elements import (
+    EMPTY,
+    LEAST_GRADIENT,
+    SLOW_RATE,
+    SUBROW,
+    _add,
+    _decay,
+    _exp,
+    _load_rows,
+    _look_back,
+    _position,
+    _reciprocal,
+    _weights,
+)
 
 
 @triton.jit
@@ -61,10 +73,10 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 @triton.jit
 def _step(k, v, dy, m, num, den, w, u, n, inside, PRECISE: tl.constexpr):
-    """Run forward through step n of a run of steps.
+    """Run forward through step n of a row.
 
     A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
-    state before step n lies on m - n w. Returns the past's weight in the output, the token's times P, P and R, the
+    state before step n lies on m - n slow. Returns the past's weight in the output, the token's times P, P and R, the
     gradient of u + k, the weights of past and token in the state, and the state; a step that is not ``inside`` leaves
     the state as it is.
     """
@@ -83,9 +95,9 @@ def _step(k, v, dy, m, num, den, w, u, n, inside, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.constexpr, SUB: tl.constexpr):
-    """Run forward through SUB steps, from states, derivatives and sums to those behind them; steps beyond the end of
-    time leave them as they are.
+def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, start, left, PRECISE: tl.constexpr, SUB: tl.constexpr):
+    """Run forward through SUB steps from step ``start`` of a row, from states, derivatives and sums to those behind
+    them; steps beyond the end of time leave them as they are.
 
     a and b gather what the steps add to the gradients of the first state, where c is what is left of it.
     """
@@ -93,7 +105,7 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.c
         token_v, inside = v[n].to(tl.float32), left > n
         before_num, before_den = num, den
         past, _, p, r, d_token, old, _new, m, num, den = _step(
-            k[n].to(tl.float32), token_v, dy[n].to(tl.float32), m, num, den, w, u, n * 1.0, inside, PRECISE
+            k[n].to(tl.float32), token_v, dy[n].to(tl.float32), m, num, den, w, u, start + n * 1.0, inside, PRECISE
         )
         du += d_token
         dw = tl.fma(past, tl.fma(x, p, z * r), dw)
@@ -102,17 +114,23 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, left, PRECISE: tl.c
         a = tl.fma(c * past, p, a)
         b = tl.fma(c * past, r, b)
         c *= old
-    m -= tl.minimum(tl.maximum(left, 0), SUB).to(tl.float32) * tl.where(w < SLOW_RATE, w, 0.0)
     return m, num, den, x, z, dw, du, c, a, b
 
 
 @triton.jit
+def _change(m, end_m, w, left, BLOCK_I: tl.constexpr):
+    """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
+    steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
+    return _exp(m - end_m) * _decay(steps * tl.where(w < SLOW_RATE, w, 0.0))
+
+
+@triton.jit
 def _run_back(
-    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, w, u, offs, left, mask_c,
+    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, w, u, offs, start, left, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run forward through SUB steps from the state before them, then backward from the gradients of the state behind
-    them; store dk and dv and return the gradients of the state before them."""
+    """Run forward through SUB steps from step ``start`` of a row and the state before it, then backward from the
+    gradients of the state behind them; store dk and dv and return the gradients of the state before them."""
     steps = ()
     for n in tl.static_range(SUB):
         past, d_v, p, r, d_token, old, new, m, num, den = _step(
@@ -124,7 +142,7 @@ def _run_back(
             den,
             w,
             u,
-            n * 1.0,
+            start + n * 1.0,
             left > n,
             PRECISE,
         )
@@ -259,14 +277,14 @@ def scan_gradient_kernel(
         at, rest = base + part * SUB * C, left - part * SUB
         k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
         m, num, den, x, z, dw, du, c, a, b = _run(
-            k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, rest, PRECISE, SUB
+            k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, part * SUB, rest, PRECISE, SUB
         )
     # Where gradients come in they lie on the exponent of the state behind a row, and leave on that of its own.
     end_m = _next_exponent(
         saved_ptr, states, last_ptr + batch * C, stride, tile * TILE + offs_t + BLOCK_I, offs_c, m, left, mask,
         HAS_DLAST, C, BLOCK_I,
     )  # fmt: skip
-    change = _exp(m - end_m)
+    change = _change(m, end_m, w, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
@@ -274,7 +292,7 @@ def scan_gradient_kernel(
     if LOOK > 0:
         behind_o, behind_a, behind_b = _look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, TILE * w, -first_m, all_a, all_b,
-            offs_o, offs_c, mask_c, BLOCK_O, LOOK,
+            offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_GRADIENT,
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * TILE, 0).to(tl.float32) * w
         o, a, b = _add(behind_o, behind_a, behind_b, o, a, b)
@@ -292,7 +310,9 @@ def scan_gradient_kernel(
         at, rest = base + part * SUB * C, left - part * SUB
         k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
         m, num, den = _select(all_m, part, PARTS), _select(all_num, part, PARTS), _select(all_den, part, PARTS)
-        a, b = _run_back(dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, w, u, offs, rest, mask, C, PRECISE, SUB)
+        a, b = _run_back(
+            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, w, u, offs, part * SUB, rest, mask, C, PRECISE, SUB
+        )
     if WANT_DFIRST:
         if tile == 0:
             at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
@@ -356,18 +376,19 @@ def walk_gradient_kernel(
         k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
         m, _num, _den, x, z, dw, du, _c, _a, _b = _run(
-            k, v, dy, first_m, first_num, first_den, zero, zero, dw, du, one, zero, zero, w, u, left, PRECISE, BLOCK_I
-        )
+            k, v, dy, first_m, first_num, first_den, zero, zero, dw, du, one, zero, zero, w, u, 0, left,
+            PRECISE, BLOCK_I,
+        )  # fmt: skip
         end_m = _next_exponent(
             saved_ptr, states, last_ptr + batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             HAS_DLAST, C, BLOCK_I,
         )  # fmt: skip
-        change = _exp(m - end_m)
+        change = _change(m, end_m, w, left, BLOCK_I)
         a *= change
         b *= change
         dw += tl.fma(a, x, b * z)
         a, b = _run_back(
-            dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, w, u, offs, left, mask,
+            dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, w, u, offs, 0, left, mask,
             C, PRECISE, BLOCK_I,
         )  # fmt: skip
     at = batch * C + offs_c[None, :]

@@ -34,8 +34,19 @@ which e^u raises by 2^29 at most, are too small to be seen beside such a denomin
 SLOW_RATE = tl.constexpr(0.25)
 """Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
 
+RENEWAL = tl.constexpr(16.0)
+"""By how much a stale exponent is lowered: a number that float32 subtracts without rounding."""
+
+LEAST_STATE = tl.constexpr(2.0**-12)
+LEAST_GRADIENT = tl.constexpr(2.0**-60)
+"""Of num and den, and of their gradients, below which the exponent is stale. A heavy past's weight is cut at e^40
+beside a den of order 1; gradients may all be small."""
+
 SUBROW = tl.constexpr(8)
 """Steps that are summed under one exponent."""
+
+MODERATE_RATE = tl.constexpr(8.0)
+"""Rates below which SUBROW steps lower an exponent by less than keys may differ."""
 
 
 @triton.jit
@@ -93,6 +104,14 @@ def _decay(w):
     series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
     series = 1.0 - w * (1.0 - w * 0.5 * series)
     return tl.where(w < SLOW_RATE, series, _exp(-w))
+
+
+@triton.jit
+def _renew(m, a, b, AT_LEAST: tl.constexpr):
+    """Return a sum on a lower exponent where decay, which slow rates leave to a and b, has made both small."""
+    stale = tl.maximum(tl.abs(a), tl.abs(b)) < AT_LEAST
+    scale = tl.where(stale, 8886110.520507872, 1.0)  # e^16
+    return m - tl.where(stale, RENEWAL, 0.0), a * scale, b * scale
 
 
 @triton.jit
@@ -207,7 +226,7 @@ def _clear(word_ptr, size, offs_c, mask_c):
 @triton.jit
 def _look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
-    BLOCK_O: tl.constexpr, LOOK: tl.constexpr,
+    BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
 
@@ -216,6 +235,9 @@ def _look_back(
     what the last tile of the group before that published, long ago: LOOK words that are loaded at once. The order of
     the sum depends on neither time nor programs.
 
+    The sums up to groups' ends are a chain as long as the sequence. A slow rate decays a and b, not the exponent, whose
+    rounding would be the same at every link.
+
     A channel's word must not be held by two threads, one of which might read it later than the other: LOOK * BLOCK_C is
     at least the number of threads.
 
@@ -223,6 +245,7 @@ def _look_back(
         word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
         spare_ptr: the same of the call before, which are zeroed.
         all_m, all_a, all_b: in the last row, the tile's sum at its far end.
+        AT_LEAST: of a and b, below which a group's sum gets a lower exponent.
     """
     GROUP: tl.constexpr = LOOK // 2
     size = (tiles + tl.cdiv(tiles, GROUP)) * stride
@@ -239,15 +262,19 @@ def _look_back(
     while _is_missing(pair, exponent):
         pair, exponent = _load_words(at, size, mask)
     new_m = exponent.to(tl.int32).to(tl.float32, bitcast=True)
-    new_m -= (position - 1 - tile).to(tl.float32)[:, None] * lag
+    slow = tl.where(lag < SLOW_RATE / LOOK, lag, 0.0)
+    distance = (position - 1 - tile).to(tl.float32)[:, None]
+    new_m -= distance * (lag - slow)
     m = tl.max(new_m, axis=0)[None, :]
-    scale = _exp(new_m - m)
+    scale = _exp(new_m - m) * _decay(distance * slow)
     a = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True) * scale
     b = pair.to(tl.int32).to(tl.float32, bitcast=True) * scale
     a, b = tl.reduce((a, b), 0, _plus)
     a, b = a[None, :], b[None, :]
     if position % GROUP == GROUP - 1:
-        group_m, group_a, group_b = _add(m - lag, a, b, all_m, all_a, all_b)
+        decay = _decay(slow)
+        group_m, group_a, group_b = _add(m - (lag - slow), a * decay, b * decay, all_m, all_a, all_b)
+        group_m, group_a, group_b = _renew(group_m, group_a, group_b, AT_LEAST)
         _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
         _clear(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
     return m, a, b

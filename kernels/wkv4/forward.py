@@ -17,10 +17,13 @@ import triton.language as tl
 from ..diagonal.elements import _tile, _widen
 from .elements import (
     EMPTY,
+    LEAST_STATE,
     MAX_BONUS,
     MAX_LEAD,
     MAX_RATIO,
+    MODERATE_RATE,
     SLOW_RATE,
+    SUBROW,
     _add,
     _advance,
     _all_at_least,
@@ -31,6 +34,7 @@ from .elements import (
     _look_back,
     _position,
     _reciprocal,
+    _renew,
     _scan_rows,
     _sum_run,
     _weights_below,
@@ -174,15 +178,24 @@ def _run_rows(
 
 @triton.jit
 def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return what each row adds to a state behind it, with an exponent of its own at every step."""
+    """Return what each row adds to a state behind it, with an exponent of its own at every step.
+
+    A rate is not subtracted from the exponent at every step, which would round it the same way every time: the sum
+    before step n of a run lies on m - n slow.
+    """
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    slow = tl.where(w < MODERATE_RATE, w, 0.0)
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = num
-    for n in range(BLOCK_I):
-        mask = (left > n) & mask_c
-        k = tl.load(k_ptr + n * C + offs, mask=mask, other=-float("inf")).to(tl.float32)
-        v = tl.load(v_ptr + n * C + offs, mask=mask, other=0.0).to(tl.float32)
-        m, num, den = _advance(m, num, den, k, v, w)
+    for start in range(0, BLOCK_I, RUN):
+        for n in range(RUN):
+            mask = (left > start + n) & mask_c
+            at = (start + n) * C + offs
+            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
+        m -= RUN * slow
     return m, num, den
 
 
@@ -192,17 +205,23 @@ def _rerun_rows(
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """Run through the rows with an exponent of its own at every step; return the states after the last ones."""
-    for n in range(BLOCK_I):
-        inside = left > n
-        mask = inside & mask_c
-        if SAVE > 0:
-            if n % SAVE == 0:
-                _save_state(saved_ptr, size, m, num, den, step + n, offs_c, mask, C, SAVE)
-        k = tl.load(k_ptr + n * C + offs, mask=mask, other=-float("inf")).to(tl.float32)
-        v = tl.load(v_ptr + n * C + offs, mask=mask, other=0.0).to(tl.float32)
-        y = _output(m, num, den, k, v, u, PRECISE)
-        tl.store(y_ptr + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-        m, num, den = _advance(m, num, den, k, v, tl.where(inside, w, 0.0))
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    slow = tl.where(w < MODERATE_RATE, w, 0.0)
+    for start in range(0, BLOCK_I, RUN):
+        rest = left - start
+        for n in range(RUN):
+            inside = rest > n
+            mask = inside & mask_c
+            at = (start + n) * C + offs
+            if SAVE > 0:
+                if (start + n) % SAVE == 0:
+                    _save_state(saved_ptr, size, m - n * slow, num, den, step + start + n, offs_c, mask, C, SAVE)
+            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
+            tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
+        m -= tl.minimum(tl.maximum(rest, 0), RUN).to(tl.float32) * slow
     return m, num, den
 
 
@@ -279,7 +298,7 @@ def scan_kernel(
     if LOOK > 0:
         before_m, before_num, before_den = _look_back(
             word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, TILE * w,
-            all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_STATE,
         )  # fmt: skip
         m, num, den = _add(m - (tile * TILE).to(tl.float32) * w, num, den, before_m, before_num, before_den)
     m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
@@ -351,8 +370,9 @@ def walk_kernel(
     states = S * stride
     saved_ptr += batch * S * C
     # A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
-    # state before step n of a row lies on m - n slow.
+    # state before step n of a row lies on m - n slow, and between rows num and den decay.
     slow = tl.where(w < SLOW_RATE, w, 0.0)
+    decay = _decay(BLOCK_I * slow)
     whole = T // BLOCK_I * BLOCK_I
     for start in range(0, whole, BLOCK_I):
         base = (batch * T + start) * C
@@ -367,7 +387,7 @@ def walk_kernel(
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
             m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, w - slow)
-        m -= BLOCK_I * slow
+        m, num, den = _renew(m, num * decay, den * decay, LEAST_STATE)
     for t in range(whole, T):
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:

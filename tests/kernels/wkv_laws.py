@@ -152,12 +152,12 @@ def check_bad_input(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: 
         with pytest.raises(ValueError, match=match):
             fn(*{**inputs, **(changed or {})}.values(), **{**kwargs, **others})
 
-    wrong = torch.float16 if dtype != torch.float16 else torch.float32
     rejects("k must have 3 dimensions .* got shape", changed={"k": inputs["k"][0]})
     rejects("k must be one of .* got int32", changed={name: x.int() for name, x in inputs.items()})
     rejects("k must have no empty dimension, got shape", changed={"k": inputs["k"][:0]})
     for name, x in inputs.items():
         if name != "k":
+            wrong = torch.float16 if x.dtype != torch.float16 else torch.float32
             rejects(rf"{name} must be \w+, got {str(wrong).removeprefix('torch.')}", changed={name: x.to(wrong)})
             rejects(rf"{name} must have shape .* got \(", changed={name: x[..., :-1].contiguous()})
         if x.dim() == 3:
@@ -174,6 +174,27 @@ def check_bad_input(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: 
     if "chunk_size" in signature(fn).parameters:
         for value in (0, -16, 1.5):
             rejects(rf"chunk_size must be .* got {value}", chunk_size=value)
+
+
+def check_heavy_past(
+    fn: Function, *, device: str, sizes: Mapping[str, int], rates: tuple[float, float], **kwargs: Any
+) -> None:
+    """A first key of 100, above all others, keeps its weight: exponents are not rounded again and again on the way.
+
+    Outputs, last state and, where memory is long, gradients lie within twice what a key's own rounding may do.
+    """
+    problem = make_problem(
+        sizes, dtype=torch.float32, device=device, ranges={"k": (-100, 99), "w": rates}, initial_state=False,
+        num_siblings=0,
+    )  # fmt: skip
+    problem.inputs["k"][:, 0] = 100
+    expected = laws.evaluate(problem.double(), resolve(OPERATION.implementation("torch").call))
+    results = laws.evaluate(problem, fn, stabilizer=expected["m"], **kwargs)
+    names = ["h", "C", "n"] if rates[1] > 1 else [name for name in expected if name != "m"]
+    relative = 200 * torch.finfo(torch.float32).eps
+    bound = {name: relative * float(expected[name].abs().max()) for name in names}
+    mine, exact = ({name: x[name] for name in names} for x in (results, expected))
+    laws.assert_close(mine, exact, bound, "wkv4 behind a heavy key")
 
 
 def check_state_scale_is_free(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
