@@ -14,7 +14,7 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _tile, _widen
+from ..diagonal.elements import _prefetch_tile, _tile, _widen
 from .elements import (
     EMPTY,
     LEAST_STATE,
@@ -225,7 +225,7 @@ def _rerun_rows(
     return m, num, den
 
 
-@triton.jit(do_not_specialize=["B", "T", "S"])
+@triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
 def scan_kernel(
     k_ptr,
     v_ptr,
@@ -242,12 +242,14 @@ def scan_kernel(
     B,
     T,
     S,
+    ahead,
     C: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
     RELOAD: tl.constexpr,
     LOOK: tl.constexpr,
+    PREFETCH: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -287,6 +289,12 @@ def scan_kernel(
     if whole:
         k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+        if PREFETCH:
+            then = (tile + ahead) * TILE
+            if (ahead > 0) & (then < T):
+                row = batch * T * C
+                _prefetch_tile(k_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
+                _prefetch_tile(v_ptr + row, then, T, C, block * BLOCK_C, TILE, BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
         row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
         right = _all_at_least(tl.where(mask, least, 1.0))

@@ -214,8 +214,10 @@ def run_forward(
         return y, last, saved
     with exchange(k, triton.cdiv(T, tile.steps), problem.config.look) as (words, spare, look):
         scan_kernel[_grid(tile, k, tile.steps)](
-            *tensors, words, spare, B, T, slots, RELOAD=problem.config.reload, LOOK=look, **flags, **_launch(tile)
-        )
+            *tensors, words, spare, B, T, slots, _ahead(problem.config, k),
+            RELOAD=problem.config.reload, LOOK=look, PREFETCH=not triton.knobs.runtime.interpret,
+            **flags, **_launch(tile),
+        )  # fmt: skip
     return y, last, saved
 
 
@@ -262,6 +264,12 @@ def _states(k: Tensor) -> Tensor:
 def _grid(tile: TileConfig, k: Tensor, steps: int) -> tuple[int]:
     B, T, C = k.shape
     return (triton.cdiv(T, steps) * B * triton.cdiv(C, tile.block_c),)
+
+
+def _ahead(config: WkvConfig, k: Tensor) -> int:
+    """Return how many tiles of time ahead k and v are brought into the cache."""
+    B, _, C = k.shape
+    return max(1, config.ahead // (B * triton.cdiv(C, config.forward.block_c))) if config.ahead else 0
 
 
 def _launch(tile: TileConfig, *, walk: bool = False) -> dict[str, Any]:
