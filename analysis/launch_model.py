@@ -280,8 +280,8 @@ def fit_launches(
 
     Of several rows of one case the newest counts; suspect ones, and those measured when the case had other launches,
     are left out. An operation with too few rows takes those of every operation that runs the same kernels: mLSTMexp,
-    which is stabilised, or the others. Left-out rows are then those of one operation at a time, but for one that has
-    most of the rows.
+    which is stabilised, or the others. Left-out rows are then those of one operation at a time that has too few for a
+    fit of its own.
 
     Args:
         rows: measured rows of this implementation, mode and dtype, with :data:`ROW_COLUMNS`.
@@ -369,9 +369,9 @@ def _of_device(rows: Sequence[Mapping[str, Any]], device: str | None) -> list[Ma
 
 
 def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return each row's operation, None for one with most of the rows: too little would be left to predict it."""
+    """Return each row's operation, None for one with rows enough for a fit of its own, which takes nobody else's."""
     ops = [str(row["op"]) for row in rows]
-    return [op if 2 * ops.count(op) <= len(ops) else None for op in ops]
+    return [op if ops.count(op) < MIN_ROWS else None for op in ops]
 
 
 def _errors(ratios: Sequence[float]) -> tuple[float, float]:

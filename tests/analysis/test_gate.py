@@ -10,11 +10,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from lrbench.analysis.case_rows import load_rows, select
 from lrbench.analysis.gate import BROKEN, GateResult, check, replace_rows, summary, worth_measuring_again
 from lrbench.analysis.gate_report import as_dict, junit_xml, markdown, noteworthy, table_rows
 from lrbench.analysis.thresholds import Limits, Rule, Thresholds, load_thresholds
+from lrbench.cli import app
 
 from .measured import BASE_MS, failed, measured, run_of, samples
 
@@ -273,6 +275,63 @@ def test_committed_h200_runs() -> None:
         for n, row in enumerate(old)
     ]
     assert [case.row["case_id"] for case in check(slow, old, COMMITTED).failures] == [old[7]["case_id"]]
+
+
+A_A = ("3cf2934d", "7a4f7529")
+"""Two committed runs of the same code on the same H200, one after the other."""
+
+
+def a_a_runs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the cases that the two have in common, in the same order."""
+    first, second = ({row["case_id"]: row for row in select(f"run:{run}", [H200])} for run in A_A)
+    common = [case for case in first if case in second]
+    return [first[case] for case in common], [second[case] for case in common]
+
+
+def test_a_a_on_the_h200() -> None:
+    """Neither run is slower than the other in any case, for the gate; `compare` finds no case faster or slower."""
+    first, second = a_a_runs()
+    assert len(first) > 100
+    assert len({(row["git_commit"], row["device_name"], row["driver_version"]) for row in first + second}) == 1
+    assert {row["git_dirty"] for row in first + second} == {False}
+    for old, new in ((first, second), (second, first)):
+        found = check(new, old, COMMITTED, fail_unclear=True)
+        assert (found.passed, found.counts) == (True, {"ok": len(first)})
+    for a, b in (A_A, A_A[::-1]):
+        done = CliRunner().invoke(app, ["compare", f"run:{a}", f"run:{b}", "--results", str(H200), "--format", "json"])
+        assert done.exit_code == 0
+        assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
+
+
+def test_a_a_on_the_h200_resampled() -> None:
+    """Both runs' samples drawn anew: at least 99 of 100 pairs pass, either way round."""
+    generator = np.random.default_rng(23)
+
+    def resampled(row: dict[str, Any]) -> dict[str, Any]:
+        drawn = generator.choice(row["time_samples_ms"], len(row["time_samples_ms"]))
+        return {**row, "time_samples_ms": drawn.tolist(), "time_ms": float(np.median(drawn))}
+
+    runs = a_a_runs()
+    passed = [0, 0]
+    for _ in range(TRIALS):
+        first, second = ([resampled(row) for row in rows] for rows in runs)
+        for way, (new, old) in enumerate(((second, first), (first, second))):
+            passed[way] += check(new, old, COMMITTED).passed
+    assert min(passed) >= 99
+
+
+def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
+    """The check fails for a case of the second run that is made 5 % slower, in 99 of 100 of them."""
+    first, second = a_a_runs()
+    caught = []
+    for old, new in zip(first, second, strict=True):
+        slow = {
+            **new,
+            "time_samples_ms": [1.05 * t for t in new["time_samples_ms"]],
+            "time_ms": 1.05 * new["time_ms"],
+        }
+        caught.append(not judge(slow, old).passed)
+    assert sum(caught) >= 0.99 * len(caught)
 
 
 @pytest.fixture(scope="module")
