@@ -16,6 +16,8 @@ import typer
 from .arguments import check_size, parse_names, parse_size
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .accelerators import Accelerator
 
 Show = Callable[[Sequence[Mapping[str, Any]], str], None]
@@ -67,6 +69,9 @@ SomeDFf = Annotated[
 OneSeqLen = Annotated[str | None, typer.Option("--seq-len", help="Sequence length, where one is shown [8k].")]
 Modes = Annotated[str | None, typer.Option("--mode", help="Modes, comma-separated [all; counts: one, fw].")]
 Ops = Annotated[str | None, typer.Option("--op", help="Operations, comma-separated [all; counts: one, mlstm_sig].")]
+Family = Annotated[
+    str | None, typer.Option("--kernel", help="Family of kernels [of those with --op's rows, all; else the largest].")
+]
 Impls = Annotated[str | None, typer.Option("--impl", help="Implementations, comma-separated [all].")]
 Width = Annotated[float | None, typer.Option(help="Width in inches; 3.3 for a column of text [as wide as it needs].")]
 Dpi = Annotated[int, typer.Option(help="Pixels per inch of a PNG; 300 for print.")]
@@ -76,6 +81,20 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="Figure file: .png,
 def parse_list(text: str | None) -> tuple[str, ...] | None:
     """Return "a,b" as ("a", "b"), None as None."""
     return None if text is None else parse_names(text)
+
+
+def family_shown(frame: pd.DataFrame, ops: tuple[str, ...] | None, impls: tuple[str, ...] | None) -> str | None:
+    """Return the family that a figure shows where none is named: the one with most rows, and say so; None: all.
+
+    All where operations are named, whose families they may be, and where there is one only.
+    """
+    from .frames import families
+
+    found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
+    if ops is not None or len(found) < 2:
+        return None
+    print(f"--kernel {found[0]}: the results hold {', '.join(found[1:])} as well", file=sys.stderr)
+    return found[0]
 
 
 def register(
@@ -353,6 +372,7 @@ def register(
         output: Output = Path("figure.png"),
         width: Width = None,
         dpi: Dpi = 130,
+        kernel: Family = None,
         device: Annotated[str | None, typer.Option(help="Measured device, where results hold several.")] = None,
         dtype: SomeDtype = None,
         state_dtype: SomeStateDtype = None,
@@ -385,6 +405,7 @@ def register(
         check_format(output)
         check_kind(kind, results=bool(results))
         unused: dict[str, object] = {
+            "kernel": kernel,
             "device": device,
             "impl": impl,
             "channels": channels,
@@ -398,7 +419,10 @@ def register(
                 raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
         selection, theory, frame = Selection(), Theory(), None
         if kind in RESULT_KINDS:
+            ops, impls = parse_list(op), parse_list(impl)
+            frame = load_results(results or [])
             selection = Selection(
+                kernel=kernel or family_shown(frame, ops, impls),
                 device=device,
                 dtype=dtype,
                 state_dtype=state_dtype,
@@ -409,12 +433,11 @@ def register(
                 d_ff=d_ff,
                 seq_len=parse_size(seq_len) if seq_len else None,
                 modes=parse_list(mode),
-                ops=parse_list(op),
-                impls=parse_list(impl),
+                ops=ops,
+                impls=impls,
             )
-        if results:
-            frame = load_results(results)
-        if kind not in RESULT_KINDS:
+        else:
+            frame = load_results(results) if results else None
             if kind == MODEL and frame is not None:
                 op = op or modelled_operation(frame)
             theory = Theory(
@@ -438,6 +461,7 @@ def register(
         output: Output = Path("roofline.png"),
         width: Width = None,
         dpi: Dpi = 130,
+        kernel: Family = None,
         dtype: SomeDtype = None,
         state_dtype: SomeStateDtype = None,
         tokens: Tokens = None,
@@ -460,7 +484,10 @@ def register(
         check_format(output)
         # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
         accelerators = [chosen_accelerator(name, "spec" if n else roofs) for n, name in enumerate(parse_names(gpu))]
+        ops, impls = parse_list(op), parse_list(impl)
+        frame = load_results(results)
         selection = Selection(
+            kernel=kernel or family_shown(frame, ops, impls),
             dtype=dtype,
             state_dtype=state_dtype,
             tokens=parse_size(tokens) if tokens else None,
@@ -470,10 +497,10 @@ def register(
             d_ff=d_ff,
             seq_len=parse_size(seq_len) if seq_len else None,
             modes=parse_list(mode),
-            ops=parse_list(op),
-            impls=parse_list(impl),
+            ops=ops,
+            impls=impls,
         )
-        print(save_figure(roofline(load_results(results), accelerators, selection, width), output, dpi=dpi))
+        print(save_figure(roofline(frame, accelerators, selection, width), output, dpi=dpi))
 
 
 def _chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:

@@ -41,6 +41,7 @@ OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
         "linear_scan": "linear scan",
         "wkv4": "WKV-4",
         "gated_mlp": "gated MLP",
+        "projections": "products alone",
     }
 )
 
@@ -60,6 +61,7 @@ _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
         "linear_scan": "#56B4E9",
         "wkv4": "#D55E00",
         "gated_mlp": "#009E73",
+        "projections": "#222222",
     }
 )
 """Ten operations of one family differ for every kind of colour vision; those of other families share their colours."""
@@ -86,7 +88,12 @@ _DASHES: tuple[tuple[str, Any], ...] = (
     ("parallel", (0, (5, 1.4, 1, 1.4))),
     ("recurrent", (0, (1, 1.4))),
     ("native_autograd", (0, (1, 1.4))),
+    ("fused_save", (0, (1, 1.4))),
+    ("fused_pair", (0, (5, 1.4, 1, 1.4))),
     ("fused", (0, (4, 1.6))),
+    ("joint", (0, (4, 1.6))),
+    ("lightning1", (0, (1, 1.4))),
+    ("lightning2", (0, (4, 1.6))),
     ("custbw", (0, (5, 1.4, 1, 1.4))),
     ("xl_chunk", (0, (7, 1.2))),
     ("cpu", (0, (1, 1.4))),

@@ -93,6 +93,27 @@ def with_derived(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def families(frame: pd.DataFrame) -> list[str]:
+    """Return the kernel families that rows are of, the one with most measured rows first."""
+    counts = ok_rows(frame)["kernel"].value_counts()
+    return sorted(set(frame["kernel"].dropna()), key=lambda name: (-counts.get(name, 0), name))
+
+
+def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """Keep the rows of a kernel family: those measured for it, and those of its operations, whatever they were for.
+
+    Outside packages' rows of other operations (attention beside Lightning) are those measured beside it.
+
+    Raises:
+        ValueError: no row is of that family; the message lists those that are there.
+    """
+    here = frame["kernel"] == kernel
+    if not here.any():
+        raise ValueError(f"kernel must be one of {', '.join(families(frame))} in these results, got {kernel!r}")
+    own = set(frame["op"][here & (frame["provider"] == "lrbench")])
+    return frame[here | frame["op"].isin(own)]
+
+
 def latest_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest row of every case on every device, by ``measured_at``; the order of rows is kept."""
     newest = frame.sort_values("measured_at", kind="stable").drop_duplicates(["case_id", "device_name"], keep="last")

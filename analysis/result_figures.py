@@ -39,6 +39,7 @@ LABELS = {
 TOKENS = "tokens"
 """What stands for the sequence length of operations that mix nothing along it."""
 TIME = "time per call (ms)"
+TIME_PER_TOKEN = "time per token (ns)"
 INCLUDED = "memory includes inputs"
 
 Quantity = Callable[["pd.DataFrame"], "pd.Series"]
@@ -47,6 +48,13 @@ Quantity = Callable[["pd.DataFrame"], "pd.Series"]
 
 def _time_ms(rows: pd.DataFrame) -> pd.Series:
     return rows["time_ms"]
+
+
+def _time(chosen: Chosen) -> tuple[Quantity, str]:
+    """Return time and its label: per token where tokens have no order, whose times all grow as they do."""
+    if chosen.without_order:
+        return lambda each: 1e6 * each["time_ms"] / each["tokens"], TIME_PER_TOKEN
+    return _time_ms, TIME
 
 
 def _memory(rows: pd.DataFrame) -> tuple[Quantity, str]:
@@ -103,6 +111,13 @@ def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown[shown["suspect"].notna()].itertuples()
     ]
+    lowered = shown[shown["throttled"].notna()]
+    runs = shown["run_id"].nunique()
+    if len(lowered) > len(shown) / 2 and runs > 1:
+        doubts.append(
+            f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
+            "Within a run they compare."
+        )
     return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
 
 
@@ -136,7 +151,8 @@ def runtime_over_length(frame: pd.DataFrame, selection: Selection, width: float 
         setting=describe(chosen, at_best_chunk(chosen), "median"),
         note=notes(chosen, "seq_len", rows),
     )
-    return compose([[panel(rows, mode, "seq_len", _time_ms, TIME) for mode in modes_of(rows)]], words, width)
+    y, label = _time(chosen)
+    return compose([[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words, width)
 
 
 def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
@@ -162,14 +178,13 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float |
         note=notes(chosen, "seq_len", rows),
     )
     modes = modes_of(rows)
+    time, taken = _time(chosen)
     held, memory = _memory(rows)
     if len(modes) == 1:
         title = MODE_TITLES[modes[0]]
-        pair = ((_time_ms, TIME, f"{title}: runtime"), (held, memory, f"{title}: memory"))
+        pair = ((time, taken, f"{title}: runtime"), (held, memory, f"{title}: memory"))
         return compose([[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words, width)
-    grid = [
-        [panel(rows, mode, "seq_len", y, label) for mode in modes] for y, label in ((_time_ms, TIME), (held, memory))
-    ]
+    grid = [[panel(rows, mode, "seq_len", y, label) for mode in modes] for y, label in ((time, taken), (held, memory))]
     return compose(grid, words, width)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .figure_style import OPERATION_LABELS, binary, series_label
-from .frames import failed_rows, latest_rows, ok_rows, single
+from .frames import failed_rows, latest_rows, of_family, ok_rows, single
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +28,7 @@ class Selection:
     """Which rows a figure shows; None leaves the choice to the figure, which says in its subtitle what it took.
 
     Attributes:
+        kernel: the family of kernels, see :func:`.frames.of_family`; None: all, in one figure.
         device: the measured device's key (device_accelerator) or name; needed where results hold several.
         dtype: dtype of the inputs; None: the one with most rows.
         state_dtype: dtype of chunk states; None: fp32.
@@ -37,11 +38,12 @@ class Selection:
             at it (FlashAttention at its own 128) is shown at what it has.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
-        seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where every mode has it, else the
-            longest that every mode has.
+        seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where our own rows have it in every
+            mode, else the longest that they have in every mode.
         modes, ops, impls: what to keep; None: all.
     """
 
+    kernel: str | None = None
     device: str | None = None
     dtype: str | None = None
     state_dtype: str | None = None
@@ -93,7 +95,7 @@ def choose(
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
     """
-    rows = latest_rows(frame)
+    rows = latest_rows(frame if selection.kernel is None else of_family(frame, selection.kernel))
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
     rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
@@ -232,7 +234,8 @@ PAPER_SEQ_LEN = 8192
 
 def _common_length(rows: pd.DataFrame) -> int:
     """Return the sequence length to show where one is shown, see :class:`Selection`."""
-    sets = [set(group["seq_len"]) for _, group in rows.groupby("mode")]
+    own = rows[rows["provider"] == "lrbench"]
+    sets = [set(group["seq_len"]) for _, group in (rows if own.empty else own).groupby("mode")]
     common = set.intersection(*sets) or set.union(*sets)
     return PAPER_SEQ_LEN if PAPER_SEQ_LEN in common else int(max(common))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..figure_style import OPERATION_LABELS
 from ..frames import ok_rows
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms
-from .subject import MODE_TITLES, Subject, load_subject, name_cell
+from .subject import MODE_TITLES, Subject, load_subjects, name_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,23 +29,50 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Report:
-    """A report on some results; a section is a method."""
+    """A report on some results; a section is a method.
+
+    Attributes:
+        subject: all rows.
+        parts: reports on one family of kernels each, where the rows are of several: sections say one after the other.
+    """
 
     subject: Subject
+    parts: tuple[Report, ...] = ()
 
     @classmethod
     def load(cls, results: Sequence[str | Path], gpu: str) -> Report:
         """Load results; ``gpu`` is the accelerator that the report is about. ValueError on bad input."""
-        return cls(subject=load_subject(results, gpu))
+        whole, *found = load_subjects(results, gpu)
+        return cls(subject=whole, parts=tuple(cls(subject=each) for each in found))
+
+    def _each(self, section: Callable[[Report], Html], needs: str | None = None) -> Html:
+        """Return a section, of several families each one's under its name.
+
+        Args:
+            needs: a column without which a family has nothing to say here, where another family has it.
+        """
+        parts = self.parts
+        if needs is not None and self._has(needs):
+            parts = tuple(part for part in parts if part._has(needs))
+        if not parts:
+            return section(self)
+        return join(*(join(Html(f"<h3>{html.escape(part.subject.family)}</h3>"), section(part)) for part in parts))
+
+    def _has(self, column: str) -> bool:
+        return bool(ok_rows(self.subject.rows)[column].notna().any())
 
     @functools.cached_property
     def comparisons(self) -> list[speedups.Comparison]:
         """Our kernels beside every baseline."""
+        if self.parts:
+            return [each for part in self.parts for each in part.comparisons]
         return speedups.comparisons(self.subject)
 
     @functools.cached_property
     def choices(self) -> list[chunks.Choice]:
         """The chunk lengths of every problem."""
+        if self.parts:
+            return [each for part in self.parts for each in part.choices]
         return chunks.choices(self.subject)
 
     def title(self) -> Html:
@@ -60,10 +87,18 @@ class Report:
 
     def summary(self) -> Html:
         """Return what the rows say, in sentences."""
-        return terms(summary.sentences(self.subject, self.comparisons, self.choices))
+        if not self.parts:
+            return terms(summary.sentences(self.subject, self.comparisons, self.choices))
+        return join(
+            terms(summary.of_all(self.subject, self.comparisons)),
+            self._each(lambda part: terms(summary.of_family(part.subject, part.comparisons, part.choices))),
+        )
 
     def results(self) -> Html:
         """Return every implementation at its fastest chunk size, at the report's sequence length."""
+        return self._each(Report._results)
+
+    def _results(self) -> Html:
         subject = self.subject
         length = subject.seq_len()
         if length is None:
@@ -94,6 +129,9 @@ class Report:
 
     def runtime(self) -> Html:
         """Return time over sequence length, and the modelled time where the accelerator was not measured."""
+        return self._each(Report._runtime)
+
+    def _runtime(self) -> Html:
         drawn = figures.over(
             self.subject, "runtime", "seq_len", "time_ms", x_name=self.subject.axis, y_name="time per call (ms)"
         )
@@ -101,6 +139,9 @@ class Report:
 
     def memory(self) -> Html:
         """Return peak memory over sequence length."""
+        return self._each(Report._memory)
+
+    def _memory(self) -> Html:
         drawn = figures.over(
             self.subject,
             "memory",
@@ -114,10 +155,16 @@ class Report:
 
     def head_dim(self) -> Html:
         """Return time over head dim, or over channels."""
+        return self._each(Report._head_dim, needs="embedding_dim")
+
+    def _head_dim(self) -> Html:
         return self._or_nothing(figures.over_width(self.subject))
 
     def chunk_size(self) -> Html:
         """Return time over chunk size, and against memory."""
+        return self._each(Report._chunk_size, needs="chunk_size")
+
+    def _chunk_size(self) -> Html:
         drawn = figures.over(
             self.subject, "chunk-size", "chunk_size", "time_ms", x_name="chunk size", y_name="time per call (ms)"
         )
@@ -126,10 +173,16 @@ class Report:
 
     def rooflines(self) -> Html:
         """Return the rooflines."""
+        return self._each(Report._rooflines)
+
+    def _rooflines(self) -> Html:
         return self._or_nothing(figures.rooflines(self.subject))
 
     def optimal_chunks(self) -> Html:
         """Return the best chunk lengths, modelled and measured, and what the modelled ones cost."""
+        return self._each(Report._optimal_chunks, needs="chunk_size")
+
+    def _optimal_chunks(self) -> Html:
         subject = self.subject
         if not self.choices:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
@@ -162,6 +215,9 @@ class Report:
 
     def speedups(self) -> Html:
         """Return how many times as fast as each baseline."""
+        return self._each(Report._speedups)
+
+    def _speedups(self) -> Html:
         found = self.comparisons
         if not found:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")

@@ -35,6 +35,7 @@ class Comparison:
         ratio: theirs over our median time; above 1 ours is faster.
         low, high: 95 % bootstrap interval of it, from the samples of both; None where they were not stored.
         memory: our peak memory over theirs, or None.
+        again: whether there is a newer row of one side, of another run.
     """
 
     ours: Any
@@ -43,6 +44,7 @@ class Comparison:
     low: float | None
     high: float | None
     memory: float | None
+    again: bool = False
 
     @property
     def same_run(self) -> bool:
@@ -69,7 +71,7 @@ def _differ(a: Any, b: Any) -> bool:
     return isinstance(a, str) and isinstance(b, str) and a != b
 
 
-def compare(ours: Any, theirs: Any) -> Comparison:
+def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
     """Compare two measured rows."""
     low = high = None
     samples = [row.time_samples_ms for row in (theirs, ours)]
@@ -84,11 +86,16 @@ def compare(ours: Any, theirs: Any) -> Comparison:
         low=low,
         high=high,
         memory=None if math.isnan(memory) else float(memory),
+        again=again,
     )
 
 
 def comparisons(subject: Subject) -> list[Comparison]:
-    """Return our fastest kernel beside every baseline, for every problem that both were measured on."""
+    """Return our fastest kernel beside every baseline, for every problem that both were measured on.
+
+    Newest rows are compared. Where clocks were lowered, a time depends on what ran before it: then the newest run that
+    measured both sides counts, where there is one.
+    """
     rows = subject.trusted
     best = best_rows(rows, ("op", "impl", *SAME_SIZES))
     ours = best_rows(best[best["provider"] == OURS], ("op", *SAME_SIZES))
@@ -99,7 +106,43 @@ def comparisons(subject: Subject) -> list[Comparison]:
     if subject.chosen is not None:
         shown = subject.chosen.rows.index
         other, ours = other[other.index.isin(shown)], ours[ours.index.isin(shown)]
-    return [compare(*pair) for pair in (*same, *_matched(_widest(ours), other, SAME_WORK))]
+    pairs = [*same, *_matched(_widest(ours), other, SAME_WORK)]
+    apart = {n for n, pair in enumerate(pairs) if pair[0].run_id != pair[1].run_id and _lowered(*pair)}
+    together = _together(subject.repeated) if apart else None
+    return [
+        _of_one_run(pair, together) if n in apart and together is not None else compare(*pair)
+        for n, pair in enumerate(pairs)
+    ]
+
+
+Runs = tuple[dict[tuple[Any, ...], Any], dict[tuple[Any, ...], list[Any]]]
+"""Our fastest row by run, operation and sizes; a baseline's rows, the newest last, by operation, name and sizes."""
+
+
+def _together(rows: pd.DataFrame) -> Runs:
+    best = best_rows(rows, ("run_id", "op", "impl", *SAME_SIZES)).sort_values("measured_at", kind="stable")
+    ours = best_rows(best[best["provider"] == OURS], ("run_id", "op", *SAME_SIZES))
+    theirs: dict[tuple[Any, ...], list[Any]] = {}
+    for row in best[best["provider"] != OURS].itertuples(index=False):
+        theirs.setdefault(_key(row, ("op", "impl", *SAME_SIZES)), []).append(row)
+    return {_key(row, ("run_id", "op", *SAME_SIZES)): row for row in ours.itertuples(index=False)}, theirs
+
+
+def _of_one_run(pair: tuple[Any, Any], runs: Runs) -> Comparison:
+    """Compare a pair as the newest run that has both measured it, or as it is."""
+    ours, theirs = runs
+    mine, row = pair
+    sizes = _key(mine, ("op", *SAME_SIZES))
+    for each in reversed(theirs.get(_key(row, ("op", "impl", *SAME_SIZES)), [])):
+        beside = ours.get((each.run_id, *sizes))
+        if beside is not None:
+            return compare(beside, each, again=True)
+    return compare(mine, row)
+
+
+def _lowered(*rows: Any) -> bool:
+    """Whether clocks were lowered while one of the rows was measured."""
+    return any(isinstance(row.throttled, str) for row in rows)
 
 
 def _widest(ours: pd.DataFrame) -> pd.DataFrame:
@@ -200,6 +243,8 @@ def remarks(group: list[Comparison]) -> str:
     if apart:
         notes.append("two runs" if apart == len(group) else f"two runs in {apart} of {len(group)}")
     notes += sorted({difference for each in group for difference in each.differences()})
-    if any(isinstance(row.throttled, str) for each in group for row in (each.ours, each.theirs)):
+    if any(_lowered(each.ours, each.theirs) for each in group):
         notes.append("clocks lowered in part")
+    if any(each.again for each in group):
+        notes.append("of the run that measured both; one alone since")
     return "; ".join(notes)

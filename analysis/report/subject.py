@@ -11,7 +11,7 @@ from ...bench.case import SIZE_COLUMNS
 from ..accelerators import Accelerator, get_accelerator
 from ..case_rows import describe_sizes
 from ..figure_style import binary, series_label
-from ..frames import best_rows, latest_rows, load_results, ok_rows
+from ..frames import best_rows, families, latest_rows, load_results, of_family, ok_rows
 from ..roofs import with_stored_roofs
 from ..selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
 from .markup import Cell
@@ -27,6 +27,7 @@ class Subject:
     """The rows of a report.
 
     Attributes:
+        family: the family of kernels that it is of; "" for a subject of several.
         accelerator: what the report is about (``--gpu``), with its newest calibration.
         results: where the rows are from, as the user named it.
         everything: the newest row of every case on every device.
@@ -35,8 +36,10 @@ class Subject:
         chosen: what figures show, see :func:`..selection.choose`; None where nothing was measured.
         state_dtype: the dtype of chunk states that figures show; None: fp32.
         trusted: the measured rows of ``rows`` that are not suspect.
+        repeated: the same, but with the older rows of cases measured more than once.
     """
 
+    family: str
     accelerator: Accelerator
     results: tuple[str, ...]
     everything: pd.DataFrame
@@ -45,6 +48,7 @@ class Subject:
     chosen: Chosen | None
     state_dtype: str | None
     trusted: pd.DataFrame
+    repeated: pd.DataFrame
 
     @property
     def on_target(self) -> bool:
@@ -126,11 +130,33 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
     Raises:
         ValueError: an unknown accelerator, or bad results, see :func:`..frames.load_results`.
     """
+    return load_subjects(results, gpu)[0]
+
+
+def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
+    """Return the subject of all results, as :func:`load_subject` does, and after it one for each family of kernels.
+
+    The family with most rows comes first. Results of one family make one subject.
+    """
     accelerator = with_stored_roofs(get_accelerator(gpu))
-    everything = latest_rows(load_results(results, samples=True)).reset_index(drop=True)
-    if everything.empty:
+    loaded = load_results(results, samples=True).reset_index(drop=True)
+    if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
-    device = _device(everything, accelerator.key)
+    device = _device(latest_rows(loaded), accelerator.key)
+    whole = _subject(loaded, "", accelerator, results, device)
+    found = families(whole.rows)
+    if len(found) < 2:
+        return [whole]
+    return [
+        whole,
+        *(_subject(of_family(loaded, each), each, accelerator, results, device) for each in found),
+    ]
+
+
+def _subject(
+    loaded: pd.DataFrame, family: str, accelerator: Accelerator, results: Sequence[str | Path], device: str
+) -> Subject:
+    everything = latest_rows(loaded).reset_index(drop=True)
     named = everything["device_accelerator"].fillna(everything["device_name"])
     rows = everything[named == device]
     measured = ok_rows(rows)
@@ -140,6 +166,7 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
         state_dtype = _state_dtype(measured[measured["dtype"] == dtype]["state_dtype"])
         chosen = choose(rows, Selection(device=device, dtype=dtype, state_dtype=state_dtype))
     return Subject(
+        family=family,
         accelerator=accelerator,
         results=tuple(str(path) for path in results),
         everything=everything,
@@ -148,7 +175,14 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
         chosen=chosen,
         state_dtype=state_dtype,
         trusted=measured[measured["suspect"].isna()],
+        repeated=_trusted(loaded, device),
     )
+
+
+def _trusted(loaded: pd.DataFrame, device: str) -> pd.DataFrame:
+    measured = ok_rows(loaded)
+    named = measured["device_accelerator"].fillna(measured["device_name"])
+    return measured[(named == device) & measured["suspect"].isna()]
 
 
 def _state_dtype(found: pd.Series) -> str | None:

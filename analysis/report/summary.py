@@ -19,27 +19,63 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+PARTIAL = ("projections",)
+"""Operations that are a part of the work alone: a floor beside the others, and no contender."""
+
+
 def sentences(subject: Subject, found: list[Comparison], chosen: list[Choice]) -> list[tuple[str, list[str]]]:
     """Return the summary as (about, sentences): what was run, what is fastest and by how much, how far from the roof.
 
     And what failed, and what to be careful with.
     """
-    parts = [("Measured", _scope(subject)), ("Measured", _elsewhere(subject)), ("Measured", _shown(subject))]
+    return _told([*_what(subject), *_own(subject, found, chosen), *_doubts(subject, found)])
+
+
+def of_all(subject: Subject, found: list[Comparison]) -> list[tuple[str, list[str]]]:
+    """Return what the summary of several families says of all: what was run, failures, what to be careful with."""
+    return _told([*_what(subject), ("Distance from the roof", _calibration(subject)), *_doubts(subject, found)])
+
+
+def of_family(subject: Subject, found: list[Comparison], chosen: list[Choice]) -> list[tuple[str, list[str]]]:
+    """Return what the summary of several families says of one of them: what is fastest, and how far from the roof."""
+    return _told([each for each in _own(subject, found, chosen) if each[1] != _calibration(subject)])
+
+
+Part = tuple[str, str]
+"""What a sentence is about, and the sentence; "" where there is nothing to say."""
+
+
+def _what(subject: Subject) -> list[Part]:
+    return [("Measured", _scope(subject)), ("Measured", _elsewhere(subject))]
+
+
+def _own(subject: Subject, found: list[Comparison], chosen: list[Choice]) -> list[Part]:
+    parts = [("Measured", _shown(subject))]
     for mode in subject.modes:
         parts += [
             (MODE_TITLES[mode], _fastest(subject, mode)),
             (MODE_TITLES[mode], _against_baselines(subject, mode, found)),
         ]
-    parts += [
+    return [
+        *parts,
         ("Baselines", _no_baseline(subject, found)),
         ("Distance from the roof", _roof(subject)),
         ("Distance from the roof", _calibration(subject)),
         ("Chunk size", _chunks(subject, chosen)),
+    ]
+
+
+def _doubts(subject: Subject, found: list[Comparison]) -> list[Part]:
+    return [
         ("Failures", _failures(subject)),
         ("With care", _caution(subject)),
         ("With care", _environments(subject)),
         ("With care", _runs(found)),
     ]
+
+
+def _told(parts: Iterable[Part]) -> list[tuple[str, list[str]]]:
+    """Return sentences under what they are about, in the order of first mention; empty ones are left out."""
     told: dict[str, list[str]] = {}
     for about, sentence in parts:
         if sentence:
@@ -111,8 +147,12 @@ def _shown(subject: Subject) -> str:
 
 def _fastest(subject: Subject, mode: str) -> str:
     best = subject.best(mode)
+    best = best[~best["op"].isin(PARTIAL)]
     if best.empty:
         return ""
+    # Where ours was not measured, a baseline alone is no fastest.
+    own = best["seq_len"][best["provider"] == OURS]
+    best = best if own.empty else best[best["seq_len"].isin(own)]
     winners = best.loc[best.groupby("seq_len")["time_ms"].idxmin()].sort_values("seq_len")
     spans: list[tuple[Any, list[int]]] = []
     for row in winners.itertuples(index=False):
@@ -233,10 +273,16 @@ def _chunks(subject: Subject, chosen: list[Choice]) -> str:
     right = sum(not each.regret for each in known)
     return (
         f"The chunk length of the runtime model's choosing is the fastest measured one in {right} of "
-        f"{_many(len(known), 'problem')}. In the median over problems it costs {_and(told)}; at most "
+        f"{_many(len(known), 'problem')}. In the median over problems it costs {_and(told)}"
+        + (f"; at most {_worst(worst)}." if worst.regret else ".")
+    )
+
+
+def _worst(worst: Choice) -> str:
+    return (
         f"{number(100 * (worst.regret or 0.0), 2)} % ({name_of(worst.row)}, {worst.row.mode}, T = "
         f"{int(worst.row.seq_len):,}, value head dim {int(worst.row.head_dim_v)}: {binary(worst.modelled or 0)} in "
-        f"place of {binary(worst.row.chunk_size)})."
+        f"place of {binary(worst.row.chunk_size)})"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,10 +10,12 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from typer.testing import CliRunner
 
 from lrbench.analysis.figure_style import FORMATS, alt_text, save_figure, series_label
 from lrbench.analysis.plots import KINDS, RESULT_KINDS, Selection, plot
 from lrbench.analysis.selection import failure_note
+from lrbench.cli import app
 
 from . import rows as made
 from .figures import lines, text
@@ -213,3 +216,25 @@ def test_long_reasons_are_shortened() -> None:
     note = failure_note(frame)
     assert len(note) < 220
     assert "word ...)" in note
+
+
+def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
+    """The one with most rows, which a line says, or the one named with --kernel."""
+    cases = [made.case("mlstm_sig", "tfla", seq_len=n) for n in (1024, 8192)]
+    other = dataclasses.replace(made.case("lightning", "tfla"), kernel="lightning")
+    made.write([made.row(each) for each in (*cases, other)], tmp_path / "rows.parquet")
+
+    def drawn(*options: str) -> tuple[str, str]:
+        given = ["plot", "runtime", str(tmp_path), "-o", str(tmp_path / "f.svg"), *options]
+        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        return (tmp_path / "f.svg").read_text(encoding="utf-8"), done.stderr
+
+    text, said = drawn()
+    assert "mLSTMsig" in text and "Lightning" not in text
+    assert said == "--kernel tfla: the results hold lightning as well\n"
+    text, said = drawn("--kernel", "lightning")
+    assert "mLSTMsig" not in text and "Lightning" in text and not said
+    text, said = drawn("--op", "mlstm_sig,lightning")
+    assert "mLSTMsig" in text and "Lightning" in text and not said
+    with pytest.raises(ValueError, match="kernel must be one of tfla, lightning in these results, got 'wkv'"):
+        drawn("--kernel", "wkv")

@@ -77,6 +77,46 @@ def test_summary_computes_its_figures_from_the_rows(factor: float, tmp_path: Pat
     assert found[4] == theirs
 
 
+def mlp(tokens: int, impl: str, time_ms: float, run: str, **tested: Any) -> dict[str, Any]:
+    """Return a row of a gated MLP, of a run, measured with lowered clocks."""
+    provider = impl.split(".")[0] if "." in impl else "lrbench"
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 512}
+    each = Case(kernel="gated-mlp", op="gated_mlp", impl=impl, provider=provider, mode="fw", dtype="bf16", **sizes)
+    columns = {"time_ms": time_ms, "time_samples_ms": [time_ms] * 3, "run_id": run, "throttled": "power cap"}
+    return made.row(each, **{**columns, **tested})
+
+
+def test_families_are_told_one_after_the_other(tmp_path: Path) -> None:
+    """Each section names them, none mixes them, and a family without a chunk size is left out where that is shown."""
+    rows = [row("mlstm_sig", "tfla", 1.0 / chunk, chunk_size=chunk) for chunk in (64, 128)]
+    rows += [mlp(tokens, "fused", tokens / 1e3, "a", throttled=None) for tokens in (1024, 4096)]
+    # Of an operation of another family's, for whichever it was measured.
+    rows.append(row("lightning", "lightning_attn.v2", 3.0, chunk_size=None))
+    found = report(rows, tmp_path)
+    assert [part.subject.family for part in found.parts] == ["tfla", "gated-mlp"]
+    for name in ("summary", "results", "runtime", "memory", "rooflines", "speedups"):
+        told = getattr(found, name)().text
+        assert re.findall("<h3>(.*?)</h3>", told) == ["tfla", "gated-mlp"], name
+        first, second = told.split("<h3>gated-mlp</h3>")
+        assert "gated MLP" not in first and "mLSTMsig" not in second, name
+    assert re.findall("<h3>(.*?)</h3>", found.chunk_size().text) == ["tfla"]
+    assert report(rows[:2], tmp_path).parts == ()
+
+
+def test_sides_with_lowered_clocks_are_compared_within_a_run(tmp_path: Path) -> None:
+    liger = "liger_kernel.silu_mul"
+    old, new = "2026-11-21T10:00:00+00:00", "2026-11-21T11:00:00+00:00"
+    rows = [
+        mlp(1024, "fused", 1.0, "a", measured_at=old),
+        mlp(1024, liger, 1.1, "a", measured_at=old),
+        mlp(1024, "fused", 1.2, "b", measured_at=new),
+    ]
+    (each,) = report(rows, tmp_path).comparisons
+    assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1), True, True)
+    (each,) = report([{**one, "throttled": None} for one in rows], tmp_path).comparisons
+    assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1 / 1.2), False, False)
+
+
 def test_summary_says_where_which_is_fastest(tmp_path: Path) -> None:
     times = {1024: (30.0, 10.0), 2048: (30.0, 20.0), 8192: (30.0, 40.0)}
     rows = [

@@ -132,8 +132,10 @@ def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
     figure = plot("runtime", mlp, Selection(d_model=d_model))
     here = mlp[mlp["d_model"] == d_model]
     drawn = lines(figure, 0)[series_label("gated_mlp", "torch")]
-    assert drawn == list(zip(here["seq_len"], here["time_ms"], strict=True))
+    per_token = 1e6 * here["time_ms"] / here["seq_len"]
+    assert drawn == list(zip(here["seq_len"], per_token, strict=True))
     assert len(drawn) == 3
+    assert figure.axes[0].get_ylabel() == "time per token (ns)"
     assert figure.axes[0].get_xlabel() == "tokens"
     said = text(figure)
     assert f"d_model {d_model}" in said
