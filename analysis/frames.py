@@ -111,7 +111,9 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
     if not here.any():
         raise ValueError(f"kernel must be one of {', '.join(families(frame))} in these results, got {kernel!r}")
     own = set(frame["op"][here & (frame["provider"] == "lrbench")])
-    return frame[here | frame["op"].isin(own)]
+    rows = frame[here | frame["op"].isin(own)]
+    # What was other mathematics beside another family computes this one's operation.
+    return rows.assign(same_math=rows["same_math"].where(~rows["op"].isin(own), True))
 
 
 def latest_rows(frame: pd.DataFrame) -> pd.DataFrame:

@@ -93,12 +93,13 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_example_of_the_results_page_reads_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibrations, profiles and texts lie beside the sweeps: the example passes them over."""
+    """Calibrations, profiles and texts lie beside the sweeps and the bars: the example passes them over."""
     (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "results.md").read_text(), re.M | re.S)
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(compile(example, "docs/results.md", "exec"), names)
     rows, fast = names["rows"], names["fast"]
-    assert len({*rows.run_id}) == len(list(ROOT.glob("results/h200_sxm/sweep-*.parquet")))
+    files = [*ROOT.glob("results/h200_sxm/sweep-*.parquet"), *ROOT.glob("results/h200_sxm/bars-*.parquet")]
+    assert len({*rows.run_id}) == len(files)
     assert (fast > 0).all()
     assert {"tfla", "flash_attn.v4"} <= set(fast.index.get_level_values("impl"))

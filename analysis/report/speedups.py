@@ -34,7 +34,7 @@ class Comparison:
         ours, theirs: the rows, as named tuples of their columns.
         ratio: theirs over our median time; above 1 ours is faster.
         low, high: 95 % bootstrap interval of it, from the samples of both; None where they were not stored.
-        memory: our peak memory over theirs, or None.
+        memory: our peak memory beyond inputs over theirs, or None.
         again: whether there is a newer row of one side, of another run.
     """
 
@@ -78,7 +78,8 @@ def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
     if all(each is not None and len(each) > 1 for each in samples):
         interval = bootstrap_ratio_interval(*samples)
         low, high = interval.low, interval.high
-    memory = ours.peak_memory_bytes / theirs.peak_memory_bytes
+    held = [each.peak_memory_bytes - each.input_bytes for each in (ours, theirs)]
+    memory = held[0] / held[1] if held[1] else math.nan
     return Comparison(
         ours=ours,
         theirs=theirs,
@@ -205,7 +206,7 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
         "sizes",
         *(subject.at_all([length]) for length in columns),
         "geometric mean",
-        "our memory / theirs",
+        "our memory / theirs, beyond inputs",
         "remarks",
     ]
     caption = f"Speed-up: their median time over ours, 95 % interval, {subject.device_name}"

@@ -38,7 +38,22 @@ def of_all(subject: Subject, found: list[Comparison]) -> list[tuple[str, list[st
 
 def of_family(subject: Subject, found: list[Comparison], chosen: list[Choice]) -> list[tuple[str, list[str]]]:
     """Return what the summary of several families says of one of them: what is fastest, and how far from the roof."""
-    return _told([each for each in _own(subject, found, chosen) if each[1] != _calibration(subject)])
+    parts = [each for each in _own(subject, found, chosen) if each[1] != _calibration(subject)]
+    return _told([*parts, ("With care", _lowered(subject))])
+
+
+def _lowered(subject: Subject) -> str:
+    """Return that times of several runs with lowered clocks stand side by side, or ""."""
+    if subject.chosen is None:
+        return ""
+    shown = ok_rows(subject.chosen.rows)
+    if shown["run_id"].nunique() < 2 or 2 * shown["throttled"].notna().sum() <= len(shown):
+        return ""
+    return (
+        "Most clocks were lowered, and what a kernel takes then depends on what ran before it: times are those of "
+        f"{shown['run_id'].nunique()} runs, and which is fastest may be the run's doing. Speed-ups are of one run "
+        "where one measured both."
+    )
 
 
 Part = tuple[str, str]
