@@ -72,22 +72,30 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 
 @triton.jit
-def _step(k, v, dy, m, num, den, w, u, n, inside, PRECISE: tl.constexpr):
-    """Run forward through step n of a row.
+def _split_rate(m, w, BLOCK_I: tl.constexpr):
+    """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
+    round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
+    quarter of them, whose rounding they have anyway."""
+    size = tl.where(m > EMPTY, tl.abs(m), 0.0)
+    slow = tl.where(BLOCK_I * w <= tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), w, 0.0)
+    return slow, w - slow
 
-    A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
-    state before step n lies on m - n slow. Returns the past's weight in the output, the token's times P, P and R, the
+
+@triton.jit
+def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
+    """Run forward through step n of a row, the state before which lies on m - n slow.
+
+    Returns the past's weight in the output, the token's times P, P and R, the
     gradient of u + k, the weights of past and token in the state, and the state; a step that is not ``inside`` leaves
     the state as it is.
     """
-    slow = tl.where(w < SLOW_RATE, w, 0.0)
     past, now = _weights(m, tl.fma(slow, n, k) + u)
     inverse = _reciprocal(tl.fma(past, den, now), PRECISE)
     p = dy * inverse
     y = tl.fma(past, num, now * v) * inverse
     # Zero where the output is the token's own value, which p v - p y need not be.
     d_token = now * p * (v - y)
-    m -= tl.where(inside, w - slow, 0.0)
+    m -= tl.where(inside, fast, 0.0)
     key = tl.fma(slow, n + 1.0, k)
     old, new = _weights(m, key)
     num, den = tl.fma(old, num, new * v), tl.fma(old, den, new)
@@ -95,7 +103,10 @@ def _step(k, v, dy, m, num, den, w, u, n, inside, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, start, left, PRECISE: tl.constexpr, SUB: tl.constexpr):
+def _run(
+    k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
+    PRECISE: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
     """Run forward through SUB steps from step ``start`` of a row, from states, derivatives and sums to those behind
     them; steps beyond the end of time leave them as they are.
 
@@ -105,7 +116,18 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, start, left, PRECIS
         token_v, inside = v[n].to(tl.float32), left > n
         before_num, before_den = num, den
         past, _, p, r, d_token, old, _new, m, num, den = _step(
-            k[n].to(tl.float32), token_v, dy[n].to(tl.float32), m, num, den, w, u, start + n * 1.0, inside, PRECISE
+            k[n].to(tl.float32),
+            token_v,
+            dy[n].to(tl.float32),
+            m,
+            num,
+            den,
+            slow,
+            fast,
+            u,
+            start + n * 1.0,
+            inside,
+            PRECISE,
         )
         du += d_token
         dw = tl.fma(past, tl.fma(x, p, z * r), dw)
@@ -118,15 +140,15 @@ def _run(k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, start, left, PRECIS
 
 
 @triton.jit
-def _change(m, end_m, w, left, BLOCK_I: tl.constexpr):
+def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
     """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
-    return _exp(m - end_m) * _decay(steps * tl.where(w < SLOW_RATE, w, 0.0))
+    return _exp(m - end_m) * _decay(steps * slow)
 
 
 @triton.jit
 def _run_back(
-    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, w, u, offs, start, left, mask_c,
+    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """Run forward through SUB steps from step ``start`` of a row and the state before it, then backward from the
@@ -140,7 +162,8 @@ def _run_back(
             m,
             num,
             den,
-            w,
+            slow,
+            fast,
             u,
             start + n * 1.0,
             left > n,
@@ -261,6 +284,7 @@ def scan_gradient_kernel(
     used = (left > 0) & mask
     m, num, den = _load_saved(saved_ptr, states, tile * TILE + offs_t, offs_c, used, C, BLOCK_I)
     first_m = m
+    slow, fast = _split_rate(first_m, w, BLOCK_I)
     one = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
     x, z, dw, du, c, a, b = zero, zero, zero, zero, one, zero, zero
@@ -277,14 +301,14 @@ def scan_gradient_kernel(
         at, rest = base + part * SUB * C, left - part * SUB
         k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
         m, num, den, x, z, dw, du, c, a, b = _run(
-            k, v, dy, m, num, den, x, z, dw, du, c, a, b, w, u, part * SUB, rest, PRECISE, SUB
+            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, part * SUB, rest, PRECISE, SUB
         )
     # Where gradients come in they lie on the exponent of the state behind a row, and leave on that of its own.
     end_m = _next_exponent(
         saved_ptr, states, last_ptr + batch * C, stride, tile * TILE + offs_t + BLOCK_I, offs_c, m, left, mask,
         HAS_DLAST, C, BLOCK_I,
     )  # fmt: skip
-    change = _change(m, end_m, w, left, BLOCK_I)
+    change = _change(m, end_m, slow, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
@@ -311,7 +335,26 @@ def scan_gradient_kernel(
         k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
         m, num, den = _select(all_m, part, PARTS), _select(all_num, part, PARTS), _select(all_den, part, PARTS)
         a, b = _run_back(
-            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, w, u, offs, part * SUB, rest, mask, C, PRECISE, SUB
+            dk_ptr + at,
+            dv_ptr + at,
+            k,
+            v,
+            dy,
+            m,
+            num,
+            den,
+            a,
+            b,
+            slow,
+            fast,
+            u,
+            offs,
+            part * SUB,
+            rest,
+            mask,
+            C,
+            PRECISE,
+            SUB,
         )
     if WANT_DFIRST:
         if tile == 0:
@@ -375,21 +418,22 @@ def walk_gradient_kernel(
         offs, left, mask = _tile(offs_o, offs_c, mask_c, C, T - start)
         k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
+        slow, fast = _split_rate(first_m, w, BLOCK_I)
         m, _num, _den, x, z, dw, du, _c, _a, _b = _run(
-            k, v, dy, first_m, first_num, first_den, zero, zero, dw, du, one, zero, zero, w, u, 0, left,
+            k, v, dy, first_m, first_num, first_den, zero, zero, dw, du, one, zero, zero, slow, fast, u, 0, left,
             PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
             saved_ptr, states, last_ptr + batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
             HAS_DLAST, C, BLOCK_I,
         )  # fmt: skip
-        change = _change(m, end_m, w, left, BLOCK_I)
+        change = _change(m, end_m, slow, left, BLOCK_I)
         a *= change
         b *= change
         dw += tl.fma(a, x, b * z)
         a, b = _run_back(
-            dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, w, u, offs, 0, left, mask,
-            C, PRECISE, BLOCK_I,
+            dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, slow, fast, u, offs, 0, left,
+            mask, C, PRECISE, BLOCK_I,
         )  # fmt: skip
     at = batch * C + offs_c[None, :]
     if WANT_DFIRST:

@@ -87,7 +87,7 @@ def select_config(
     if item_bytes == 4:
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
     else:
-        forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=80)
+        forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
     return WkvConfig(forward=forward, backward=backward, reload=item_bytes < 4, look=8, ahead=AHEAD)
 
 

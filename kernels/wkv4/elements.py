@@ -45,9 +45,6 @@ beside a den of order 1; gradients may all be small."""
 SUBROW = tl.constexpr(8)
 """Steps that are summed under one exponent."""
 
-MODERATE_RATE = tl.constexpr(8.0)
-"""Rates below which SUBROW steps lower an exponent by less than keys may differ."""
-
 
 @triton.jit
 def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):

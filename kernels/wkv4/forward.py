@@ -21,7 +21,6 @@ from .elements import (
     MAX_BONUS,
     MAX_LEAD,
     MAX_RATIO,
-    MODERATE_RATE,
     SLOW_RATE,
     SUBROW,
     _add,
@@ -177,6 +176,18 @@ def _run_rows(
 
 
 @triton.jit
+def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return the rates [BLOCK_O, BLOCK_C] that a row's exponents are not lowered by at every step, else 0: those that a
+    run lowers them by no more than a quarter of the largest key, whose rounding they have anyway."""
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    largest = tl.zeros(offs.shape, dtype=tl.float32)
+    for n in range(BLOCK_I):
+        k = tl.load(k_ptr + n * C + offs, mask=(left > n) & mask_c, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.where(k > EMPTY, tl.abs(k), 0.0))
+    return tl.where(RUN * w <= tl.maximum(RUN * SLOW_RATE, 0.25 * largest), w, 0.0)
+
+
+@triton.jit
 def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
     """Return what each row adds to a state behind it, with an exponent of its own at every step.
 
@@ -184,7 +195,7 @@ def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: t
     before step n of a run lies on m - n slow.
     """
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = tl.where(w < MODERATE_RATE, w, 0.0)
+    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = num
@@ -206,7 +217,7 @@ def _rerun_rows(
 ):  # fmt: skip
     """Run through the rows with an exponent of its own at every step; return the states after the last ones."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    slow = tl.where(w < MODERATE_RATE, w, 0.0)
+    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     for start in range(0, BLOCK_I, RUN):
         rest = left - start
         for n in range(RUN):
