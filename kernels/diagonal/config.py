@@ -55,8 +55,8 @@ class DiagonalConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        ahead: how many programs ahead a program of the single pass brings inputs into the L2 cache, rounded up to whole
-            tiles of time; 0 for none.
+        ahead: how many programs ahead at most a program of the single pass brings inputs into the L2 cache, in whole
+            tiles of time.
     """
 
     forward: TileConfig

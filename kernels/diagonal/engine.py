@@ -264,7 +264,7 @@ def _launch(tile: TileConfig) -> dict[str, Any]:
 def _ahead(problem: Problem, tile: TileConfig, x: Tensor) -> int:
     """Return how many tiles of time ahead inputs are brought into the cache."""
     B, _, C = x.shape
-    return triton.cdiv(problem.config.ahead, B * triton.cdiv(C, tile.block_c))
+    return problem.config.ahead // (B * triton.cdiv(C, tile.block_c))
 
 
 def _exchange(tile: TileConfig, x: Tensor) -> dict[str, Any]:

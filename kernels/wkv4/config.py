@@ -12,7 +12,8 @@ MAX_NARROW = 2048
 and sums are looked for far behind."""
 
 AHEAD = 128
-"""Programs ahead of which the forward scan brings k and v into the L2 cache, of the 528 that an H200 runs at once."""
+"""Programs ahead of which the forward scan brings k and v into the L2 cache, of the 528 that an H200 runs at once: at
+batch 8 and 768 channels 7 % of its time, while 256 ahead, a tile of 2048 channels, costs 3 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,8 @@ class WkvConfig:
     Attributes:
         reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
         look: sums that a scan's program loads at once: of up to that many earlier tiles, one of them of all further.
-        ahead: how many programs ahead the forward scan brings k and v into the L2 cache, in whole tiles of time, at
-            least one; 0 for none.
+        ahead: how many programs ahead at most the forward scan brings k and v into the L2 cache, in whole tiles of
+            time.
     """
 
     forward: TileConfig

@@ -269,7 +269,7 @@ def _grid(tile: TileConfig, k: Tensor, steps: int) -> tuple[int]:
 def _ahead(config: WkvConfig, k: Tensor) -> int:
     """Return how many tiles of time ahead k and v are brought into the cache."""
     B, _, C = k.shape
-    return max(1, config.ahead // (B * triton.cdiv(C, config.forward.block_c))) if config.ahead else 0
+    return config.ahead // (B * triton.cdiv(C, config.forward.block_c))
 
 
 def _launch(tile: TileConfig, *, walk: bool = False) -> dict[str, Any]:
