@@ -112,6 +112,15 @@ def _renew(m, a, b, AT_LEAST: tl.constexpr):
 
 
 @triton.jit
+def _tighten(m, num, den):
+    """Return a state on an exponent where den is of order 1, which decay within a run may have left small."""
+    loose = (den > 0) & (den < LEAST_STATE)
+    shift = tl.log(tl.where(loose, den, 1.0))
+    scale = _exp(-shift)
+    return m + shift, num * scale, den * scale
+
+
+@triton.jit
 def _weights_under(k, top, nothing, SUB: tl.constexpr):
     """Return e^(k - top) of SUB steps; ``nothing`` is added to the exponents."""
     shift = tl.fma(top, -LOG2E, nothing)

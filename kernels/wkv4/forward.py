@@ -36,6 +36,7 @@ from .elements import (
     _renew,
     _scan_rows,
     _sum_run,
+    _tighten,
     _weights_below,
     _weights_under,
 )
@@ -339,6 +340,8 @@ def scan_kernel(
         )  # fmt: skip
     if right == 0:
         tl.debug_barrier()
+        # What is cut of a heavy past's weight is nothing beside a den of order 1.
+        m, num, den = _tighten(m, num, den)
         last_m, last_num, last_den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
             mask, C, SAVE, PRECISE, BLOCK_I,

@@ -95,6 +95,17 @@ def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[flo
 
 
 @interpret
+def test_a_past_that_decayed_within_its_row() -> None:
+    """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
+    of rising keys behind it must weigh that, not the exponent alone."""
+    wkv_laws.check_matches_reference(
+        function("scan"), dtype=torch.float16, device="cpu", sizes={"batch": 1, "seq_len": 256, "channels": 32},
+        ranges={"k": (-100, 100), "w": (1.0, 1.4)}, seed=1,
+        config=WkvConfig(forward=tile(32, 2, 32), backward=tile(8, 4, 32)),
+    )  # fmt: skip
+
+
+@interpret
 @pytest.mark.parametrize(
     ("name", "config", "seq_len", "rate"),
     [
