@@ -110,6 +110,7 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
     assert {"B200, model", "H200 SXM, model", "H200 SXM, tfla measured"} <= set(drawn)
     same = frame[(frame["op"] == "mlstm_sig") & (frame["impl"] == "tfla") & (frame["mode"] == "fw")]
     same = same[(same["head_dim_v"] == 256) & (same["seq_len"] == 8192) & (same["batch"] == 8)]
+    same = same.dropna(subset="chunk_size")  # a chunk length of the kernel's own choice has no place on the axis
     newest = same.sort_values("measured_at").drop_duplicates("chunk_size", keep="last")
     assert dict(drawn["H200 SXM, tfla measured"]) == dict(zip(newest["chunk_size"], newest["time_ms"], strict=True))
     launched = dict(drawn["H200 SXM, tfla launches"])

@@ -113,7 +113,7 @@ def test_default_configs_are_what_the_implementations_choose() -> None:
     assert len(declared) == 7
     for implementation in declared:
         config = tune.default_config(implementation, sizes, "bf16", (9, 0))
-        assert tune.candidates(config, [tune.parse_alternatives("forward=(8,8,64,4,128)", config)])[1].config != config
+        assert tune.candidates(config, [tune.parse_alternatives("forward=(4,8,64,4,128)", config)])[1].config != config
     with pytest.raises(ValueError, match="impl must be one that declares its default_config, got 'torch'"):
         tune.default_config(get_operation("rglru").implementation("torch"), sizes, "bf16", (9, 0))
 
