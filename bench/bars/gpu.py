@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...analysis import counts
+from ...kernels import resolve
 from .. import baselines, live
 from ..case import SIZE_COLUMNS, Case, Record
 from ..clock import Clock
@@ -105,6 +106,10 @@ def _planned(kernel: str, setting: Setting, side: Side, mode: str, chunk_size: i
     ours = {implementation.name: implementation for implementation in operation.implementations}
     target: Any = ours.get(side.impl) or baselines.get_baseline(name, side.impl)
     state_dtype = "fp32" if side.impl in ours and target.state_dtypes else None
+    sizes = dict(side.sizes or setting.sizes)
+    if chunk_size is None and side.impl in ours and target.preferred_chunk is not None:
+        # What the implementation chooses, in the row as in a sweep: counts depend on it.
+        chunk_size = resolve(target.preferred_chunk)(sizes)
     case = Case(
         kernel=kernel,
         op=name,
@@ -114,7 +119,7 @@ def _planned(kernel: str, setting: Setting, side: Side, mode: str, chunk_size: i
         dtype=setting.dtype,
         state_dtype=state_dtype,
         chunk_size=chunk_size,
-        **(side.sizes or setting.sizes),
+        **sizes,
     )
     return PlannedCase(case=case, target=target)
 
