@@ -211,7 +211,7 @@ def run_backward(
 
 
 def _sum_parts(parts: Tensor) -> Tensor:
-    """Return the sum [C] of parts [N, B, C]; in one short launch."""
+    """Return the sum [C] of parts [N, B, C], in one short launch."""
     C = parts.shape[2]
     total = torch.empty(C, device=parts.device, dtype=torch.float32)
     sum_parts_kernel[(triton.cdiv(C, SUM_BLOCK_C),)](

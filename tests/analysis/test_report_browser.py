@@ -44,7 +44,8 @@ def test_recorder_sees_what_a_page_asks_for(tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text('<img src="http://example.com/x.png"><script src="https://cdn.example.com/require.js"></script>')
     _, asked = look(bad, "--dump-dom")
-    assert {line.split()[1] for line in asked} == {"http://example.com/x.png", "cdn.example.com:443"}
+    # A slow machine's browser opens a second connection to what it asks for, and closes it without a word.
+    assert {line.split()[1] for line in asked if line} == {"http://example.com/x.png", "cdn.example.com:443"}
 
 
 def test_page_asks_for_nothing(page: Path, tmp_path: Path) -> None:
