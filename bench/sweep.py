@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import signal
 import tempfile
@@ -271,20 +270,30 @@ def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     return list(chosen.values())
 
 
+def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[PlannedCase]]:
+    """Return what each compiling process takes, at most ``jobs`` of ours and one for each outside implementation.
+
+    An outside package's autotuners compile the same configurations for many cases, and side by side within a process.
+    """
+    ours = [item for item in cases if isinstance(item.target, Implementation)]
+    batches = [ours[n::jobs] for n in range(jobs)]
+    batches += group_by_implementation([item for item in cases if isinstance(item.target, Baseline)])
+    return [batch for batch in batches if batch]
+
+
 def _compile_ahead(planned: Sequence[PlannedCase], settings: Settings, progress: Progress) -> None:
     """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
 
-    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose anew in
-    the timed pass, because processes that share the GPU would make them choose badly.
+    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
+    timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
     cases = compile_cases(planned)
     if not cases:
         return
-    batches = [list(itertools.islice(cases, n, None, settings.jobs)) for n in range(settings.jobs)]
     progress.begin(len(cases), "compiling")
     executor = LocalExecutor(workers_per_device=settings.jobs)
     limits = Limits(timeout_s=settings.timeout_s, budget_s=0.0, action="compile", device_kind="cuda")
-    with contextlib.closing(executor.run([b for b in batches if b], limits, progress.started)) as outcomes:
+    with contextlib.closing(executor.run(compile_batches(cases, settings.jobs), limits, progress.started)) as outcomes:
         for item, _ in outcomes:
             # Whether it compiled shows when it is measured; a failure is counted once, there.
             progress.finished(item, "ok")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..kernels import resolve
 from ..kernels.spec import Implementation, Operation
-from . import baselines, check, clock, memory
+from . import autotuning, baselines, check, clock, memory
 from .baselines.spec import Baseline, Runnable
 from .case import Case
 from .protocol import decode_request
@@ -92,7 +92,8 @@ class Worker:
 
     def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
-        return {"compile_s": self.make_ready(case, target).compile_s}
+        with autotuning.untimed():
+            return {"compile_s": self.make_ready(case, target).compile_s}
 
     def profile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
@@ -348,6 +349,8 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
     """Answer requests until there are no more, or the device is lost."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(device)
+    if device == "cuda":
+        autotuning.compile_in_parallel()
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line_number, line in enumerate(requests):
         reply = _answer(worker, json.loads(line))

@@ -22,7 +22,6 @@ from ..diagonal.elements import _tile
 from .elements import (
     EMPTY,
     LEAST_GRADIENT,
-    SLOW_RATE,
     SUBROW,
     _add,
     _decay,
@@ -31,6 +30,7 @@ from .elements import (
     _look_back,
     _position,
     _reciprocal,
+    _split_rate,
     _weights,
 )
 
@@ -69,16 +69,6 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
     v = _load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
     dy = _load_rows(dy_ptr, offs, left, mask_c, C, 0.0, SUB)
     return k, v, dy
-
-
-@triton.jit
-def _split_rate(m, w, BLOCK_I: tl.constexpr):
-    """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
-    round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
-    quarter of them, whose rounding they have anyway."""
-    size = tl.where(m > EMPTY, tl.abs(m), 0.0)
-    slow = tl.where(BLOCK_I * w <= tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), w, 0.0)
-    return slow, w - slow
 
 
 @triton.jit

@@ -112,6 +112,26 @@ def _renew(m, a, b, AT_LEAST: tl.constexpr):
 
 
 @triton.jit
+def _renew_whole(m, a, b, AT_LEAST: tl.constexpr):
+    """As :func:`_renew`, by as many times e^16 as bring the larger of both near 1."""
+    large = tl.maximum(tl.abs(a), tl.abs(b))
+    stale = (large > 0) & (large < AT_LEAST)
+    lowered = tl.floor(tl.log(tl.where(stale, large, 1.0)) * (-1.0 / RENEWAL)) * RENEWAL
+    scale = _exp(lowered)
+    return m - lowered, a * scale, b * scale
+
+
+@triton.jit
+def _split_rate(m, w, BLOCK_I: tl.constexpr):
+    """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
+    round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
+    quarter of them, whose rounding they have anyway."""
+    size = tl.where(m > EMPTY, tl.abs(m), 0.0)
+    slow = tl.where(BLOCK_I * w <= tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), w, 0.0)
+    return slow, w - slow
+
+
+@triton.jit
 def _tighten(m, num, den):
     """Return a state on an exponent where den is of order 1, which decay within a run may have left small."""
     loose = (den > 0) & (den < LEAST_STATE)

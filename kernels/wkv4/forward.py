@@ -33,8 +33,9 @@ from .elements import (
     _look_back,
     _position,
     _reciprocal,
-    _renew,
+    _renew_whole,
     _scan_rows,
+    _split_rate,
     _sum_run,
     _tighten,
     _weights_below,
@@ -391,16 +392,14 @@ def walk_kernel(
     stride = B.to(tl.int64) * C
     states = S * stride
     saved_ptr += batch * S * C
-    # A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
-    # state before step n of a row lies on m - n slow, and between rows num and den decay.
-    slow = tl.where(w < SLOW_RATE, w, 0.0)
-    decay = _decay(BLOCK_I * slow)
     whole = T // BLOCK_I * BLOCK_I
     for start in range(0, whole, BLOCK_I):
         base = (batch * T + start) * C
         offs, left, mask = _tile(offs_o, offs_c, mask_c, C, T - start)
         k = _load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        # The state before step n of the row lies on m - n slow, and behind the row num and den decay.
+        slow, fast = _split_rate(m, w, BLOCK_I)
         for n in tl.static_range(BLOCK_I):
             if SAVE > 0:
                 if n % SAVE == 0:
@@ -408,8 +407,9 @@ def walk_kernel(
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, w - slow)
-        m, num, den = _renew(m, num * decay, den * decay, LEAST_STATE)
+            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
+        decay = _decay(BLOCK_I * slow)
+        m, num, den = _renew_whole(m, num * decay, den * decay, LEAST_STATE)
     for t in range(whole, T):
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:

@@ -83,8 +83,9 @@ def test_extremes(extreme: str) -> None:
         ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2), 96, (1e-5, 1e-3)),
         ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
         ("recurrent", WALKED, 192, (1e-5, 1e-3)),
+        ("recurrent", WALKED, 320, (0.3, 0.5)),
     ],
-    ids=["chain", "row", "walk"],
+    ids=["chain", "row", "walk", "walk for as long as a key weighs"],
 )
 def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]) -> None:
     """What lowers exponents time and again: a chain of groups of two tiles, a row's steps, a walk's rows."""

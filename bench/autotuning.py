@@ -1,0 +1,78 @@
+"""Triton's autotuners in workers: their configurations compiled side by side, and no choice made where timings lie.
+
+An autotuner compiles one configuration after the other, which takes packages with hundreds of them minutes. Here all of
+a key's configurations are compiled in threads first (compilers release the interpreter's lock), and only then timed,
+one at a time as ever. While cases are merely compiled ahead, many processes share the GPU: a choice made there would be
+a bad one, and packages that keep choices on disk (fla does) would go on to use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+MAX_THREADS = 16
+
+
+def default_threads() -> int:
+    """Return how many configurations are compiled at a time: one a core, at most 16."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_THREADS, cores)
+
+
+def compile_in_parallel(threads: int | None = None) -> None:
+    """Make every Triton autotuner of this process compile its configurations in ``threads`` threads before it times
+    them; a Triton that has no asynchronous compilation is left as it is."""
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        return
+    count = default_threads() if threads is None else threads
+    prune = Autotuner.prune_configs
+    if count < 2 or hasattr(prune, "compiles"):
+        return
+
+    def prune_and_compile(self: Any, kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        configs = prune(self, kwargs)
+        # What a hook prepares before a launch, a compilation here would not see.
+        plain = [config for config in configs if config.pre_hook is None]
+        if len(plain) > 1 and self.fn is not None:
+            with ThreadPoolExecutor(count) as pool, AsyncCompileMode(pool, ignore_errors=True):
+                for config in plain:
+                    # What does not compile is found again, and dealt with, when it is timed.
+                    with contextlib.suppress(Exception):
+                        self.fn.run(*self.nargs.values(), **{**kwargs, "warmup": True}, **config.all_kwargs())
+        return configs
+
+    prune_and_compile.compiles = True  # type: ignore[attr-defined]
+    Autotuner.prune_configs = prune_and_compile
+
+
+@contextlib.contextmanager
+def untimed() -> Iterator[None]:
+    """In the block, autotuners run every configuration once and take the first that works; nothing is kept on disk."""
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        yield
+        return
+    replaced: dict[str, Any] = {"do_bench": property(lambda _: _run_once)}
+    if hasattr(Autotuner, "check_disk_cache"):
+        replaced["check_disk_cache"] = _no_disk_cache
+    with mock.patch.multiple(Autotuner, **replaced):
+        yield
+
+
+def _run_once(call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    call()
+    return [0.0] * len(quantiles)
+
+
+def _no_disk_cache(self: Any, key: Any, configs: Sequence[Any], benchmark: Callable[[], Any]) -> bool:
+    benchmark()
+    return False

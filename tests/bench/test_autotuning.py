@@ -1,0 +1,132 @@
+"""Autotuners of workers: configurations compile side by side before any is timed, and none is chosen untimed."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", exc_type=ImportError)
+
+import triton
+from triton.runtime._async_compile import AsyncCompileMode, active_mode
+from triton.runtime.autotuner import Autotuner, OutOfResources
+
+from lrbench.bench import autotuning
+
+TOO_LARGE = 64
+
+
+class Kernel:
+    """What an autotuner sees of a jitted function: runs, and compiles what it has not met."""
+
+    def __init__(self, at_once: int) -> None:
+        self.fn = lambda x: None
+        self.barrier = threading.Barrier(at_once, timeout=20)
+        self.compiled: list[int] = []
+        self.ran: list[int] = []
+        self.threads: set[int] = set()
+
+    def compile(self, block: int) -> int:
+        """Compile one configuration, together with as many others as the barrier wants."""
+        self.barrier.wait()
+        self.threads.add(threading.get_ident())
+        return block
+
+    def run(self, *args: Any, BLOCK: int, warmup: bool, **_: Any) -> None:
+        if BLOCK not in self.compiled:
+            mode = active_mode.get()
+            if mode is None:
+                self.compiled.append(self.compile(BLOCK))
+            else:
+                mode.submit(BLOCK, lambda: self.compile(BLOCK), self.compiled.append)
+        if not warmup:
+            if BLOCK == TOO_LARGE:
+                raise OutOfResources(BLOCK, 1, "shared memory")
+            self.ran.append(BLOCK)
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave Triton as it was."""
+    monkeypatch.setattr(Autotuner, "prune_configs", Autotuner.prune_configs)
+    yield
+    assert active_mode.get() is None
+
+
+def make_tuner(kernel: Kernel, blocks: tuple[int, ...], **kwargs: Any) -> Autotuner:
+    configs = [triton.Config({"BLOCK": block}) for block in blocks]
+    return Autotuner(kernel, ["x"], configs, ["x"], None, None, **kwargs)
+
+
+def time_by_block(kernel: Kernel) -> Any:
+    """Return a timer that says the last configuration of all is the fastest."""
+
+    def do_bench(call: Any, quantiles: Any) -> list[float]:
+        # Nothing is timed while compilers are still at work.
+        assert sorted(kernel.compiled) == [16, 32]
+        call()
+        return [1.0 / kernel.ran[-1]] * len(quantiles)
+
+    return do_bench
+
+
+def test_configurations_compile_side_by_side_before_any_is_timed() -> None:
+    autotuning.compile_in_parallel(2)
+    kernel = Kernel(at_once=2)
+    tuner = make_tuner(kernel, (16, 32), do_bench=time_by_block(kernel))
+    tuner.run(7, grid=(1,), warmup=False)
+    assert len(kernel.threads) == 2
+    assert threading.get_ident() not in kernel.threads
+    assert tuner.best_config.kwargs == {"BLOCK": 32}
+    assert kernel.ran[-1] == 32
+
+
+def test_asked_twice_it_compiles_once() -> None:
+    autotuning.compile_in_parallel(2)
+    patched = Autotuner.prune_configs
+    autotuning.compile_in_parallel(2)
+    assert Autotuner.prune_configs is patched
+
+
+def test_one_thread_changes_nothing() -> None:
+    before = Autotuner.prune_configs
+    autotuning.compile_in_parallel(1)
+    assert Autotuner.prune_configs is before
+
+
+def test_what_does_not_compile_fails_when_it_is_timed() -> None:
+    class Broken(Kernel):
+        def compile(self, block: int) -> int:
+            raise ValueError("does not compile")
+
+    autotuning.compile_in_parallel(2)
+    tuner = make_tuner(Broken(at_once=1), (16, 32), do_bench=lambda call, quantiles: call())
+    with pytest.raises(ValueError, match="does not compile"):
+        tuner.run(7, grid=(1,), warmup=False)
+
+
+def test_untimed_takes_the_first_that_works_and_keeps_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("timed, or looked up on disk")
+
+    kernel = Kernel(at_once=1)
+    tuner = make_tuner(kernel, (TOO_LARGE, 16, 32), do_bench=never, cache_results=True)
+    monkeypatch.setattr(Autotuner, "check_disk_cache", never)
+    with autotuning.untimed():
+        tuner.run(7, grid=(1,), warmup=False)
+    assert tuner.best_config.kwargs == {"BLOCK": 16}
+    assert kernel.ran == [16, 32, 16]
+    # Afterwards a new key is timed again.
+    with pytest.raises(AssertionError, match="timed, or looked up"):
+        tuner.run(8, grid=(1,), warmup=False)
+
+
+def test_pool_is_the_one_triton_documents() -> None:
+    """The mode that compilations are handed to runs them in the executor given."""
+    kernel = Kernel(at_once=2)
+    with ThreadPoolExecutor(2) as pool, AsyncCompileMode(pool):
+        kernel.run(BLOCK=16, warmup=True)
+        kernel.run(BLOCK=32, warmup=True)
+    assert sorted(kernel.compiled) == [16, 32]
