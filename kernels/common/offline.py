@@ -21,8 +21,6 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 _TYPES = {
@@ -113,10 +111,9 @@ def _specialise(
         if parameters[name].is_constexpr or value is None:
             signature[name] = "constexpr"
             constexprs[(index,)] = value
-        elif isinstance(value, TensorDescriptor | GluonDescriptor):
+        elif isinstance(value, TensorDescriptor):
             shape = ",".join(map(str, value.block_shape))
-            layout = f",{value.layout!r}" if isinstance(value, GluonDescriptor) else ""
-            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]{layout}>"
+            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]>"
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + _TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]
@@ -132,8 +129,7 @@ def _specialise(
 def compile_kernel(launch: Launch, capability: int) -> Any:
     """Return triton's compiled kernel of a recorded launch: its ``asm`` holds ptx and cubin."""
     signature, constexprs, attributes = _specialise(launch)
-    language = GluonASTSource if launch.kernel.is_gluon() else ASTSource
-    source = language(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 

@@ -13,9 +13,6 @@ DIM_MULTIPLE = 8
 MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
-CONSUMERS, CONSUMER_ROWS = 2, 64
-"""Warpgroups of a specialised program that multiply, and the rows of x of each: those of one matrix instruction."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
@@ -23,8 +20,6 @@ class TileConfig:
 
     Attributes:
         block_m: rows (tokens) of a tile of y.
-        extra_m: further rows of a tile of y, in an accumulator of their own: 128 and 64 make 192, which asks the L2 for
-            a quarter less than 128; 0 but where y alone is made of interleaved weights.
         block_f: columns of a tile of y; the products behind it have twice as many.
         block_k: step along D.
         group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
@@ -32,28 +27,18 @@ class TileConfig:
         num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
         num_stages: tiles of x and w under way or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
-        persistent: as many programs as multiprocessors, each walking tiles.
-        flatten: walk tiles and steps along D in one loop, so that the next tile's loads overlap the gating; without,
-            a step has fewer instructions.
-        specialised: the kernel of cluster.py, for y of interleaved half-precision weights on Hopper: one warp loads,
-            two warpgroups multiply 64 rows each. Subtiles, num_warps and flatten say nothing there.
-        num_ctas: 1, or 2 programs of a specialised launch, one above the other, that load the weights once for both;
-            needs Triton 3.8.
+        persistent: as many programs as multiprocessors, each walking tiles; the next tile's loads overlap the gating.
     """
 
     block_m: int
     block_f: int
     block_k: int
-    extra_m: int = 0
     group_m: int = 8
     subtiles: int = 2
     num_warps: int = 8
     num_stages: int = 3
     use_tma: bool = True
     persistent: bool = True
-    flatten: bool = True
-    specialised: bool = False
-    num_ctas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +65,6 @@ def _invalid_tile(config: TileConfig) -> str | None:
     for field in ("block_m", "block_f", "block_k"):
         if getattr(config, field) < MIN_BLOCK:
             return f"{field} must be at least {MIN_BLOCK}, got {getattr(config, field)}"
-    if config.extra_m and (config.extra_m < MIN_BLOCK or config.extra_m & (config.extra_m - 1)):
-        return f"extra_m must be 0 or a power of two >= {MIN_BLOCK}, got {config.extra_m}"
     if config.subtiles not in (1, 2):
         return f"subtiles must be 1 or 2, got {config.subtiles}"
     for field in ("group_m", "num_stages"):
@@ -89,22 +72,6 @@ def _invalid_tile(config: TileConfig) -> str | None:
             return f"{field} must be at least 1, got {getattr(config, field)}"
     if config.use_tma and 2 * config.block_f > 256:
         return f"block_f must be at most 128 with use_tma (boxes of 256 columns), got {config.block_f}"
-    return _invalid_specialisation(config)
-
-
-def _invalid_specialisation(config: TileConfig) -> str | None:
-    if config.num_ctas not in (1, 2):
-        return f"num_ctas must be 1 or 2, got {config.num_ctas}"
-    if not config.specialised:
-        return f"num_ctas must be 1 unless specialised, got {config.num_ctas}" if config.num_ctas > 1 else None
-    if config.block_m != CONSUMERS * CONSUMER_ROWS:
-        return f"block_m must be {CONSUMERS * CONSUMER_ROWS} where specialised, got {config.block_m}"
-    for field in ("block_f", "block_k"):
-        # A row of a tile in shared memory spans the 128 bytes over which descriptors and products swizzle.
-        if getattr(config, field) < 64:
-            return f"{field} must be at least 64 where specialised, got {getattr(config, field)}"
-    if not (config.use_tma and config.persistent):
-        return "specialised needs use_tma and persistent"
     return None
 
 
@@ -116,7 +83,7 @@ def select_tile(
     Worth timing first on Hopper, for "gate" (registers a thread of sm_90, KiB of shared memory; none spills): group_m
     16 beside 8; subtiles 1 at 3 stages (171, 176) beside 2 at 4 (172, 208) or 3 (170, 160); block_k 128 at 2 stages
     (171, 208); 256 rows of 64 columns at 4 stages (173, 208); weights apart at 4 stages (167, 224 with one subtile);
-    one program a tile at 4 stages (175, 192); specialised at 4 stages, also in clusters (240 of a consumer, 225).
+    one program a tile at 4 stages (175, 192).
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.

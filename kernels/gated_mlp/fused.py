@@ -228,18 +228,6 @@ def project(
             item_bytes=x.element_size(),
             aligned=all(t.data_ptr() % 16 == 0 for t in given),
         )
-    if config.specialised:
-        if reason := _not_specialised(x, end, pair):
-            raise ValueError(f"config: specialised {reason}")
-        assert y is not None
-        # Imported where it is chosen: Gluon is experimental.
-        from .cluster import project_specialised
-
-        project_specialised(
-            x, weights.first, y, activation=problem.activation, config=config,
-            multiprocessors=multiprocessors(x.device),
-        )  # fmt: skip
-        return
     block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
     wide = block_f if pair else 2 * block_f
 
@@ -248,19 +236,14 @@ def project(
             return None if tensor is None else tensor.detach()
         return TensorDescriptor.from_tensor(tensor.detach(), [tile_rows, tile_columns])
 
-    extra_m = config.extra_m
-    if extra_m and (pair or end != "gate"):
-        raise ValueError(f"config: extra_m must be 0 but where y alone is made of interleaved weights, got {extra_m}")
-    tiles = triton.cdiv(rows, block_m + extra_m) * triton.cdiv(columns, block_f)
+    tiles = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
     parts = config.subtiles
     project_kernel[(programs,)](
         tile(x, block_m, block_k),
-        tile(x, extra_m, block_k) if extra_m else None,
         tile(weights.first, block_k, wide),
         tile(weights.gate, block_k, wide),
         tile(y, block_m, block_f // parts),
-        tile(y, extra_m, block_f // parts) if extra_m else None,
         tile(None if pre is None else pre.first, block_m, wide // parts),
         tile(None if pre is None else pre.gate, block_m, wide // parts),
         tile(dy, block_m, block_f // parts),
@@ -275,27 +258,13 @@ def project(
         USE_TMA=config.use_tma,
         PERSISTENT=config.persistent,
         BLOCK_M=block_m,
-        EXTRA_M=extra_m,
         BLOCK_F=block_f,
         BLOCK_K=block_k,
         GROUP_M=config.group_m,
         SUBTILES=parts,
-        FLATTEN=config.flatten,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-
-
-def _not_specialised(x: Tensor, end: str, pair: bool) -> str | None:
-    """Return why the kernel of cluster.py cannot do this, or None."""
-    if end != "gate" or pair:
-        what = "two weights" if pair else end
-        return f"launches compute y from interleaved weights and write nothing else, got {what!r}"
-    if x.dtype not in (torch.float16, torch.bfloat16):
-        return f"launches take float16 or bfloat16, got {str(x.dtype).removeprefix('torch.')}"
-    if capability(x.device)[0] != 9:
-        return f"launches need compute capability 9.0, got {capability(x.device)}"
-    return None
 
 
 def gate_gradient(saved: Weights, dy: Tensor, d_pre: Weights, problem: Problem) -> None:

@@ -132,51 +132,18 @@ def _finish(
 
 
 @triton.jit
-def _place(tile, tiles_m, tiles_f, GROUP_M: tl.constexpr):
-    """Return the row and the column of tiles where ``tile`` lies; GROUP_M rows are walked column by column."""
-    group = tile // (GROUP_M * tiles_f)
-    group_size = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
-    return group * GROUP_M + tile % group_size, (tile % (GROUP_M * tiles_f)) // group_size
-
-
-@triton.jit
-def _finish_parts(
-    up, gate, y, pre, pre_gate, dy, row, col, M, F,
-    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, USE_TMA: tl.constexpr,
+def _tile(
+    x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F,
+    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """As _finish, a tile's SUBTILES parts one after the other."""
-    if SUBTILES == 1:
-        _finish(
-            up, gate, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
-        )  # fmt: skip
-    else:
-        tl.static_assert(SUBTILES == 2)
-        HALF: tl.constexpr = up.shape[1] // 2
-        up_left, up_right = _halves(up)
-        gate_left, gate_right = _halves(gate)
-        _finish(
-            up_left, gate_left, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
-        )  # fmt: skip
-        _finish(
-            up_right, gate_right, y, pre, pre_gate, dy, row, col + HALF, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
-        )  # fmt: skip
-
-
-@triton.jit
-def _tile(
-    x, x_extra, w, w_gate, y, y_extra, pre, pre_gate, dy, tile, M, D, F,
-    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, EXTRA_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
-):  # fmt: skip
-    """Compute tile number ``tile`` of y, in an order for the L2's sake: see _place.
-
-    EXTRA_M rows below the BLOCK_M have an accumulator of their own, since arrays have powers of two of them.
-    """
-    ROWS: tl.constexpr = BLOCK_M + EXTRA_M
-    row, col = _place(tile, tl.cdiv(M, ROWS), tl.cdiv(F, BLOCK_F), GROUP_M)
-    row, col = row * ROWS, col * BLOCK_F
+    """Compute tile number ``tile`` of y; GROUP_M rows of tiles are walked column by column, for the L2's sake."""
+    tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
+    group = tile // (GROUP_M * tiles_f)
+    group_size = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    row = (group * GROUP_M + tile % group_size) * BLOCK_M
+    col = (tile % (GROUP_M * tiles_f)) // group_size * BLOCK_F
 
     if PAIR:
         up = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
@@ -189,42 +156,40 @@ def _tile(
             gate = tl.dot(x_tile, gate_tile, gate, input_precision=PRECISION)
     else:
         both = tl.zeros((BLOCK_M, 2 * BLOCK_F), tl.float32)
-        if EXTRA_M > 0:
-            extra = tl.zeros((EXTRA_M, 2 * BLOCK_F), tl.float32)
         for k in range(0, D, BLOCK_K):
             x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
-            if EXTRA_M > 0:
-                extra_tile = _load(x_extra, row + BLOCK_M, k, M, D, EXTRA_M, BLOCK_K, USE_TMA)
             w_tile = _load(w, k, 2 * col, D, 2 * F, BLOCK_K, 2 * BLOCK_F, USE_TMA)
             both = tl.dot(x_tile, w_tile, both, input_precision=PRECISION)
-            if EXTRA_M > 0:
-                extra = tl.dot(extra_tile, w_tile, extra, input_precision=PRECISION)
         up, gate = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_F, 2)))
 
-    _finish_parts(
-        up, gate, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA, SUBTILES
-    )  # fmt: skip
-    if EXTRA_M > 0:
-        tl.static_assert(END == "gate" and not PAIR)
-        up, gate = tl.split(tl.reshape(extra, (EXTRA_M, BLOCK_F, 2)))
-        _finish_parts(
-            up, gate, y_extra, pre, pre_gate, dy, row + BLOCK_M, col, M, F,
-            ACTIVATION, END, PAIR, DTYPE, USE_TMA, SUBTILES,
+    if SUBTILES == 1:
+        _finish(
+            up, gate, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
+        )  # fmt: skip
+    else:
+        tl.static_assert(SUBTILES == 2)
+        up_left, up_right = _halves(up)
+        gate_left, gate_right = _halves(gate)
+        _finish(
+            up_left, gate_left, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
+        )  # fmt: skip
+        _finish(
+            up_right, gate_right, y, pre, pre_gate, dy, row, col + BLOCK_F // 2, M, F,
+            ACTIVATION, END, PAIR, DTYPE, USE_TMA,
         )  # fmt: skip
 
 
 @triton.jit
 def project_kernel(
-    x, x_extra, w, w_gate, y, y_extra, pre, pre_gate, dy, M, D8, F8,
+    x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8,
     ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr, EXTRA_M: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+    USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
     Grid: (programs,), one a tile of y [M, F], or with PERSISTENT as many as run at a time, each of which walks tiles
     that far apart. Tensors are descriptors with USE_TMA, else pointers; those that a pass does not need are None.
-    x_extra and y_extra are x and y in tiles of EXTRA_M rows, which end "gate" of interleaved weights may add to a tile.
 
     Reads x [M, D] and w [D, 2F], even columns up, odd gate; with PAIR w [D, F] and w_gate [D, F]. D8 and F8 are D / 8
     and F / 8, which tells the compiler that rows are aligned. By END it writes
@@ -234,17 +199,17 @@ def project_kernel(
     """
     D, F = D8 * 8, F8 * 8
     if PERSISTENT:
-        tiles = tl.cdiv(M, BLOCK_M + EXTRA_M) * tl.cdiv(F, BLOCK_F)
+        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
         # Flattened with the loop over k, so that the next tile's loads are under way while this one is gated.
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             _tile(
-                x, x_extra, w, w_gate, y, y_extra, pre, pre_gate, dy, tile, M, D, F,
-                ACTIVATION, END, PAIR, DTYPE, PRECISION, USE_TMA, BLOCK_M, EXTRA_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+                x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, ACTIVATION, END, PAIR, DTYPE, PRECISION, USE_TMA,
+                BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
             )  # fmt: skip
     else:
         _tile(
-            x, x_extra, w, w_gate, y, y_extra, pre, pre_gate, dy, tl.program_id(0), M, D, F,
-            ACTIVATION, END, PAIR, DTYPE, PRECISION, USE_TMA, BLOCK_M, EXTRA_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+            x, w, w_gate, y, pre, pre_gate, dy, tl.program_id(0), M, D, F, ACTIVATION, END, PAIR, DTYPE, PRECISION,
+            USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
         )  # fmt: skip
 
 

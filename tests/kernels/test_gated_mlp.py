@@ -178,7 +178,6 @@ def test_unknown_activation() -> None:
     [
         ({"block_m": 48}, "forward.block_m must be a power of two, got 48"),
         ({"block_k": 8}, "forward.block_k must be at least 16, got 8"),
-        ({"extra_m": 24}, "forward.extra_m must be 0 or a power of two >= 16, got 24"),
         ({"subtiles": 3}, "forward.subtiles must be 1 or 2, got 3"),
         ({"num_stages": 0}, "forward.num_stages must be at least 1, got 0"),
         ({"block_f": 256}, r"forward.block_f must be at most 128 with use_tma (boxes of 256 columns), got 256"),

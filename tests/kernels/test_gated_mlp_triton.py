@@ -22,7 +22,6 @@ TILES = {
     "descriptors": SMALL,
     "pointers": replace(SMALL, use_tma=False, subtiles=1),
     "programs": replace(SMALL, subtiles=1, block_f=16, persistent=False),
-    "nested": replace(SMALL, flatten=False),
     "pointer programs": replace(SMALL, use_tma=False, persistent=False, group_m=8),
 }
 """Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
@@ -51,27 +50,6 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
     laws.check_matches_reference(
         fn, 41, 40, 72, dtype=dtype, device="cpu", interleaved=interleaved, config=launches(TILES[tile])
     )
-
-
-@interpret
-@pytest.mark.parametrize("tile", ["descriptors", "pointers", "nested"])
-@pytest.mark.parametrize("tokens", [41, 48, 30])
-def test_tiles_of_two_accumulators(tile: str, tokens: int) -> None:
-    """Tiles of 32 and 16 rows more: ragged in either, or whole."""
-    config = GatedMlpConfig(forward=replace(TILES[tile], block_m=32, extra_m=16), gradient=SMALL)
-    for dtype in (torch.float32, torch.float16):
-        laws.check_matches_reference(fused, tokens, 40, 72, dtype=dtype, device="cpu", interleaved=True, config=config)
-
-
-@interpret
-@pytest.mark.parametrize("form", ["fused_pair", "save_pair", "fused_save"])
-def test_two_accumulators_are_for_interleaved_weights_alone(form: str) -> None:
-    fn, interleaved = FORMS[form]
-    shapes = {"x": (16, 16), "w_up": (16, 32), "w_gate": (16, 32)}
-    inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
-    given = interleave_inputs(inputs) if interleaved else inputs
-    with pytest.raises(ValueError, match="extra_m must be 0 but where"):
-        fn(*given.values(), config=GatedMlpConfig(forward=replace(SMALL, extra_m=16), gradient=SMALL))
 
 
 @interpret
@@ -209,7 +187,6 @@ ALTERNATIVES = {
     "k128": {"block_k": 128, "num_stages": 2},
     "tall": {"block_m": 256, "block_f": 64},
     "programs": {"persistent": False},
-    "nested": {"flatten": False},
     "narrow": {"block_f": 64},
 }
 """Forward launches worth timing on Hopper; all must be right first."""
