@@ -142,7 +142,9 @@ def register(
         factor: Annotated[list[str] | None, typer.Option(help="Cost of a function: exp=4; repeatable.")] = None,
         tile: Annotated[
             list[str] | None,
-            typer.Option(help="Tile size of the executed counts of walk and sweep: block_t=32; repeatable [sm_90's]."),
+            typer.Option(
+                help="Tile size of executed counts (walk, sweep, lightning1, ...): block_t=32; repeatable [sm_90's]."
+            ),
         ] = None,
         format: Format = "table",
     ) -> None:

@@ -2,14 +2,16 @@
 
 Held against the counter is what the kernels run (``executed_tensor_flops``, ``executed_bytes``: recomputation and
 padding included) where the counts know it, else what the formulation counts. The counts mean all traffic of the
-formulation; the counter sees what reaches the device memory, so bytes that the last cache serves are missing there.
+formulation; the counter sees what reaches the device memory, so bytes that the last cache serves are missing there, and
+what it could not hold until the next program asked for it is there twice. A working set that fits explains fewer bytes
+than counted, never more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .counts import Count
+from .counts import TILES, Count
 
 PROFILE_VERSION = 1
 
@@ -96,10 +98,14 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> li
     if not measured:
         return [f"{start}: no {dtype} product ran on the matrix units"]
     if count.executed_tensor_flops is not None:
-        return [
-            f"{start}: the kernels of this case run in other tiles or passes than those counted, which are the ones "
-            f"selected on compute capability 9.0 (lrbench count --formulation {count.formulation} --tile)"
+        others = f" (lrbench count --formulation {count.formulation} --tile)" if count.formulation in TILES else ""
+        reasons = [
+            "the kernels of this case run in other tiles or passes than those counted, which are the ones selected on "
+            f"compute capability 9.0{others}"
         ]
+        if count.library_tensor_flops:
+            reasons.append(f"{_library(count)} are counted without the padding of their tiles")
+        return [f"{start}: {'; '.join(reasons)}"]
     reasons = []
     if count.recomputed_tensor_flops:
         whole = count.tensor_flops + count.recomputed_tensor_flops
@@ -117,44 +123,65 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> li
 def _why_bytes(count: Count, counters: Counters, moved: float, ratio: float, last_cache_bytes: int | None) -> list[str]:
     measured = counters.dram_bytes or 0.0
     reasons = []
-    if last_cache_bytes and count.compulsory_bytes < LARGE * last_cache_bytes:
-        reasons.append(
-            f"the working set of {_mega(count.compulsory_bytes)} MB is {count.compulsory_bytes / last_cache_bytes:.1f} "
-            f"times the last cache, below {LARGE}, so part of the traffic stays in it"
-        )
     if ratio < 1:
+        if last_cache_bytes and count.compulsory_bytes < LARGE * last_cache_bytes:
+            reasons.append(
+                f"the working set of {_size(count.compulsory_bytes)} is "
+                f"{count.compulsory_bytes / last_cache_bytes:.1f} times the last cache, below {LARGE}, so part of the "
+                f"traffic stays in it"
+            )
         if last_cache_bytes:
             reasons.append(
                 f"what a kernel leaves unwritten in the cache at its end is not counted, up to "
-                f"{_mega(last_cache_bytes)} MB for each of {counters.launches}"
+                f"{_size(last_cache_bytes)} for each of {counters.launches}"
             )
         if counters.l2_bytes is not None:
-            reasons.append(f"the last cache was asked for {_mega(counters.l2_bytes)} MB: what it served is no traffic")
+            reasons.append(f"the last cache was asked for {_size(counters.l2_bytes)}: what it served is no traffic")
     else:
-        if count.reread_bytes:
-            missed = (measured - moved) / count.reread_bytes
-            reasons.append(
-                f"programs read {_mega(count.reread_bytes)} MB again that others have read, and {min(missed, 1):.0%} "
-                f"of that missed the cache"
-            )
+        reasons += _rereads(count, measured - moved)
         if count.executed_bytes is None and count.recomputed_bytes:
             whole = count.bytes + count.recomputed_bytes
             reasons.append(
-                f"the backward pass reads {_mega(count.recomputed_bytes)} MB again to recompute, with which the ratio "
+                f"the backward pass reads {_size(count.recomputed_bytes)} again to recompute, with which the ratio "
                 f"is {measured / whole:.2f}"
             )
         if counters.l2_bytes is not None:
-            reasons.append(
-                f"the last cache was asked for {_mega(counters.l2_bytes)} MB, so {measured / counters.l2_bytes:.0%} of "
-                f"the requests went on to the memory"
-            )
+            issued = moved + (count.reread_bytes or 0.0)
+            merged = ""
+            if count.reread_bytes and counters.l2_bytes < issued:
+                merged = (
+                    f" of the {_size(issued)} that programs read and write: requests that meet on the way are merged"
+                )
+            asked = f"the last cache was asked for {_size(counters.l2_bytes)}{merged}"
+            reasons.append(f"{asked}, and {measured / counters.l2_bytes:.0%} of the requests went on to the memory")
     said = "; ".join(reasons) or "not explained by what is counted"
     return [f"bytes are {ratio:.2f} of the counted ones: {said}"]
+
+
+def _rereads(count: Count, beyond: float) -> list[str]:
+    """Return what is known of loads that other programs do as well, ``beyond`` being the bytes above those counted.
+
+    Where a library multiplies too, whose programs also read again, nothing tells apart whose loads missed the cache.
+    """
+    again = f"programs read {_size(count.reread_bytes)} again that others have read" if count.reread_bytes else ""
+    if count.library_tensor_flops:
+        library = f"{_library(count)} read again too, in tiles that are not counted"
+        said = f"{again}, and {library}" if again else library
+        return [f"{said}: {_size(beyond)} in all missed the cache"]
+    if count.reread_bytes:
+        return [f"{again}, and {min(beyond / count.reread_bytes, 1):.0%} of that missed the cache"]
+    return []
+
+
+def _library(count: Count) -> str:
+    share = (count.library_tensor_flops or 0.0) / (count.executed_tensor_flops or 1.0)
+    return f"a library's products ({share:.0%} of the tensor FLOPs)"
 
 
 def _giga(value: float) -> str:
     return f"{value / 1e9:.4g}"
 
 
-def _mega(value: float) -> str:
-    return f"{value / 1e6:.4g}"
+def _size(value: float) -> str:
+    """Return so many bytes in words."""
+    return f"{value / 1e9:.4g} GB" if value >= 1e9 else f"{value / 1e6:.4g} MB"

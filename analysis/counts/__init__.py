@@ -5,7 +5,7 @@ paper's appendix F: a multiply-accumulate is 2 FLOPs, one evaluation of exp, log
 unless told otherwise), and recomputation inside a kernel is not counted (it is kept apart, see :class:`Count`). The
 formulas lie in :mod:`.mlstm` (published) and :mod:`.scalar_decay`, :mod:`.lightning`, :mod:`.baselines`, :mod:`.rglru`,
 :mod:`.wkv` and :mod:`.gated_mlp` (derived); :mod:`.problem` adds them up, :mod:`.formulations` says what there is, and
-:mod:`.executed` counts what our Triton kernels really run, recomputation included.
+:mod:`.executed` and :mod:`.executed_mlp` count what our Triton kernels really run, recomputation included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from . import baselines, mlstm, scalar_decay
-from .executed import TILES, Run, Tiles, executed
+from .executed import LIGHTNING, TILES, Run, Tiles, executed
+from .executed_mlp import Projections, executed_mlp
 from .formulations import (
     ATTENTION_TILE,
     CHUNKED,
@@ -33,6 +34,7 @@ from .formulations import (
     formulation_of,
     is_chunked,
     is_counted,
+    kernels_of,
     one_of,
     tile_rounded_causal_factor,
 )
@@ -100,7 +102,7 @@ def count(
         mode: fw, bw, fwbw, or step (one decoding step; attention over ``seq_len`` cached tokens).
         head_dim_qk, head_dim_v: K and V. selective_scan takes ``channels`` and, as ``head_dim_qk``, its state size.
         channels: of operations without heads. d_model, d_ff: of a gated MLP.
-        chunk_size: L, required by the formulations of :data:`CHUNKED` of operations with heads.
+        chunk_size: L, required by the formulations of :data:`CHUNKED` of operations with heads, and by ``chunked``.
         num_groups: heads sharing q and k (Mamba-2's B and C) form this many groups; None means 1 for mamba2_ssd and one
             group a head elsewhere.
         dtype: of q, k, v and the output; ``gate_dtype`` (None: the same) of gates; ``state_dtype`` of states.
@@ -109,7 +111,7 @@ def count(
         counting: detailed (every operation's own parts), or published (what a paper prints, its slips included, with
             all factors 1: the TFLA paper's mLSTM forward, the RG-LRU page's bytes).
         factors: cost of elementary functions; None means 1 each.
-        tiles: tile sizes of the executed counts (formulations walk and sweep); None: those of sm_90.
+        tiles: tile sizes of the executed counts (formulations of :data:`TILES`); None: those of sm_90.
 
     Returns:
         the count, part by part.
@@ -121,9 +123,10 @@ def count(
     """
     if chunk_size is not None and isinstance(chunk_size, int) and chunk_size > seq_len >= 1:
         raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk_size}")
+    formulation = formulation or default_formulation(op, mode)
     return _count(
         op,
-        formulation=formulation or default_formulation(op, mode),
+        formulation=formulation,
         mode=mode,
         sizes={
             "seq_len": seq_len,
@@ -142,6 +145,7 @@ def count(
         causal_factor=causal_factor,
         counting=counting,
         factors=factors,
+        kernels=kernels_of(op, formulation),
         tiles=tiles,
     )
 
@@ -189,6 +193,7 @@ def count_case(
         },
         dtypes=(dtype, wide, state_dtype or wide),
         causal_factor=causal_factor,
+        kernels=kernels_of(op, formulation, impl),
     )
 
 
@@ -203,9 +208,13 @@ def _count(
     causal: bool = True,
     counting: str = "detailed",
     factors: Factors | None = None,
+    kernels: str | None = None,
     tiles: Tiles | None = None,
 ) -> Count:
-    """As :func:`count`, but a chunk may be longer than the sequence: it is then one ragged chunk."""
+    """As :func:`count`, but a chunk may be longer than the sequence: it is then one ragged chunk.
+
+    ``kernels`` are those whose launches are counted too, as :func:`.formulations.kernels_of` names them.
+    """
     check_formulation(op, formulation, mode, counting)
     if counting == "published" and factors not in (None, Factors()):
         raise ValueError("factors must be 1 for the published counting, which prints simplified totals")
@@ -250,7 +259,7 @@ def _count(
         causal_factor=factor,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
-        **_executed(problem, passes, dtypes[0], tiles),
+        **_executed(problem, passes, dtypes[0], kernels, tiles),
     )
 
 
@@ -289,6 +298,8 @@ def _causal_factor(
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0
+    if "head_dim_v" not in SIZES[op]:
+        return None
     tile = causal_tile(op, formulation, widths.qkv)
     if is_chunked(op, formulation):
         square = min(size["chunk_size"], size["seq_len"], TILE if formulation == "walk" else size["seq_len"])
@@ -299,12 +310,51 @@ def _causal_factor(
     return causal_factor or tile_rounded_causal_factor(square, tile)
 
 
-def _executed(problem: Problem, passes: tuple[str, ...], dtype: str, tiles: Tiles | None) -> dict[str, Any]:
-    """Return the executed fields of a count: where the engine runs it, in a 16-bit dtype and a chunk it takes."""
-    chunk = problem.chunk_size
-    if problem.formulation not in TILES or dtype not in ("bf16", "fp16") or chunk < 16 or chunk & (chunk - 1):
+def _executed(
+    problem: Problem, passes: tuple[str, ...], dtype: str, kernels: str | None, tiles: Tiles | None
+) -> dict[str, Any]:
+    """Return the executed fields of a count: of sizes that ``kernels`` take, in a 16-bit dtype."""
+    if kernels is None or dtype not in ("bf16", "fp16"):
         return {}
-    run = Run(
+    if kernels in TILES:
+        run = _engine_run(problem, dtype, tiles or TILES[kernels])
+        if run is None:
+            return {}
+        counted = {direction: executed(run, direction) for direction in passes}
+    else:
+        projections = Projections(
+            kernels=kernels,
+            tokens=problem.batch * problem.seq_len,
+            d_model=problem.d_model,
+            d_ff=problem.d_ff,
+            width=problem.widths.qkv,
+        )
+        counted = {direction: executed_mlp(projections, direction) for direction in passes}
+    flops: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for direction, one in counted.items():
+        prefix = f"{direction}: " if len(passes) > 1 else ""
+        flops.update({prefix + name: value for name, value in one.flops.items()})
+        moved.update({prefix + name: value for name, value in one.bytes.items()})
+    return {
+        "executed_tensor_flops": float(flops.total()),
+        "executed_bytes": float(moved.total()),
+        "reread_bytes": float(sum(one.rereads.total() for one in counted.values())),
+        "library_tensor_flops": float(sum(one.library.total() for one in counted.values())),
+        "executed_parts": MappingProxyType({name: float(value) for name, value in flops.items()}),
+        "executed_byte_parts": MappingProxyType({name: float(value) for name, value in moved.items()}),
+    }
+
+
+def _engine_run(problem: Problem, dtype: str, tiles: Tiles) -> Run | None:
+    """Return the problem as the engine or the Lightning kernels run it, None where they do not take its sizes."""
+    chunk, dims = problem.chunk_size, (problem.head_dim_qk, problem.head_dim_v)
+    if problem.formulation in LIGHTNING:
+        if max(dims) > tiles.block_x:
+            return None
+    elif chunk < 16 or chunk & (chunk - 1):
+        return None
+    return Run(
         op=problem.op,
         formulation=problem.formulation,
         rows=problem.batch * problem.num_heads,
@@ -315,21 +365,5 @@ def _executed(problem: Problem, passes: tuple[str, ...], dtype: str, tiles: Tile
         qk_share=problem.qk_share,
         bf16=dtype == "bf16",
         widths=problem.widths,
-        tiles=tiles or TILES[problem.formulation],
+        tiles=tiles,
     )
-    flops: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    rereads = 0.0
-    for direction in passes:
-        one = executed(run, direction)
-        prefix = f"{direction}: " if len(passes) > 1 else ""
-        flops.update({prefix + name: value for name, value in one.flops.items()})
-        moved.update({prefix + name: value for name, value in one.bytes.items()})
-        rereads += one.rereads.total()
-    return {
-        "executed_tensor_flops": float(flops.total()),
-        "executed_bytes": float(moved.total()),
-        "reread_bytes": rereads,
-        "executed_parts": MappingProxyType({name: float(value) for name, value in flops.items()}),
-        "executed_byte_parts": MappingProxyType({name: float(value) for name, value in moved.items()}),
-    }

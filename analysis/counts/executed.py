@@ -20,6 +20,18 @@ All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do b
 The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are numbers
 here; the defaults are what the engine selects on compute capability 9.0. Products of fewer than 64 rows or columns may
 be repeated by a block's warps, which is not counted: it takes chunks or head dims below 64.
+
+The Lightning kernels are the two schemes at their simplest, a launch for each of the four roles: ``lightning2`` walks
+the whole sequence, ``lightning1`` sweeps it, both as one chunk and over whole contractions. A head's decays follow from
+its slope on the chip, so there are no gate vectors, no states pass and no row sums: X, Y and Z are loaded and the
+output is stored. With BT rows, BZ columns of the output and, sweeping, BS columns of a score tile,
+
+    lightning2  2 (2 BT DX BZ + BT^2 (DX + BZ)) for each of ceil(T / BT) ceil(DZ / BZ) tiles; every column block but
+                one reads X and Y again
+    lightning1  2 BT BS (DX + BZ) for each of ceil(DZ / BZ) column blocks and every score tile on one side of the
+                diagonal or on it; every row tile reads the rows of Y and Z that it meets
+
+In :mod:`.executed_mlp` are the gated MLP's kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +39,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from .model import Widths
@@ -59,7 +71,7 @@ class Tiles:
         block_t: rows of an output tile. Walking, the length of the tile that carries the state.
         block_s: columns of a score tile, when sweeping.
         block_x, block_z: contraction block and output columns.
-        states_t, states_k, states_v: tiles of the states pass.
+        states_t, states_k, states_v: tiles of the states pass, where there is one.
     """
 
     block_t: int
@@ -86,9 +98,21 @@ class Tiles:
 
 
 TILES: Mapping[str, Tiles] = MappingProxyType(
-    {"walk": Tiles(block_t=64, block_z=64), "sweep": Tiles(block_t=128, block_z=128)}
+    {
+        "walk": Tiles(block_t=64, block_z=64),
+        "sweep": Tiles(block_t=128, block_z=128),
+        "lightning1": Tiles(block_t=128, block_x=256, block_z=128),
+        "lightning2": Tiles(block_t=64, block_x=256, block_z=64),
+    }
 )
 """Formulation -> tiles of 16-bit inputs on compute capability 9.0."""
+
+LIGHTNING = ("lightning1", "lightning2")
+"""Formulations of the Lightning kernels, which take contractions of up to ``block_x`` and no longer ones."""
+
+WIDE_CONTRACTION, WIDE_COLUMNS = 128, 32
+"""Above contractions of that many columns a program of lightning2 takes so few columns of the output: its state is in
+registers. So it does where wider blocks would make fewer than :data:`FILLED_PROGRAMS` programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +140,18 @@ class Run:
     @property
     def walks(self) -> bool:
         """Whether chunks are walked, not swept."""
-        return self.formulation == "walk"
+        return self.formulation in ("walk", "lightning2")
+
+    @property
+    def constant(self) -> bool:
+        """Whether all decays are made on the chip from a slope a head, over a sequence that is one chunk."""
+        return self.formulation in LIGHTNING
 
     @property
     def chunk(self) -> int:
-        """Chunk length in force: never longer than the sequence's next power of two."""
+        """Chunk length in force: never longer than the sequence's next power of two, or a Lightning kernel's tile."""
+        if self.constant:
+            return max(padded_dim(self.length), self.tiles.block_t)
         return min(self.chunk_size, padded_dim(self.length))
 
     @property
@@ -135,7 +166,9 @@ class Run:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of an element of b, u and w: float64 where differences over a whole chunk are taken."""
+        """Bytes of an element of b, u and w: float64 where differences over a whole chunk are taken; 0 of none."""
+        if self.constant:
+            return 0
         return 4 if self.walks else 8
 
     @property
@@ -147,6 +180,14 @@ class Run:
     def block_s(self) -> int:
         """Columns of a score tile of a sweep, never more than its rows."""
         return min(self.tiles.block_s, self.block_t)
+
+    def block_z(self, dx: int) -> int:
+        """Largest block of output columns of a role whose contraction is ``dx``."""
+        columns = self.tiles.block_z
+        if self.formulation == "lightning2":
+            few = self.rows * -(-max(self.d_qk, self.d_v) // 64) < FILLED_PROGRAMS
+            return min(columns, WIDE_COLUMNS) if few or padded_dim(dx) > WIDE_CONTRACTION else columns
+        return columns
 
     @property
     def stabilised(self) -> bool:
@@ -202,11 +243,13 @@ class Executed:
     """FLOPs on tensor cores by product, bytes of device memory by use, and bytes read again by other programs.
 
     ``rereads`` are loads of what another program of the same launch loads as well; a cache is expected to serve them.
+    ``library`` is the share of ``flops`` that a library's kernels do, whose tiles and rereads nobody here knows.
     """
 
     flops: Counter[str]
     bytes: Counter[str]
     rereads: Counter[str]
+    library: Counter[str] = field(default_factory=Counter)
 
 
 def executed(run: Run, direction: str) -> Executed:
@@ -233,7 +276,7 @@ def executed(run: Run, direction: str) -> Executed:
 
 def run_of_pass(run: Run, direction: str) -> Run:
     """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
-    if direction == "backward" and run.walks:
+    if direction == "backward" and run.formulation == "walk":
         return dataclasses.replace(run, chunk_size=min(run.chunk, filling_chunk(run)))
     return run
 
@@ -265,7 +308,7 @@ def padded_dim(dim: int) -> int:
 def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
     dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
-    block_x, block_z = min(run.tiles.block_x, padded_dim(dx)), min(run.tiles.block_z, padded_dim(dz))
+    block_x, block_z = min(run.tiles.block_x, padded_dim(dx)), min(run.block_z(dx), padded_dim(dz))
     return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from . import mlstm, rglru, scalar_decay
+from .executed import LIGHTNING, TILES
+from .executed_mlp import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
 COUNTINGS = ("detailed", "published")
@@ -28,9 +30,9 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "attention": ("flash", "recurrent"),
         "gla": ("chunkwise", "fused"),
         "selective_scan": ("scan",),
-        "rglru": ("fused", "unfused", "layer", "lines", "recurrent"),
+        "rglru": ("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
         "rglru_layer": ("layer", "unfused"),
-        "linear_scan": ("scan", "recurrent"),
+        "linear_scan": ("scan", "chunked", "recurrent"),
         "wkv4": ("recurrent", "scan"),
         "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
         "projections": ("gemms",),
@@ -43,7 +45,7 @@ chunkwise: states stored once per chunk, two passes over the inputs. walk: the s
 sweep: chunkwise, in the tiles of the engine that sweeps whole chunks. fused: one pass, what lies between inputs and
 outputs kept on the chip. parallel: quadratic, no state. recurrent: step by step; decoding loads and stores the state at
 every step. flash: quadratic, matrices kept on the chip. scan: fused over time. lightning1, lightning2: see
-:mod:`.lightning`. unfused, layer, lines: see :mod:`.rglru`. fused_save, cublas_activation,
+:mod:`.lightning`. chunked, unfused, layer, lines: see :mod:`.rglru`. fused_save, cublas_activation,
 gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
 """
 
@@ -63,7 +65,10 @@ SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Operation -> sizes it needs beside batch, seq_len and, where it has heads, num_heads."""
 
 CHUNKED = ("chunkwise", "walk", "sweep", "fused", "lightning2")
-"""Formulations that take a chunk length, of operations with heads."""
+"""Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
+
+REDUCED_CHUNK = 256
+"""The shortest chunk that reduce-then-scan chooses by itself, taken where a case names none."""
 
 _PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 256, "lightning_attn": 64})
 """Chunk length that a package uses where its implementation has no chunk axis."""
@@ -89,6 +94,9 @@ _GATED_MLP: Mapping[str, str] = MappingProxyType(
 _ENGINE_IMPLS = ("tfla", "xl_chunk", "limit_chunk")
 """Our implementations on the Triton engine. It walks a chunk for tfla and 16-bit inputs, and sweeps it elsewhere."""
 
+_EXECUTED_IMPLS = (*_ENGINE_IMPLS, *LIGHTNING, *GATED_MLP)
+"""Our implementations whose launches are counted: :mod:`.executed` and :mod:`.executed_mlp`."""
+
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ValueError unless ``value`` is ``known``."""
@@ -104,7 +112,7 @@ def default_formulation(op: str, mode: str) -> str:
 
 def is_chunked(op: str, formulation: str) -> bool:
     """Whether the formulation takes a chunk length."""
-    return formulation in CHUNKED and "head_dim_v" in SIZES.get(op, ())
+    return formulation == "chunked" or (formulation in CHUNKED and "head_dim_v" in SIZES.get(op, ()))
 
 
 def check_formulation(op: str, formulation: str, mode: str, counting: str) -> None:
@@ -174,7 +182,22 @@ def chunk_of(op: str, impl: str, formulation: str, chunk_size: int | None) -> in
     """Return the chunk length to count: the case's, else that of the implementation's package."""
     if not is_chunked(op, formulation):
         return None
-    return chunk_size or _PROVIDER_CHUNKS.get(impl.partition(".")[0], TILE)
+    own = REDUCED_CHUNK if formulation == "chunked" else TILE
+    return chunk_size or _PROVIDER_CHUNKS.get(impl.partition(".")[0], own)
+
+
+def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None:
+    """Return the name under which launches of ``formulation`` are counted, None where those of ``impl`` are not.
+
+    They are our own kernels': an outside package's run in other tiles, whatever its formulation. Without an
+    implementation it is ours of the formulation.
+    """
+    if impl is not None and impl not in _EXECUTED_IMPLS:
+        return None
+    if op == "gated_mlp":
+        ours = impl if impl == "fused_pair" else formulation
+        return ours if ours in GATED_MLP else None
+    return formulation if formulation in TILES else None
 
 
 def causal_tile(op: str, formulation: str, dtype_bytes: int) -> int:

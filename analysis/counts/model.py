@@ -208,9 +208,12 @@ class Count:
         causal_factor: share of the causal square that is computed, or None where there is no square.
         parts: name -> FLOPs; adds up to ``flops``.
         byte_parts: name -> bytes; adds up to ``bytes``.
-        executed_tensor_flops, executed_bytes, reread_bytes, executed_parts, executed_byte_parts: what the Triton
-            kernels of the formulations walk and sweep run and move in 16-bit dtypes, recomputation and padding
-            included (see :mod:`.executed`); None and empty elsewhere.
+        executed_tensor_flops, executed_bytes, reread_bytes, executed_parts, executed_byte_parts: what our Triton
+            kernels of the formulations walk, sweep, lightning1 and lightning2, and of a gated MLP, run and move in
+            16-bit dtypes, recomputation and padding included (see :mod:`.executed` and :mod:`.executed_mlp`); None and
+            empty elsewhere. ``reread_bytes`` are loads of what other programs of the same launch load as well.
+        library_tensor_flops: the share of ``executed_tensor_flops`` in products of a library, whose padding and rereads
+            are not known.
     """
 
     op: str
@@ -230,6 +233,7 @@ class Count:
     executed_tensor_flops: float | None = None
     executed_bytes: float | None = None
     reread_bytes: float | None = None
+    library_tensor_flops: float | None = None
     executed_parts: Mapping[str, float] = field(default_factory=dict)
     executed_byte_parts: Mapping[str, float] = field(default_factory=dict)
 

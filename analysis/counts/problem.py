@@ -166,18 +166,26 @@ class Problem:
         if direction == "step":
             step = rglru.step(layer)
             return step, step.bytes
-        formulation = "fused" if self.formulation == "recurrent" else self.formulation
+        formulation = "fused" if self.formulation in ("recurrent", "chunked") else self.formulation
         if direction == "backward":
-            return rglru.backward(layer, formulation), rglru.compulsory(layer, formulation, backward=True)
+            tally = self._reduced(rglru.backward(layer, formulation), layer, gated=True, backward=True)
+            return tally, rglru.compulsory(layer, formulation, backward=True)
         covered = "layer" if self.published else formulation
         tally = rglru.forward(layer, formulation, published=self.published)
-        return tally, rglru.compulsory(layer, covered, backward=False)
+        least = rglru.compulsory(layer, covered, backward=False)
+        return self._reduced(tally, layer, gated=True, backward=False), least
+
+    def _reduced(self, tally: Tally, layer: Layer, *, gated: bool, backward: bool) -> Tally:
+        """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
+        if self.formulation != "chunked":
+            return tally
+        return rglru.chunked(tally, layer, -(-self.seq_len // self.chunk_size), gated=gated, backward=backward)
 
     def _linear_scan(self, direction: str) -> Passed:
         layer = self._layer(direction)
         formula = {"step": rglru.scan_step, "backward": rglru.scan_backward}.get(direction, rglru.scan_forward)
         tally = formula(layer)
-        return tally, tally.bytes
+        return self._reduced(tally, layer, gated=False, backward=direction == "backward"), tally.bytes
 
     def _wkv(self, direction: str) -> Passed:
         layer = self._layer(direction)

@@ -7,6 +7,9 @@ counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L 
 Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other operation.
 
 - fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype.
+- chunked: reduce, then scan, over n = T / L chunks: a kernel that makes the map h -> a h + b that each chunk is to a
+  state, one that runs through the maps, and the fused kernel on all chunks at once. 14N + 4R bytes and six float32
+  passes over n B R states. (The linear scan has it too.)
 - layer: two GEMMs and the fused kernel: 16N + 4RR + 2R bytes.
 - unfused: the layer with one kernel a line of the listing, its sigmoids apart from the GEMMs.
 - lines: the same without the GEMMs, the operation alone on r and i.
@@ -146,6 +149,44 @@ def backward(layer: Layer, formulation: str) -> Tally:
     return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
 
 
+def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: bool) -> Tally:
+    """Return ``one``, a fused pass of the RG-LRU (``gated``) or the linear scan, run as reduce, then scan.
+
+    Of a chunk's L steps the reduction makes the elements a and b (backward: a alone, for w_t = a_t (dh_t + w_{t+1})),
+    runs through them from a zero state and multiplies the decays. n is ``chunks``; a single one is ``one`` itself.
+
+    - maps: b of a chunk 2N, a N
+    - states between chunks: a h + b, 2 n B R
+    - gates, decay, input: as in the fused pass once more (backward: sigma(r), N F_sig, and the decay)
+
+    All of it is recomputed or comes on top, so it is not counted. Bytes on top: the reduction loads x, r, i and c
+    (backward: r, dh and c; of the scan a and b, or a and dh); both halves of the maps and the states between chunks,
+    n B R each in the states' dtype, are stored and loaded.
+
+    Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
+    """
+    if chunks == 1:
+        return one
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    states = chunks * layer.batch * channels
+    again = {"maps of chunks": Work(vector=3 * cells), "states between chunks": Work(vector=2 * states)}
+    if gated:
+        again["gates, of chunks"] = Work(vector=(1 if backward else 2) * cells * f.sig)
+        again["decay, of chunks"] = Work(vector=cells * (2 + f.exp) + channels * _softplus(f))
+        if not backward:
+            again["input, of chunks"] = Work(vector=cells * (5 + f.exp))
+    tensors = 3 if gated and not backward else 2
+    width = layer.widths.state
+    traffic = {
+        **layer.moved({"reduction load": tensors * cells + (channels if gated else 0)}),
+        "maps of chunks store": 2 * states * width,
+        "maps of chunks load": 2 * states * width,
+        "states between chunks store": states * width,
+        "states between chunks load": states * width,
+    }
+    return one + Tally(traffic=traffic, recomputed_work=again)
+
+
 def step(layer: Layer) -> Tally:
     """FLOPs and bytes of one decoding step: the operation on one token a sequence, h loaded and stored."""
     one = forward(layer, "fused")
@@ -156,8 +197,8 @@ def step(layer: Layer) -> Tally:
 def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
-    fused, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both weights
-    (backward: x, c, dh, weights; dx, dc and the weights' gradients).
+    fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
+    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients).
     """
     if formulation in WITH_GEMMS:
         tensors, weights = 3 if backward else 2, 2 * layer.channels * layer.channels

@@ -35,6 +35,39 @@ def accumulate_gradient(decay: Tensor, dh: Tensor) -> Tensor:
     return accumulate(ahead.flip(0), dh.flip(0)).flip(0)
 
 
+def maps_of_chunks(a: Tensor, b: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return what each chunk of ``size`` steps is to a state: h -> product of its a times h, plus its last h from 0."""
+    products, ends = [], []
+    for decay, x in zip(a.split(size), b.split(size), strict=True):
+        product, end = torch.ones_like(a[0]), torch.zeros_like(b[0])
+        for t in range(decay.shape[0]):
+            product, end = product * decay[t], decay[t] * end + x[t]
+        products.append(product)
+        ends.append(end)
+    return torch.stack(products), torch.stack(ends)
+
+
+def gradient_maps_of_chunks(a: Tensor, dh: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the same of w_t = a_t (dh_t + w_{t+1}), which step t passes to the one before; the last chunk first."""
+    products, ends = [], []
+    for decay, grad in zip(reversed(a.split(size)), reversed(dh.split(size)), strict=True):
+        product, end = torch.ones_like(a[0]), torch.zeros_like(dh[0])
+        for t in reversed(range(decay.shape[0])):
+            product, end = product * decay[t], decay[t] * (grad[t] + end)
+        products.append(product)
+        ends.append(end)
+    return torch.stack(products), torch.stack(ends)
+
+
+def states_between(a: Tensor, b: Tensor) -> Tensor:
+    """Return the state before every chunk of the maps a, b; that behind the last is made too, and not stored."""
+    state, states = torch.zeros_like(b[0]), []
+    for n in range(a.shape[0]):
+        states.append(state)
+        state = a[n] * state + b[n]
+    return torch.stack(states)
+
+
 # RG-LRU
 
 

@@ -351,7 +351,8 @@ def test_walking_a_chunk_does_the_work_of_tiles_and_the_traffic_of_chunks(mode: 
     ("op", "impl", "formulation"),
     [
         ("rglru", "fused", "fused"),
-        ("rglru", "chunked", "fused"),
+        ("rglru", "chunked", "chunked"),
+        ("linear_scan", "chunked", "chunked"),
         ("rglru", "fla.fused_recurrent_hgrn", "lines"),
         ("rglru", "torch.eager", "lines"),
         ("rglru_layer", "fused", "layer"),
@@ -363,10 +364,38 @@ def test_walking_a_chunk_does_the_work_of_tiles_and_the_traffic_of_chunks(mode: 
 )
 def test_channel_implementations_are_counted_as_what_they_are(op: str, impl: str, formulation: str) -> None:
     sizes = {"batch": 8, "seq_len": 64, "channels": 128}
+    sizes |= {"chunk_size": 16} if formulation == "chunked" else {}
     for mode in ("fw", "fwbw", "bw"):
         row = count_case(op, impl, mode, "bf16", None, sizes)
         assert row is not None
         assert row.bytes == count(op, formulation=formulation, mode=mode, **sizes).bytes
+
+
+def test_reduce_then_scan_reads_its_inputs_twice_and_hands_chunk_states_on() -> None:
+    n, states, sizes = 8 * 4096 * 1024, 8 * 16 * 1024 * 4, {"batch": 8, "seq_len": 4096, "channels": 1024}
+    for op, (forward, backward), parameters in (("rglru", (6, 4), 2 * 1024), ("linear_scan", (4, 4), 0)):
+        for mode, again in (("fw", forward), ("bw", backward)):
+            one = count(op, mode=mode, **sizes)
+            result = count(op, formulation="chunked", mode=mode, chunk_size=256, **sizes)
+            assert result.bytes - one.bytes == again * n + parameters + 6 * states
+            assert (result.flops, result.parts) == (one.flops, one.parts)
+            assert result.recomputed_flops > one.recomputed_flops + 3 * n
+            assert (result.compulsory_bytes, result.causal_factor) == (one.compulsory_bytes, None)
+            single = count(op, formulation="chunked", mode=mode, chunk_size=4096, **sizes)
+            assert (single.bytes, single.recomputed_flops) == (one.bytes, one.recomputed_flops)
+    ragged = count("rglru", formulation="chunked", batch=2, seq_len=1000, channels=64, chunk_size=256)
+    assert ragged.byte_parts["maps of chunks load"] == 2 * (4 * 2 * 64) * 4
+    with pytest.raises(ValueError, match="chunk_size must be a positive integer, got None"):
+        count("rglru", formulation="chunked", **sizes)
+
+
+def test_rows_without_a_chunk_length_take_the_shortest_that_is_chosen() -> None:
+    from lrbench.kernels.diagonal.config import default_chunk_size
+
+    sizes = {"batch": 1, "seq_len": 4096, "channels": 64}
+    chunk = default_chunk_size(**sizes)
+    row = count_case("rglru", "chunked", "fw", "bf16", None, sizes)
+    assert row == count_case("rglru", "chunked", "fw", "bf16", None, {**sizes, "chunk_size": chunk})
 
 
 def test_published_counts_of_the_rglru_page() -> None:

@@ -23,6 +23,7 @@ from lrbench.analysis.counts import (
     Factors,
     Head,
     Layer,
+    Widths,
     Work,
     count,
     count_case,
@@ -172,6 +173,53 @@ def test_rglru_fused_work_is_exact() -> None:
     counted = rglru.backward(layer, "fused")
     assert backward.flops(F) == counted.flops
     assert recomputed.flops(F) == flops(counted.recomputed_work.values())
+
+
+def test_reduce_then_scan_is_exact() -> None:
+    """The kernel that makes each chunk's map and the one that runs through the maps, beside the fused pass."""
+    length, channels, size = 12, 3, 4
+    chunks = length // size
+    layer = Layer(batch=1, length=length, channels=channels, f=F, widths=Widths(qkv=WIDTH, state=WIDTH))
+    x, r, i, c = draw(length, channels), draw(length, channels), draw(length, channels), draw(channels)
+
+    def elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        gate_a, gate_x = plain.rglru_gates(r, i)
+        _, log_a = plain.rglru_decay(gate_a, c)
+        _, y, s = plain.rglru_input(x, gate_x, log_a)
+        return log_a.exp(), s * y
+
+    def decays(r: Tensor, c: Tensor) -> Tensor:
+        return plain.rglru_decay(r.sigmoid(), c)[1].exp()
+
+    h = plain.rglru_forward(x, r, i, c)
+    dh = torch.randn_like(h)
+    with torch.no_grad(), OperationCounter() as forward:
+        maps = forward.kernel(lambda *given: plain.maps_of_chunks(*elements(*given), size), x, r, i, c)
+        states = forward.kernel(plain.states_between, *maps)
+    close(states, torch.cat((torch.zeros(1, channels, dtype=torch.float64), h[size - 1 : -1 : size])))
+    with torch.no_grad(), OperationCounter() as backward:
+        maps = backward.kernel(lambda r, c, dh: plain.gradient_maps_of_chunks(decays(r, c), dh, size), r, c, dh)
+        backward.kernel(plain.states_between, *maps)
+    a, b = positive(length, channels), draw(length, channels)
+    with torch.no_grad(), OperationCounter() as scan:
+        maps = scan.kernel(lambda a, b: plain.maps_of_chunks(a, b, size), a, b)
+        scan.kernel(plain.states_between, *maps)
+    with torch.no_grad(), OperationCounter() as scan_backward:
+        maps = scan_backward.kernel(lambda a, dh: plain.gradient_maps_of_chunks(a, dh, size), a, dh)
+        scan_backward.kernel(plain.states_between, *maps)
+    for counter, one, gated, back in (
+        (forward, rglru.forward(layer, "fused"), True, False),
+        (backward, rglru.backward(layer, "fused"), True, True),
+        (scan, rglru.scan_forward(layer), False, False),
+        (scan_backward, rglru.scan_backward(layer), False, True),
+    ):
+        counted = rglru.chunked(one, layer, chunks, gated=gated, backward=back)
+        assert counted.flops == one.flops
+        more = flops(counted.recomputed_work.values()) - flops(one.recomputed_work.values())
+        assert counter.flops(F) == more
+        # The fused kernel loads the states beside what it loads anyhow.
+        assert moved(counter) + chunks * channels * WIDTH == counted.bytes - one.bytes
+        assert rglru.chunked(one, layer, 1, gated=gated, backward=back) == one
 
 
 def test_rglru_layer_one_kernel_a_line_is_exact() -> None:

@@ -16,8 +16,20 @@ import pytest
 import torch
 
 from lrbench.analysis.counts import TILES, Count, count, count_case, formulation_of
-from lrbench.analysis.counts.executed import FILLED_PROGRAMS
+from lrbench.analysis.counts.executed import (
+    BACKWARD_ROLES,
+    FILLED_PROGRAMS,
+    FORWARD_ROLES,
+    LIGHTNING,
+    Role,
+    Run,
+    blocks_of,
+)
+from lrbench.analysis.counts.executed_mlp import GATED_MLP, Projections
+from lrbench.analysis.counts.model import Widths
 from lrbench.kernels import get_operation, resolve
+from lrbench.kernels.gated_mlp.config import select_tile
+from lrbench.kernels.lightning.config import MAX_HEAD_DIM, select_lightning1, select_lightning2
 from lrbench.kernels.scalar_decay.config import MIN_PROGRAMS, fit_chunk, select_config
 from lrbench.kernels.scalar_decay.engine import backward_chunk
 
@@ -84,17 +96,18 @@ class Recorder:
 
 
 def measured(
-    op: str, impl: str, sizes: dict[str, int], chunk_size: int, monkeypatch: pytest.MonkeyPatch
+    op: str, impl: str, sizes: dict[str, int], chunk_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Recorder]:
     """Run forward and backward pass in the interpreter; return what each did."""
     operation = get_operation(op)
+    keywords = {} if chunk_size is None else {"chunk_size": chunk_size}
     tensors = resolve(operation.inputs)(sizes, dtype=torch.float16, device="cpu", seed=0)
     leaves = [tensors[name].requires_grad_(name in operation.differentiable) for name in operation.arguments]
     outputs: list[torch.Tensor] = []
     call = resolve(operation.implementation(impl).call)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     passes: dict[str, Callable[[], object]] = {
-        "fw": lambda: outputs.append(call(*leaves, chunk_size=chunk_size)),
+        "fw": lambda: outputs.append(call(*leaves, **keywords)),
         "bw": lambda: torch.autograd.grad(outputs[0], wanted, torch.ones_like(outputs[0])),
     }
     recorders = {}
@@ -105,8 +118,9 @@ def measured(
     return recorders
 
 
-def counted(op: str, impl: str, mode: str, sizes: dict[str, int], chunk_size: int) -> Count:
-    result = count_case(op, impl, mode, "fp16", "fp32", {**sizes, "chunk_size": chunk_size})
+def counted(op: str, impl: str, mode: str, sizes: dict[str, int], chunk_size: int | None) -> Count:
+    chunked = {} if chunk_size is None else {"chunk_size": chunk_size}
+    result = count_case(op, impl, mode, "fp16", "fp32", {**sizes, **chunked})
     assert result is not None and result.executed_tensor_flops is not None
     return result
 
@@ -136,6 +150,170 @@ def test_executed_counts_are_what_the_kernels_do(
         # Not counted: a few scalars a tile and the gates' sums of a chunk.
         assert moved == pytest.approx(recorder.once, rel=0.001)
         assert moved + result.reread_bytes == pytest.approx(recorder.issued, rel=0.02)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("impl", LIGHTNING)
+@pytest.mark.parametrize("sizes", [RAGGED, ALIGNED, {**RAGGED, "seq_len": 40, "head_dim_v": 24}])
+def test_lightning_kernels_do_what_is_counted(
+    impl: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode, recorder in measured("lightning", impl, sizes, None, monkeypatch).items():
+        result = counted("lightning", impl, mode, sizes, None)
+        assert result.executed_tensor_flops == recorder.flops
+        assert result.library_tensor_flops == 0
+        # Not counted: the slopes.
+        assert result.executed_bytes == pytest.approx(recorder.once, rel=0.001)
+        assert result.executed_bytes + result.reread_bytes == pytest.approx(recorder.issued, rel=0.001)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("impl", GATED_MLP)
+@pytest.mark.parametrize("tokens", [40, 200])
+def test_gated_mlp_kernels_do_what_is_counted(impl: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of torch are no kernels of ours: the recorder does not see them, nor the counts what they read again."""
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": 72, "d_ff": 200}
+
+    def numbers(mode: str) -> np.ndarray:
+        result = counted("gated_mlp", impl, mode, sizes, None)
+        return np.array([result.executed_tensor_flops, result.executed_bytes, result.reread_bytes])
+
+    backward = counted("gated_mlp", impl, "bw", sizes, None)
+    in_torch = sum(n for name, n in backward.executed_byte_parts.items() if name.startswith(("input", "weight")))
+    # A forward pass alone would not save what fused_save is named for.
+    expected = {"fw": numbers("fwbw") - numbers("bw"), "bw": numbers("bw")}
+    expected["bw"] -= backward.library_tensor_flops, in_torch, 0
+    for mode, recorder in measured("gated_mlp", impl, sizes, None, monkeypatch).items():
+        assert list(expected[mode]) == [recorder.flops, recorder.once, recorder.issued - recorder.once]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("op", ["rglru", "linear_scan"])
+def test_reduce_then_scan_moves_what_is_counted(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as if h were read back; the kernels keep a float32 state every 8 steps instead, and parts of dc."""
+    sizes = {"batch": 2, "seq_len": 200, "channels": 72}
+    cells, chunks, saved = 2 * 200 * 72, 4, 2 * 25 * 72 * 4
+    for mode, recorder in measured(op, "chunked", sizes, 64, monkeypatch).items():
+        result = count_case(op, "chunked", mode, "fp16", "fp32", {**sizes, "chunk_size": 64})
+        assert result is not None
+        expected = result.bytes + saved
+        if mode == "bw":
+            # dc leaves as a part a chunk and sequence, which another launch adds up into float32; a scan also reads b.
+            parts = (2 * chunks * 2 * 72 * 4 + 72 * 4 + 72 * 2) if op == "rglru" else 0
+            expected += parts - 2 * cells + (0 if op == "rglru" else 2 * cells)
+        assert recorder.once == pytest.approx(expected, rel=0.002)
+
+
+def lightning_tiles(impl: str, dims: tuple[int, int], heads: int) -> Iterator[tuple[Any, Run, Role]]:
+    """Yield every launch of a Lightning kernel for compute capability 9.0, the counted run, and the role it has."""
+    sizes = {"capability": (9, 0), "item_bytes": 2, "head_dim_qk": dims[0], "head_dim_v": dims[1]}
+    config = select_lightning1(**sizes) if impl == "lightning1" else select_lightning2(**sizes, rows=heads)
+    run = Run(
+        op="lightning", formulation=impl, rows=heads, length=4096, d_qk=dims[0], d_v=dims[1], chunk_size=64,
+        qk_share=1.0, bf16=True, widths=Widths(gate=4), tiles=TILES[impl],
+    )  # fmt: skip
+    launches = (config.output, config.dq, config.dk, config.dv)
+    for launch, role in zip(launches, (*FORWARD_ROLES, *BACKWARD_ROLES), strict=True):
+        yield launch, run, role
+
+
+@pytest.mark.parametrize("impl", LIGHTNING)
+@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (16, 256), (256, 256), (136, 40), (72, 200)])
+@pytest.mark.parametrize("heads", [8, 128, 256])
+def test_lightning_tiles_are_what_its_config_selects(impl: str, dims: tuple[int, int], heads: int) -> None:
+    for launch, run, role in lightning_tiles(impl, dims, heads):
+        *_, block_x, block_z, launches, _ = blocks_of(run, role)
+        assert launches == 1
+        assert block_x >= (dims if role.x_is_qk else dims[::-1])[0]
+        assert (launch.block_t, launch.block_z) == (run.block_t, block_z)
+        if impl == "lightning1":
+            assert launch.block_s == run.block_s
+    assert TILES[impl].block_x == MAX_HEAD_DIM
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 65, 8192])
+@pytest.mark.parametrize("kernels", GATED_MLP)
+@pytest.mark.parametrize("end", ["gate", "save", "gradient"])
+def test_gated_mlp_tiles_are_what_its_config_selects(tokens: int, kernels: str, end: str) -> None:
+    run = Projections(kernels=kernels, tokens=tokens, d_model=64, d_ff=64)
+    launch = select_tile(end=end, pair=run.pair, tokens=tokens, capability=(9, 0), item_bytes=2)
+    assert (launch.block_m, launch.block_f, launch.block_k) == (run.tile.block_m, run.tile.block_f, run.tile.block_k)
+
+
+def test_kernels_of_outside_packages_are_not_held_to_our_tiles() -> None:
+    sizes = {"batch": 1, "seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 64}
+    for impl, ours in (("lightning2", True), ("lightning1", True), ("lightning_attn.v2", False)):
+        result = count_case("lightning", impl, "fwbw", "bf16", None, sizes)
+        assert result is not None and (result.executed_tensor_flops is not None) == ours
+    layer = {"seq_len": 512, "d_model": 64, "d_ff": 128}
+    for impl in (*GATED_MLP, "xformers.swiglu", "torch", "liger_kernel.silu_mul", "x.fused"):
+        result = count_case("gated_mlp", impl, "fwbw", "bf16", None, layer)
+        assert result is not None and (result.executed_tensor_flops is not None) == (impl in GATED_MLP)
+    for change in ({"head_dim_v": 264}, {"dtype": "fp32"}):
+        settings = {**sizes, "chunk_size": 64, **change}
+        assert count("lightning", formulation="lightning2", **settings).executed_tensor_flops is None
+    assert count("gated_mlp", formulation="fused", dtype="fp32", **layer).executed_tensor_flops is None
+
+
+@pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
+def test_what_lightning2_does_not_recompute_is_the_counted_work(mode: str) -> None:
+    sizes = {"batch": 2, "seq_len": 1000, "num_heads": 3, "head_dim_qk": 72, "head_dim_v": 200}
+    result = counted("lightning", "lightning2", mode, sizes, None)
+    beyond = ("recomputed_", "padding")
+    parts = {name: n for name, n in result.executed_parts.items() if not name.rpartition(": ")[2].startswith(beyond)}
+    assert sum(parts.values()) == result.tensor_flops
+    assert sum(result.executed_byte_parts.values()) == result.executed_bytes
+
+
+def test_lightning_launches_tile_by_tile() -> None:
+    """Products, loads and stores of every program, enumerated: 300 positions, head dims 128 and 64."""
+    length, d_qk, d_v = 300, 128, 64
+    sizes = {"seq_len": length, "num_heads": 1, "batch": 256, "head_dim_qk": d_qk, "head_dim_v": d_v}
+    expected = {name: [0, 0] for name in LIGHTNING}
+    for x, z, future in ((d_qk, d_v, False), (d_v, d_qk, False), (d_v, d_qk, True), (d_qk, d_v, True)):
+        for _ in range(0, z, 64):
+            for start in range(0, length, 64):
+                rows = min(64, length - start)
+                expected["lightning2"][0] += 2 * (64 * x * 64 + 64 * 64 * x + 64 * 64 * 64 + x * 64 * 64)
+                expected["lightning2"][1] += 2 * rows * (x + x + 64 + 64)
+        for start in range(0, length, 128):
+            rows = min(128, length - start)
+            expected["lightning1"][1] += 2 * rows * (x + z)
+            for column in range(start if future else 0, length if future else min(start + 128, length), 64):
+                expected["lightning1"][0] += 2 * (128 * x * 64 + 128 * 64 * z)
+                expected["lightning1"][1] += 2 * min(64, length - column) * (x + z)
+    for impl, (flops, moved) in expected.items():
+        result = counted("lightning", impl, "fwbw", sizes, None)
+        assert result.executed_tensor_flops == 256 * flops
+        # Twice in every role: X and Y, or Z and the output.
+        assert result.executed_bytes == 256 * 2 * length * 4 * 2 * (d_qk + d_v)
+        assert result.executed_bytes + result.reread_bytes == 256 * moved
+
+
+@pytest.mark.parametrize("kernels", GATED_MLP)
+def test_gated_mlp_projections_tile_by_tile(kernels: str) -> None:
+    tokens, d_model, d_ff = 300, 200, 264
+    flops = loaded = 0
+    for row in range(0, tokens, 128):
+        for column in range(0, d_ff, 128):
+            for step in range(0, d_model, 64):
+                flops += 2 * 128 * 256 * 64
+                depth = min(64, d_model - step)
+                loaded += 2 * depth * (min(128, tokens - row) + 2 * min(128, d_ff - column))
+    sizes = {"seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
+    result = count_case("gated_mlp", kernels, "fw", "bf16", None, sizes)
+    assert result is not None
+    assert result.executed_tensor_flops == flops > result.tensor_flops
+    assert result.executed_bytes == result.bytes == result.compulsory_bytes
+    assert result.executed_bytes + result.reread_bytes == loaded + 2 * tokens * d_ff
+    both = count_case("gated_mlp", kernels, "fwbw", "bf16", None, sizes)
+    assert both is not None
+    again = 1 if kernels == "fused_save" else 2
+    library = 2 * result.tensor_flops
+    assert (both.executed_tensor_flops, both.library_tensor_flops) == (again * flops + library, library)
+    assert both.reread_bytes == again * result.reread_bytes
+    apart = 2 * tokens * d_model * 3 if kernels == "fused_pair" else 0
+    assert both.executed_bytes == both.bytes + both.recomputed_bytes + apart
 
 
 @pytest.mark.parametrize(("impl", "scheme"), [("tfla", "walk"), ("xl_chunk", "sweep")])

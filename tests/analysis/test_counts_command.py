@@ -50,8 +50,10 @@ def run(*arguments: object) -> str:
         ("wkv --formulation scan", "wkv4", "scan"),
         ("wkv4 --mode step", "wkv4", "state"),
         ("gated-mlp --formulation cublas_activation --mode bw", "gated_mlp", "weight gradients"),
-        ("lightning --formulation lightning1", "lightning", "decays"),
-        ("lightning --formulation lightning2 --mode fwbw", "lightning", "backward: score gradient"),
+        ("lightning --formulation lightning1 --dtype fp32", "lightning", "decays"),
+        ("lightning --formulation lightning2 --mode fwbw --dtype fp32", "lightning", "backward: score gradient"),
+        ("rglru --formulation chunked --chunk-size 256", "rglru", "recurrence"),
+        ("rglru --op linear_scan --formulation chunked --mode bw", "linear_scan", "decay gradient"),
         ("attention --non-causal", "attention", "softmax"),
         ("gla", "gla", "gates"),
         ("retention", "retention", "state"),
@@ -76,6 +78,27 @@ def test_count_says_what_the_kernels_run() -> None:
     older = json.loads(run(*walk, "--tile", "block_t=32", "--tile", "block_x=64", "--format", "json"))
     assert older["executed_parts"]["h: recomputed_intra"] > 0
     assert older["flops"] == printed["flops"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part", "tile"),
+    [
+        ("lightning --formulation lightning1 --head-dim 128", "h: intra", "block_z=64"),
+        ("lightning --formulation lightning2 --head-dim 128", "h: recomputed_scores", "block_z=16"),
+        ("gated-mlp", "projection: products", None),
+        ("gated-mlp --formulation fused_save --mode bw", "weight gradients: products", None),
+    ],
+)
+def test_count_says_what_kernels_beside_the_engines_run(arguments: str, part: str, tile: str | None) -> None:
+    printed = json.loads(run(*arguments.split(), "--format", "json"))
+    assert part in printed["executed_parts"]
+    assert sum(printed["executed_byte_parts"].values()) == printed["executed_bytes"]
+    assert '"part": "executed on tensor cores"' in run(*arguments.split())
+    if tile:
+        other = json.loads(run(*arguments.split(), "--tile", tile, "--format", "json"))
+        assert other["executed_byte_parts"] == printed["executed_byte_parts"]
+        assert other["executed_tensor_flops"] > printed["executed_tensor_flops"]
+        assert other["reread_bytes"] > printed["reread_bytes"]
 
 
 @pytest.mark.parametrize("counting", ["published", "detailed"])
@@ -105,6 +128,8 @@ def test_every_part_of_the_papers_table_is_printed(counting: str) -> None:
         ("tfla --non-causal", "causal must be left on for mlstm_sig"),
         ("tfla --tile block_t=32", "tile must be left out for the formulation chunkwise, got 'block_t=32'"),
         ("tfla --formulation walk --tile block_t=33", "tile block_t must be a power of two >= 16, got '33'"),
+        ("gated-mlp --tile block_t=32", "tile must be left out for the formulation fused, got 'block_t=32'"),
+        ("rglru --formulation chunked --seq-len 64 --chunk-size 128", "chunk_size must be <= seq_len = 64, got 128"),
         ("tfla --op ema", "op must be one of mlstm_exp, .*, got 'ema'"),
     ],
 )
