@@ -195,12 +195,19 @@ def profile(
     ncu: Annotated[str | None, typer.Option(help="Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until the whole run is ended.")] = 900.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ncu command and run nothing.")] = False,
+    recount: Annotated[
+        list[Path] | None,
+        typer.Option(help="Hold the counters of these profiles (files, folders) against today's counts instead."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
     format: Format = "table",
 ) -> None:
     """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
     from .bench import commands, plan
 
+    if recount:
+        commands.recount_command(recount, output_format=format)
+        return
     request = plan.parse_request(
         kernel=kernel,
         preset="one",

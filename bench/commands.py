@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 import tempfile
 import uuid
@@ -18,10 +19,12 @@ from .estimate import describe_s, estimate_s
 from .executors import get_executor
 from .plan import PlannedCase, Request
 from .profiling import (
+    ProfileRow,
     build_row,
     kernel_rows,
     prepare_session,
     profile,
+    recount_file,
     remarks,
     runnable,
     session_folder,
@@ -267,6 +270,29 @@ def profile_command(
             done = profile(tried, environment, session, run_id=run_id, timeout_s=timeout_s, version=version)
         rows = done + rows
     path = write_profile(rows, output)
+    _show_profile(rows, output_format)
+    display.note(f"profile: {path}")
+    return int(any(row.status != "ok" for row in rows))
+
+
+def recount_command(paths: Sequence[Path], *, output_format: str) -> None:
+    """Hold the counters of stored profiles against what is counted now, print both, and rewrite the counted columns.
+
+    Args:
+        paths: profiles, or folders of them.
+
+    Raises:
+        ValueError: a path holds no profile, or one of another version.
+    """
+    display.check_format(output_format)
+    found = (sorted(path.rglob("*.profile.parquet")) if path.is_dir() else [path] for path in paths)
+    files = list(itertools.chain.from_iterable(found))
+    if not files:
+        raise ValueError(f"recount needs profiles (*.profile.parquet), got none in {', '.join(map(str, paths))}")
+    _show_profile([row for file in files for row in recount_file(file)], output_format)
+
+
+def _show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
     if output_format == "table":
         display.show(summary_rows(rows), "table")
         print()
@@ -277,8 +303,6 @@ def profile_command(
         display.show([dataclasses.asdict(row) for row in rows], "json")
     else:
         display.show(summary_rows(rows), "csv")
-    display.note(f"profile: {path}")
-    return int(any(row.status != "ok" for row in rows))
 
 
 def doctor_command(*, output_format: str) -> None:

@@ -38,6 +38,9 @@ from .sweep import refuse
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
 
+COUNTED = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops", "executed_bytes", "causal_factor")
+"""Columns that a count fills."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
@@ -252,17 +255,43 @@ def build_row(
         "provider_version": version_of(item.target.distribution) if isinstance(item.target, Baseline) else __version__,
         "ncu_version": version,
     }
-    count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-    cache = _last_cache_bytes(environment)
-    counters = None if kernels is None else ncu.add_up(kernels)
-    if count is not None:
-        names = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops", "executed_bytes")
-        columns |= {name: getattr(count, name) for name in (*names, "causal_factor")}
-    if counters is not None and kernels is not None:
-        columns |= _measured_columns(counters, kernels, cache)
-        if count is not None:
-            columns |= _ratio_columns(compare(count, counters, dtype=case.dtype, last_cache_bytes=cache))
-    return ProfileRow(**columns)
+    if kernels is not None:
+        columns |= _measured_columns(ncu.add_up(kernels), kernels, _last_cache_bytes(environment))
+    return recount(ProfileRow(**columns))
+
+
+def recount(row: ProfileRow) -> ProfileRow:
+    """Return the row with what is counted, and what follows from it, as it is counted now; what was measured stays."""
+    sizes = {name: value for name in SIZE_COLUMNS if (value := getattr(row, name)) is not None}
+    count = counts.count_case(row.op, row.impl, row.mode, row.dtype, row.state_dtype, sizes)
+    if count is None:
+        return row
+    columns: dict[str, Any] = {name: getattr(count, name) for name in COUNTED}
+    columns |= dict.fromkeys(("tensor_flops_ratio", "bytes_ratio", "explanation"))
+    if row.launches is not None:
+        counters = Counters(
+            tensor_flops=row.measured_tensor_flops,
+            dram_read_bytes=row.dram_read_bytes,
+            dram_write_bytes=row.dram_write_bytes,
+            l2_bytes=row.l2_bytes,
+            launches=row.launches,
+        )
+        found = compare(count, counters, dtype=row.dtype, last_cache_bytes=row.last_cache_bytes)
+        columns |= _ratio_columns(found)
+    return dataclasses.replace(row, **columns)
+
+
+def recount_file(path: Path) -> list[ProfileRow]:
+    """Recount a profile's rows, write them back where they differ, and return them.
+
+    Raises:
+        ValueError: the file is no profile, or of another version.
+    """
+    stored = [ProfileRow(**row) for row in store.read_file(path, ProfileRow, what="profile").to_pylist()]
+    rows = [recount(row) for row in stored]
+    if rows != stored:
+        store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
+    return rows
 
 
 def _measured_columns(counters: Counters, kernels: Sequence[KernelCounts], cache: int | None) -> dict[str, Any]:

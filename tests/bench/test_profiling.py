@@ -122,6 +122,32 @@ def test_one_run_counts_every_case(fake, tmp_path: Path, capsys: pytest.CaptureF
     assert asked == "sm__ops_path_tensor_src_bf16_dst_fp32.sum,dram__bytes_read.sum,dram__bytes_write.sum"
 
 
+def test_a_stored_profile_is_held_against_todays_counts(
+    fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(fails=2048)
+    run(tmp_path / "out")
+    (path,) = (tmp_path / "out").iterdir()
+    rows = store.read_file(path, ProfileRow, what="profile").to_pylist()
+    capsys.readouterr()
+    # As counts of another day would have left it.
+    outdated = {"bytes": 1.0, "executed_bytes": None, "bytes_ratio": 7.0, "explanation": "none"}
+    store.write_parquet([{**row, **outdated} for row in rows], path, ProfileRow)
+    commands.recount_command([tmp_path], output_format="json")
+    assert json.loads(capsys.readouterr().out) == rows
+    assert store.read_file(path, ProfileRow, what="profile").to_pylist() == rows
+    commands.recount_command([path], output_format="table")
+    assert "case 0: tensor FLOPs are" in capsys.readouterr().out
+
+
+def test_recounting_asks_for_profiles(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"recount needs profiles \(\*.profile.parquet\), got none in"):
+        commands.recount_command([tmp_path], output_format="json")
+    (tmp_path / "other.profile.parquet").write_text("text")
+    with pytest.raises(ValueError, match="profiles must be parquet files, got"):
+        commands.recount_command([tmp_path / "other.profile.parquet"], output_format="json")
+
+
 def test_results_beside_a_profile_are_read_without_it(fake, tmp_path: Path) -> None:
     fake()
     run(tmp_path)
