@@ -22,6 +22,13 @@ class WkvConfig:
 
     Attributes:
         reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
+        hold: whether it holds k and v as they came and makes weights again, which neither loads nor holds weights;
+            ``reload`` does not matter then.
+        run: steps that it loads and goes through at once, in loops over a row's runs, reading k and v again for the
+            outputs, where ``reload`` and ``hold`` do not matter; 0: it goes through whole rows at once.
+        serial: whether its states pass from tile to tile, each waiting for the one before, instead of being added up
+            from the tiles' sums.
+        join: whether it shows all rows' sums to all threads at once instead of scanning them; implied by ``serial``.
         look: sums that a scan's program loads at once: of up to that many earlier tiles, one of them of all further.
         ahead: how many programs ahead at most the forward scan brings k and v into the L2 cache, in whole tiles of
             time.
@@ -30,12 +37,20 @@ class WkvConfig:
     forward: TileConfig
     backward: TileConfig
     reload: bool = True
+    hold: bool = False
+    run: int = 0
+    serial: bool = False
+    join: bool = False
     look: int = 16
     ahead: int = 0
 
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
     """Return why the launches cannot run, or None; a walk has rows of a single warp's threads, one a tile."""
+    if config.run and (config.run < 2 or config.run & (config.run - 1) or config.run > config.forward.block_i):
+        return f"run must be 0 or a power of two from 2 to forward.block_i, got {config.run}"
+    if (config.serial or config.join) and config.forward.channels not in (1, 2, 4):
+        return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     if config.look < 2 or config.look & (config.look - 1):
         return f"look must be a power of two >= 2, got {config.look}"
     for name, tile in (("forward", config.forward), ("backward", config.backward)):

@@ -20,6 +20,9 @@ EMPTY = tl.constexpr(-1e38)
 EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
 """The word of that exponent."""
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run in the interpreter, which knows no PTX."""
+
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_RATIO = tl.constexpr(40.0)
 """Logarithm of how much heavier than a token its past can be: e^-40 is far below float32's epsilon, and two such
@@ -30,6 +33,11 @@ MAX_LEAD = tl.constexpr(20.0)
 LEAST = tl.constexpr(2.0**-60)
 """Of |u|, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
 which e^u raises by 2^29 at most, are too small to be seen beside such a denominator."""
+
+MIN_BONUS = tl.constexpr(-10.0)
+LEAST_PAIR = tl.constexpr(2.0**-44)
+"""Of u and of denominators behind every second step, which stand for both: half of one that large comes from the step,
+whose weight e^u lowers by 2^-15 at most, or is what the step before found."""
 
 SLOW_RATE = tl.constexpr(0.25)
 """Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
@@ -53,6 +61,24 @@ def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
     for n in tl.static_range(BLOCK_I):
         rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
     return rows
+
+
+@triton.jit
+def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Bring TILE steps, all of which are there, of BLOCK_C channels into the L2 cache, sector by sector: for a later
+    program, so that memory stays busy while this one computes."""
+    SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
+    # As many rows at once as take the threads one sector each, so that addresses differ by constants.
+    PIECE: tl.constexpr = 32 if TILE > 32 else TILE
+    channels = first_c + tl.arange(0, BLOCK_C // SECTOR) * SECTOR
+    if C % BLOCK_C:
+        channels = tl.minimum(channels, C - 1)
+    offs = tl.arange(0, PIECE)[:, None] * C + channels[None, :]
+    for start in tl.static_range(0, TILE, PIECE):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(ptr + start * C + offs).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -87,8 +113,10 @@ def _advance(m, num, den, k, v, w):
 @triton.jit
 def _reciprocal(x, PRECISE: tl.constexpr):
     """Return 1 / x for x from 2^-60 to e^80, of one special function; PRECISE corrects it."""
-    root = tl.rsqrt(x)
-    y = root * root
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     if PRECISE:
         y = tl.fma(tl.fma(-x, y, 1.0), y, y)
     return y
@@ -125,9 +153,10 @@ def _renew_whole(m, a, b, AT_LEAST: tl.constexpr):
 def _split_rate(m, w, BLOCK_I: tl.constexpr):
     """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
     round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
-    quarter of them, whose rounding they have anyway."""
+    quarter of them, whose rounding they have anyway, and by so little that num and den can decay in their place."""
     size = tl.where(m > EMPTY, tl.abs(m), 0.0)
-    slow = tl.where(BLOCK_I * w <= tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), w, 0.0)
+    held = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
+    slow = tl.where(BLOCK_I * w <= held, w, 0.0)
     return slow, w - slow
 
 
@@ -153,10 +182,48 @@ def _weights_under(k, top, nothing, SUB: tl.constexpr):
 @triton.jit
 def _weights_below(k, nothing, SUB: tl.constexpr):
     """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
-    top = tl.maximum(nothing + EMPTY, _widen(k[0]))
-    for n in tl.static_range(1, SUB):
-        top = tl.maximum(top, _widen(k[n]))
+    top = _largest(k, nothing, SUB)
     return top, _weights_under(k, top, 0.0, SUB)
+
+
+@triton.jit
+def _largest(k, nothing, SUB: tl.constexpr):
+    """Return the largest of the keys of SUB steps; half-precision ones are compared two channels at once."""
+    if INTERPRETED or k[0].dtype == tl.float32:
+        top = tl.maximum(nothing + EMPTY, _widen(k[0]))
+        for n in tl.static_range(1, SUB):
+            top = tl.maximum(top, _widen(k[n]))
+    else:
+        KIND: tl.constexpr = "bf16x2" if k[0].dtype == tl.bfloat16 else "f16x2"
+        top = k[0]
+        for n in tl.static_range(1, SUB):
+            top = tl.inline_asm_elementwise(
+                "max." + KIND + " $0, $1, $2;", "=r,r,r", [top, k[n]], dtype=k[0].dtype, is_pure=True, pack=2
+            )
+        top = tl.maximum(nothing + EMPTY, _widen(top))
+    return top
+
+
+@triton.jit
+def _widen_anew(x, SUB: tl.constexpr):
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`_widen`: the compiler would
+    otherwise keep in registers what that returned for them earlier."""
+    values = ()
+    for n in tl.static_range(SUB):
+        if INTERPRETED or x[n].dtype == tl.float32:
+            value = _widen(x[n])
+        elif x[n].dtype == tl.bfloat16:
+            value = tl.inline_asm_elementwise(
+                "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=&r,=r,r", [x[n]],
+                dtype=tl.int32, is_pure=True, pack=2,
+            ).to(tl.float32, bitcast=True)  # fmt: skip
+        else:
+            value = tl.inline_asm_elementwise(
+                "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }", "=&f,=f,r", [x[n]],
+                dtype=tl.float32, is_pure=False, pack=2,
+            )  # fmt: skip
+        values = values + (value,)
+    return values
 
 
 @triton.jit
@@ -171,9 +238,11 @@ def _sum_run(weights, v, decay, SUB: tl.constexpr):
 
 
 @triton.jit
-def _all_at_least(x):
+def _all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
     """Return whether all denominators are large enough for terms lost under their exponent not to matter."""
-    return tl.min(tl.min(x, axis=1), axis=0) >= LEAST
+    # As integers, which positive floats are ordered as, a warp has an instruction for it.
+    x = tl.where(x >= AT_LEAST, 1, 0)
+    return tl.min(tl.min(x, axis=1), axis=0) > 0
 
 
 @triton.jit
@@ -192,6 +261,124 @@ def _scan_rows(m, a, b, lag):
     lag = tl.broadcast_to(lag, m.shape)
     _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _join)
     return m, a, b, p, q, r
+
+
+@triton.jit
+def _join_rows(
+    m, a, b, lag, offs_o, offs_c, first_c,
+    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr,
+):  # fmt: skip
+    """Return the same as :func:`_scan_rows` of rows whose sums are shown to all threads at once.
+
+    Args:
+        first_c: first channel of the tile.
+        CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds.
+    """
+    if CODE != "":
+        row = tl.broadcast_to(offs_o[:, None], m.shape)
+        channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
+        rows = tl.inline_asm_elementwise(
+            CODE, CONSTRAINTS, [m, a, b, row, channel], dtype=(tl.float32,) * (3 * BLOCK_O - 3), is_pure=False,
+            pack=PACK,
+        )  # fmt: skip
+    else:
+        rows = ()
+        for j in tl.static_range(BLOCK_O - 1):
+            here = (offs_o == j)[:, None]
+            for x in tl.static_range(3):
+                part = m if x == 0 else (a if x == 1 else b)
+                rows = rows + (tl.broadcast_to(tl.sum(tl.where(here, part, 0.0), axis=0)[None, :], m.shape),)
+    tops = ()
+    in_m = tl.full(m.shape, EMPTY, tl.float32)
+    for j in tl.static_range(BLOCK_O - 1):
+        distance = (offs_o - 1 - j).to(tl.float32)[:, None]
+        top = tl.where((offs_o > j)[:, None], tl.fma(distance, -lag, rows[3 * j]), EMPTY)
+        in_m = tl.maximum(in_m, top)
+        tops = tops + (top,)
+    in_a = tl.zeros(m.shape, dtype=tl.float32)
+    in_b = in_a
+    for j in tl.static_range(BLOCK_O - 1):
+        weight = _exp(tops[j] - in_m)
+        # Without earlier rows all weigh the same, as empty as they are.
+        weight = tl.where((offs_o > j)[:, None], weight, 0.0)
+        in_a = tl.fma(weight, rows[3 * j + 1], in_a)
+        in_b = tl.fma(weight, rows[3 * j + 2], in_b)
+    all_m, all_a, all_b = _add(in_m - lag, in_a, in_b, m, a, b)
+    return all_m, all_a, all_b, in_m, in_a, in_b
+
+
+@triton.jit
+def _hold_lag(m, lag):
+    """Return whether a decay of e^-lag leaves an exponent m alone and scales num and den, as :func:`_split_rate` says;
+    none that would leave nothing of them."""
+    return lag <= tl.minimum(tl.maximum(SLOW_RATE, 0.25 * tl.abs(m)), MAX_RATIO)
+
+
+@triton.jit
+def _pass_state(
+    word_ptr, size, tile, tiles, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
+    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
+):  # fmt: skip
+    """Wait for the state before a tile, publish the one behind it, and return the former [BLOCK_O, BLOCK_C].
+
+    A decay that :func:`_hold_lag` names leaves the exponent alone, whose rounding would be the same at every tile.
+
+    Args:
+        word_ptr: words [2, size, 2 int64], zero before the first tile and behind the last, at the sequence's channels.
+        first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
+        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
+        lag: by how much the tile decays a state.
+        CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds.
+    """
+    last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
+    offs = tl.broadcast_to(2 * offs_c[None, :], all_m.shape)
+    before_ptr = word_ptr + (tile + 1) % 2 * (2 * size) + offs
+    after_ptr = word_ptr + tile % 2 * (2 * size) + offs
+    decay = _decay(lag)
+    first_m = tl.broadcast_to(first_m, all_m.shape)
+    first_a = tl.broadcast_to(first_a, all_m.shape)
+    first_b = tl.broadcast_to(first_b, all_m.shape)
+    if CODE != "":
+        number = tl.where(last_row, tile, -1)
+        last = tl.broadcast_to(tl.where(tile == tiles - 1, 1, 0), all_m.shape)
+        channel = tl.broadcast_to((offs_c - first_c)[None, :], all_m.shape)
+        m, a, b = tl.inline_asm_elementwise(
+            CODE,
+            CONSTRAINTS,
+            [
+                before_ptr.to(tl.int64), after_ptr.to(tl.int64), number, last, channel,
+                first_m, first_a, first_b, all_m, all_a, all_b,
+                tl.broadcast_to(lag, all_m.shape), tl.broadcast_to(decay, all_m.shape),
+            ],
+            dtype=(tl.float32, tl.float32, tl.float32),
+            is_pure=False,
+            pack=PACK,
+        )  # fmt: skip
+    else:
+        waits = last_row & (tile > 0)
+        low = tl.load(before_ptr, mask=waits, other=0)
+        m = tl.load(before_ptr + 1, mask=waits, other=0).to(tl.int32).to(tl.float32, bitcast=True)
+        m = tl.where(waits, m, first_m)
+        a = tl.where(waits, low.to(tl.int32).to(tl.float32, bitcast=True), first_a)
+        b = tl.where(waits, (low >> 32).to(tl.int32).to(tl.float32, bitcast=True), first_b)
+        held = _hold_lag(m, lag)
+        keep = tl.where(held, decay, 1.0)
+        after_m, after_a, after_b = _add(tl.where(held, m, m - lag), a * keep, b * keep, all_m, all_a, all_b)
+        after_m, after_a, after_b = _renew_whole(after_m, after_a, after_b, AT_LEAST)
+        low = after_a.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        low |= after_b.to(tl.int32, bitcast=True).to(tl.int64) << 32
+        high = after_m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        high |= (tile + 1).to(tl.int64) << 32
+        kept = tl.where(tile == tiles - 1, 0, 1).to(tl.int64)
+        tl.store(after_ptr, low * kept, mask=last_row)
+        tl.store(after_ptr + 1, high * kept, mask=last_row)
+        if tile == tiles - 1:
+            tl.store(before_ptr, low * kept, mask=last_row)
+            tl.store(before_ptr + 1, high * kept, mask=last_row)
+        m = tl.sum(tl.where(last_row, m, 0.0), axis=0)[None, :]
+        a = tl.sum(tl.where(last_row, a, 0.0), axis=0)[None, :]
+        b = tl.sum(tl.where(last_row, b, 0.0), axis=0)[None, :]
+    return m, a, b
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import triton
@@ -59,3 +60,142 @@ def exchange(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor,
     _kept[key] = spare, words
     while len(_kept) > MAX_KEPT:
         _kept.pop(next(iter(_kept)), None)
+
+
+@cache
+def gather_code(rows: int, channels: int, pack: int) -> tuple[str, str]:
+    """Return the PTX that gives every thread the sums of a tile's rows but the last, and its operand constraints.
+
+    Operands, ``pack`` neighbouring channels of each: m, num and den of every such row (out), the thread's own m, num
+    and den, its row and its channel.
+
+    Args:
+        rows, channels: of a tile.
+        pack: channels of a thread.
+    """
+    size = 4 * rows * channels
+    groups = [[f"${pack * group + n}" for n in range(pack)] for group in range(3 * (rows - 1) + 5)]
+    out, own = groups[: 3 * (rows - 1)], groups[3 * (rows - 1) :]
+    (row, *_), (channel, *_) = own[3:]
+    lines = [
+        f".shared .align 16 .b8 sums[{3 * size}];",
+        ".reg .b32 base, at;",
+        "mov.b32 base, sums;",
+        f"mad.lo.s32 base, {channel}, 4, base;",
+        f"mad.lo.s32 at, {row}, {4 * channels}, base;",
+    ]
+    lines += [_store(f"at+{part * size}", own[part]) for part in range(3)]
+    lines += ["bar.sync 0;"]
+    for index, operands in enumerate(out):
+        lines += [_load(f"base+{index % 3 * size + index // 3 * 4 * channels}", operands)]
+    constraints = ["=&f"] * (pack * len(out)) + ["f"] * (3 * pack) + ["r"] * (2 * pack)
+    return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
+
+
+@cache
+def pass_code(channels: int, pack: int) -> tuple[str, str]:
+    """Return the PTX by which a tile's last row waits for the state before the tile, publishes the one behind it at
+    once and shows the former to all threads of the tile, and its operand constraints.
+
+    Operands, ``pack`` neighbouring channels of each: m, num and den of the state (out), the addresses of the word to
+    read and of the word to write, the number of the tile (0 waits for nobody, -1 takes no part), whether it is the
+    last one, which leaves both words zero, the channel, the first state, the tile's sum, and by how much the tile
+    lowers a state's exponent or, where elements.py's _hold_lag says so, scales its num and den instead.
+
+    A word of 128 bits, which is one access, holds num, den, m and the number of the tile that it is for.
+
+    Args:
+        channels: of a tile.
+        pack: channels of a thread.
+    """
+    each = range(pack)
+    groups = [[f"${pack * group + n}" for n in each] for group in range(16)]
+    state, (before, after, tile, last, channel), first, total, (lag, decay) = (
+        groups[:3], groups[3:8], groups[8:11], groups[11:14], groups[14:],
+    )  # fmt: skip
+    size = 4 * channels
+    lines = [
+        f".shared .align 16 .b8 shown[{3 * size}];",
+        ".reg .pred part, wait, more, end, held, old, stale; .reg .b32 base, number; .reg .b64 low, high;",
+        ".reg .b128 word; .reg .f32 m, num, den, gap, small, e1, e2;",
+        "mov.b32 base, shown;",
+        f"mad.lo.s32 base, {channel[0]}, 4, base;",
+        f"setp.ge.s32 part, {tile[0]}, 0;",
+        f"setp.gt.s32 wait, {tile[0]}, 0;",
+        f"setp.ne.s32 end, {last[0]}, 0;",
+        "@!part bra shared;",
+    ]
+    lines += [f"mov.b32 {state[part][n]}, {first[part][n]};" for part in range(3) for n in each]
+    lines += [f".reg .b128 word{n};" for n in each]
+    lines += ["@!wait bra there;", "again:"]
+    for n in each:
+        lines += [f"ld.relaxed.gpu.global.b128 word{n}, [{before[n]}];"]
+    lines += ["setp.ne.s32 more, 0, 0;"]
+    for n in each:
+        lines += [
+            f"mov.b128 {{low, high}}, word{n};",
+            f"mov.b64 {{{state[1][n]}, {state[2][n]}}}, low;",
+            f"mov.b64 {{{state[0][n]}, number}}, high;",
+            f"setp.ne.or.s32 more, number, {tile[n]}, more;",
+        ]
+    lines += ["@more bra again;", "there:"]
+    for n in each:
+        lines += [
+            f"abs.f32 small, {state[0][n]};",
+            "mul.f32 small, small, 0f3E800000;",
+            "max.f32 small, small, 0f3E800000;",
+            "min.f32 small, small, 0f42200000;",
+            f"setp.le.f32 held, {lag[n]}, small;",
+            f"sub.f32 m, {state[0][n]}, {lag[n]};",
+            f"selp.f32 m, {state[0][n]}, m, held;",
+            f"selp.f32 small, {decay[n]}, 0f3F800000, held;",
+            f"mul.f32 num, {state[1][n]}, small;",
+            f"mul.f32 den, {state[2][n]}, small;",
+            f"sub.f32 gap, m, {total[0][n]};",
+            "abs.f32 small, gap;",
+            "mul.f32 small, small, 0fBFB8AA3B;",  # -log2(e)
+            "ex2.approx.ftz.f32 small, small;",
+            "setp.gt.f32 old, gap, 0f00000000;",
+            "selp.f32 e1, 0f3F800000, small, old;",
+            "selp.f32 e2, small, 0f3F800000, old;",
+            f"max.f32 m, m, {total[0][n]};",
+            "mul.f32 num, num, e1;",
+            "mul.f32 den, den, e1;",
+            f"fma.rn.f32 num, e2, {total[1][n]}, num;",
+            f"fma.rn.f32 den, e2, {total[2][n]}, den;",
+            "abs.f32 small, num;",
+            "max.f32 small, small, den;",
+            "setp.lt.f32 stale, small, 0f39800000;",
+            "setp.gt.and.f32 stale, small, 0f00000000, stale;",
+            "@stale lg2.approx.ftz.f32 small, small;",
+            "@stale mul.f32 small, small, 0fBD317218;",  # -1 / (16 log2(e))
+            "@stale cvt.rmi.f32.f32 small, small;",
+            "@stale fma.rn.f32 m, small, 0fC1800000, m;",
+            "@stale mul.f32 small, small, 0f41B8AA3B;",  # 16 log2(e)
+            "@stale ex2.approx.ftz.f32 small, small;",
+            "@stale mul.f32 num, num, small;",
+            "@stale mul.f32 den, den, small;",
+            f"add.s32 number, {tile[n]}, 1;",
+            "mov.b64 low, {num, den};",
+            "mov.b64 high, {m, number};",
+            "@end mov.b64 low, 0;",
+            "@end mov.b64 high, 0;",
+            "mov.b128 word, {low, high};",
+            f"st.relaxed.gpu.global.b128 [{after[n]}], word;",
+            f"@end st.relaxed.gpu.global.b128 [{before[n]}], word;",
+        ]
+    lines += [_store(f"base+{part * size}", state[part]) for part in range(3)]
+    lines += ["shared:", "bar.sync 0;"]
+    lines += [_load(f"base+{part * size}", state[part]) for part in range(3)]
+    constraints = ["=&f"] * (3 * pack) + ["l"] * (2 * pack) + ["r"] * (3 * pack) + ["f"] * (8 * pack)
+    return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
+
+
+def _store(address: str, operands: list[str]) -> str:
+    vector = f".v{len(operands)}" if len(operands) > 1 else ""
+    return f"st.shared{vector}.f32 [{address}], {{{', '.join(operands)}}};"
+
+
+def _load(address: str, operands: list[str]) -> str:
+    vector = f".v{len(operands)}" if len(operands) > 1 else ""
+    return f"ld.shared{vector}.f32 {{{', '.join(operands)}}}, [{address}];"

@@ -5,6 +5,8 @@ Nothing but the inputs, a float32 state every few steps and the last state is ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..diagonal.config import TileConfig
+from ..diagonal.exchange import zero_words
 from ..scalar_decay.engine import capability
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
-from .exchange import exchange
+from .exchange import exchange, gather_code, pass_code
 from .forward import scan_kernel, walk_kernel
 from .reference import State
 from .step import step_kernel
@@ -212,11 +215,19 @@ def run_forward(
     if problem.strategy == "walk":
         walk_kernel[_grid(tile, k, T)](*tensors, B, T, slots, **flags, **_launch(tile, walk=True))
         return y, last, saved
-    with exchange(k, triton.cdiv(T, tile.steps), problem.config.look) as (words, spare, look):
+    config, compiled = problem.config, not triton.knobs.runtime.interpret
+    # A sequence shorter than a tile has nothing to hold, and one alone no steps to load in their place.
+    hold = config.hold and not config.run and tile.steps <= B * T
+    joins, no_code = config.serial or config.join, ("", "")
+    gather = gather_code(tile.block_o, tile.block_c, tile.channels) if compiled and joins else no_code
+    passing = pass_code(tile.block_c, tile.channels) if compiled and config.serial else no_code
+    tiles = triton.cdiv(T, tile.steps)
+    with serial_words(k) if config.serial else exchange(k, tiles, config.look) as (words, spare, look):
         scan_kernel[_grid(tile, k, tile.steps)](
-            *tensors, words, spare, B, T, slots, _ahead(problem.config, k),
-            RELOAD=problem.config.reload, LOOK=look, PREFETCH=not triton.knobs.runtime.interpret,
-            **flags, **_launch(tile),
+            *tensors, words, spare, B, T, slots, _ahead(config, k),
+            RELOAD=(config.reload or config.hold) and not hold, HOLD=hold, RUN=config.run, SERIAL=config.serial,
+            JOIN=joins, GATHER=gather[0], GATHER_CONSTRAINTS=gather[1], PASS=passing[0], PASS_CONSTRAINTS=passing[1],
+            PACK=tile.channels, LOOK=look, PREFETCH=compiled, **flags, **_launch(tile),
         )  # fmt: skip
     return y, last, saved
 
@@ -254,6 +265,14 @@ def run_backward(
                 *tensors, words, spare, B, T, slots, LOOK=look, **flags, **_launch(tile)
             )
     return dk, dv, dw.sum((0, 1)), du.sum((0, 1)), dfirst
+
+
+@contextmanager
+def serial_words(k: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield what :func:`exchange` does for states that pass from tile to tile: words that the launch leaves zero."""
+    B, _, C = k.shape
+    words = zero_words(k, 4 * B * C)
+    yield words, words, 2
 
 
 def _states(k: Tensor) -> Tensor:

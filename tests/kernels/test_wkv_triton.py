@@ -11,7 +11,7 @@ import torch
 from lrbench.kernels import resolve
 from lrbench.kernels.diagonal.config import TileConfig
 from lrbench.kernels.wkv4 import OPERATION, exchange
-from lrbench.kernels.wkv4.config import WkvConfig
+from lrbench.kernels.wkv4.config import WkvConfig, select_config
 from lrbench.tests.kernels import laws, wkv_laws
 
 interpret = pytest.mark.interpret
@@ -27,10 +27,16 @@ def tile(block_i: int, block_o: int, block_c: int) -> TileConfig:
 LONGER_ROWS_FORWARD = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), look=2)
 LONGER_ROWS_BACKWARD = WkvConfig(forward=tile(2, 2, 32), backward=tile(16, 2, 16), reload=False, look=4)
 """Tiles so small that 19 steps are several of them, the last one ragged; 24 channels leave a block half empty."""
+SERIAL = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), reload=False, hold=True, serial=True, look=2)
+JOINED = WkvConfig(forward=tile(2, 4, 16), backward=tile(2, 4, 32), join=True, look=2)
+BY_RUN = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), run=2, serial=True, look=2)
 WALKED = WkvConfig(forward=tile(4, 1, 32), backward=tile(8, 1, 32))
-IMPLEMENTATIONS = [("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("recurrent", WALKED)]
+IMPLEMENTATIONS = [
+    ("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("scan", SERIAL), ("scan", JOINED),
+    ("scan", BY_RUN), ("recurrent", WALKED),
+]  # fmt: skip
 each_implementation = pytest.mark.parametrize(
-    ("name", "config"), IMPLEMENTATIONS, ids=["rows-forward", "rows-backward", "walk"]
+    ("name", "config"), IMPLEMENTATIONS, ids=["rows-forward", "rows-backward", "serial", "joined", "by-run", "walk"]
 )
 
 
@@ -56,10 +62,12 @@ def test_lengths_without_a_state(name: str, config: WkvConfig) -> None:
 
 
 @interpret
-@pytest.mark.parametrize("reload", [True, False])
-def test_rows_of_two_runs(reload: bool) -> None:
+@pytest.mark.parametrize(
+    "how", [{}, {"reload": False}, {"reload": False, "hold": True}, {"run": 8}, {"run": 16}, {"run": 4}], ids=str
+)
+def test_rows_of_two_runs(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
-    config = WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), reload=reload, look=2)
+    config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
     wkv_laws.check_matches_reference(
         function("scan"), dtype=torch.float32, device="cpu", sizes={"batch": 1, "seq_len": 128, "channels": 16},
         config=config,
@@ -69,7 +77,7 @@ def test_rows_of_two_runs(reload: bool) -> None:
 @interpret
 @pytest.mark.parametrize("extreme", wkv_laws.EXTREMES)
 def test_extremes(extreme: str) -> None:
-    for name, config in (("scan", LONGER_ROWS_FORWARD), ("recurrent", WALKED)):
+    for name, config in (("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("scan", BY_RUN), ("recurrent", WALKED)):
         wkv_laws.check_matches_reference(
             function(name), dtype=torch.float32, device="cpu", sizes={**SMALL, "batch": 1},
             ranges=wkv_laws.EXTREMES[extreme], config=config,
@@ -81,11 +89,24 @@ def test_extremes(extreme: str) -> None:
     ("name", "config", "seq_len", "rates"),
     [
         ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 4, 16), look=2), 96, (1e-5, 1e-3)),
+        ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 96, (1e-5, 1e-3)),
+        ("scan", replace(SERIAL, forward=tile(2, 4, 16), backward=tile(2, 4, 16)), 96, (1e-2, 2)),
+        ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 320, (0.3, 0.5)),
+        ("scan", replace(BY_RUN, forward=tile(32, 2, 32), backward=tile(32, 2, 32), run=8), 128, (1e-2, 2)),
         ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
         ("recurrent", WALKED, 192, (1e-5, 1e-3)),
         ("recurrent", WALKED, 320, (0.3, 0.5)),
     ],
-    ids=["chain", "row", "walk", "walk for as long as a key weighs"],
+    ids=[
+        "chain",
+        "serial-chain",
+        "serial-rows",
+        "serial for as long as a key weighs",
+        "by-run",
+        "row",
+        "walk",
+        "walk for as long as a key weighs",
+    ],
 )
 def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]) -> None:
     """What lowers exponents time and again: a chain of groups of two tiles, a row's steps, a walk's rows."""
@@ -96,13 +117,36 @@ def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[flo
 
 
 @interpret
-def test_a_past_that_decayed_within_its_row() -> None:
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", replace(WALKED, forward=tile(8, 1, 32)))],
+    ids=["scan", "serial", "walk"],
+)
+def test_a_past_beyond_all_others(name: str, config: WkvConfig) -> None:
+    """A key of 2000 still outweighs all others when it has decayed by e^-1200, at rates that leave nothing of a float
+    in a few steps: every output is its value."""
+    k = torch.empty(1, 100, 16).uniform_(-100, 100, generator=torch.Generator().manual_seed(0))
+    k[:, 0] = 2000
+    v = torch.randn(1, 100, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    y = function(name)(k, v, torch.full((16,), 12.0), torch.zeros(16), config=config)
+    assert (y - v[:, :1]).abs().max() <= 1e-5
+    # So all of y's gradient reaches the first value.
+    (dv,) = torch.autograd.grad(y.sum(), v)
+    assert (dv[:, 0] - 100).abs().max() <= 1e-3
+    assert dv[:, 1:].abs().max() == 0
+
+
+@interpret
+@pytest.mark.parametrize(
+    "how", [{}, {"reload": False, "hold": True, "serial": True}, {"run": 16, "serial": True}], ids=str
+)
+def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
     of rising keys behind it must weigh that, not the exponent alone."""
     wkv_laws.check_matches_reference(
         function("scan"), dtype=torch.float16, device="cpu", sizes={"batch": 1, "seq_len": 256, "channels": 32},
         ranges={"k": (-100, 100), "w": (1.0, 1.4)}, seed=1,
-        config=WkvConfig(forward=tile(32, 2, 32), backward=tile(8, 4, 32)),
+        config=replace(WkvConfig(forward=tile(32, 2, 32), backward=tile(8, 4, 32)), **how),
     )  # fmt: skip
 
 
@@ -111,9 +155,11 @@ def test_a_past_that_decayed_within_its_row() -> None:
     ("name", "config", "seq_len", "rate"),
     [
         ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 2, 16), look=2), 288, 0.03),
+        ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.03),
+        ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.09),
         ("recurrent", WALKED, 512, 0.24),
     ],
-    ids=["chain", "walk"],
+    ids=["chain", "serial", "serial-fast", "walk"],
 )
 def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int, rate: float) -> None:
     """A slow rate decays a past that outweighs all that follows; at the last step a token weighs as much as it."""
@@ -126,14 +172,15 @@ def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int,
 
 
 @interpret
-def test_split_equals_whole() -> None:
+@pytest.mark.parametrize("config", [LONGER_ROWS_FORWARD, SERIAL], ids=["rows-forward", "serial"])
+def test_split_equals_whole(config: WkvConfig) -> None:
     wkv_laws.check_matches_reference(
-        function("scan"), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12), config=LONGER_ROWS_FORWARD
+        function("scan"), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12), config=config
     )
 
 
 @interpret
-@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("recurrent", WALKED)])
+@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)])
 def test_what_holds_of_every_form(name: str, config: WkvConfig) -> None:
     fn, keywords = function(name), {"dtype": torch.float32, "device": "cpu", "config": config}
     wkv_laws.check_first_output_is_first_value(fn, **keywords)
@@ -243,6 +290,35 @@ def test_laws_on_gpu(name: str, dtype: torch.dtype) -> None:
     wkv_laws.check_bad_input(fn, **keywords)
     for length in (1, 2, 31, 33, 127, 128):
         wkv_laws.check_matches_reference(fn, sizes={**sizes, "seq_len": length}, initial_state=False, **keywords)
+
+
+LAUNCHES = {
+    "held": {"hold": True, "serial": True},
+    "by-run": {"run": 8, "serial": True},
+}
+
+
+@gpu
+@pytest.mark.parametrize("how", LAUNCHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_launches_on_gpu(how: str, dtype: torch.dtype) -> None:
+    """Launches whose states pass from tile to tile: laws, extremes and splits, with and without what training keeps."""
+    items = 4 if dtype == torch.float32 else 2
+    chosen = select_config(
+        strategy="scan", capability=(9, 0), item_bytes=items, batch=8, channels=768, saving=True
+    )  # fmt: skip
+    config = replace(chosen, **LAUNCHES[how])
+    fn, sizes = function("scan"), {"batch": 2, "seq_len": 1100, "channels": 264}
+    keywords = {"dtype": dtype, "device": "cuda", "sizes": sizes, "config": config}
+    wkv_laws.check_matches_reference(fn, splits=(100, 701), **keywords)
+    for ranges in wkv_laws.EXTREMES.values():
+        wkv_laws.check_matches_reference(fn, ranges=ranges, **keywords)
+    problem = wkv_laws.make_problem(sizes, dtype=dtype, device="cuda", num_siblings=0)
+    with torch.no_grad():
+        outputs = [fn(*problem.inputs.values(), config=config) for _ in range(20)]
+        assert all(torch.equal(outputs[0], other) for other in outputs)
+        y = fn(*problem.inputs.values())
+    assert (y - outputs[0]).abs().max() <= 16 * torch.finfo(dtype).eps * y.abs().max()
 
 
 @gpu
