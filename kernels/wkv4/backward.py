@@ -130,6 +130,14 @@ def _run(
 
 
 @triton.jit
+def _add_up(total, lost, part):
+    """Return a sum and what its rounding lost so far, after one more part: as exact as two floats are."""
+    part -= lost
+    after = total + part
+    return after, (after - total) - part
+
+
+@triton.jit
 def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
     """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
@@ -400,7 +408,7 @@ def walk_gradient_kernel(
     _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
     one = tl.full((1, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
-    dw, du = zero, zero
+    dw, du, dw_lost, du_lost = zero, zero, zero, zero
     offs_o = tl.arange(0, 1)
     for step in range(rows):
         start = (rows - 1 - step) * BLOCK_I
@@ -409,8 +417,8 @@ def walk_gradient_kernel(
         k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
         slow, fast = _split_rate(first_m, w, BLOCK_I)
-        m, _num, _den, x, z, dw, du, _c, _a, _b = _run(
-            k, v, dy, first_m, first_num, first_den, zero, zero, dw, du, one, zero, zero, slow, fast, u, 0, left,
+        m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run(
+            k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
             PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
@@ -420,7 +428,8 @@ def walk_gradient_kernel(
         change = _change(m, end_m, slow, left, BLOCK_I)
         a *= change
         b *= change
-        dw += tl.fma(a, x, b * z)
+        dw, dw_lost = _add_up(dw, dw_lost, row_dw + tl.fma(a, x, b * z))
+        du, du_lost = _add_up(du, du_lost, row_du)
         a, b = _run_back(
             dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, slow, fast, u, offs, 0, left,
             mask, C, PRECISE, BLOCK_I,

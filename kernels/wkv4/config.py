@@ -11,6 +11,10 @@ MAX_NARROW = 2048
 """Channels of all sequences up to which a sum takes longer from tile to tile than their data do, unless tiles are long
 and sums are looked for far behind."""
 
+MIN_SERIAL = 4096
+"""Channels of all sequences from which the data of a tile of time take longer than the hop of a state past it: at 6
+bytes an element of 128 steps 3 MB, 0.8 us."""
+
 AHEAD = 128
 """Programs ahead of which the forward scan brings k and v into the L2 cache, of the 528 that an H200 runs at once: at
 batch 8 and 768 channels 7 % of its time, while 256 ahead, a tile of 2048 channels, costs 3 %."""
@@ -24,11 +28,8 @@ class WkvConfig:
         reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
         hold: whether it holds k and v as they came and makes weights again, which neither loads nor holds weights;
             ``reload`` does not matter then.
-        run: steps that it loads and goes through at once, in loops over a row's runs, reading k and v again for the
-            outputs, where ``reload`` and ``hold`` do not matter; 0: it goes through whole rows at once.
         serial: whether its states pass from tile to tile, each waiting for the one before, instead of being added up
-            from the tiles' sums.
-        join: whether it shows all rows' sums to all threads at once instead of scanning them; implied by ``serial``.
+            from the tiles' sums, and the sums of a tile's rows are shown to all its threads instead of being scanned.
         look: sums that a scan's program loads at once: of up to that many earlier tiles, one of them of all further.
         ahead: how many programs ahead at most the forward scan brings k and v into the L2 cache, in whole tiles of
             time.
@@ -38,18 +39,14 @@ class WkvConfig:
     backward: TileConfig
     reload: bool = True
     hold: bool = False
-    run: int = 0
     serial: bool = False
-    join: bool = False
     look: int = 16
     ahead: int = 0
 
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
     """Return why the launches cannot run, or None; a walk has rows of a single warp's threads, one a tile."""
-    if config.run and (config.run < 2 or config.run & (config.run - 1) or config.run > config.forward.block_i):
-        return f"run must be 0 or a power of two from 2 to forward.block_i, got {config.run}"
-    if (config.serial or config.join) and config.forward.channels not in (1, 2, 4):
+    if config.serial and config.forward.channels not in (1, 2, 4):
         return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     if config.look < 2 or config.look & (config.look - 1):
         return f"look must be a power of two >= 2, got {config.look}"
@@ -74,11 +71,14 @@ def select_config(
 ) -> WkvConfig:
     """Choose the launches.
 
-    As measured on an H200, batch 8 and 4096 steps: loading 8 sums at once is ahead of 16 by 2 % to 3 %, tiles of 8
-    warps are behind by 14 %; with 16-bit inputs rows held in registers are behind at any size, with float32 inputs
-    ahead by 8 % at 168 registers. The forward scan of 16-bit inputs takes about 36 instructions an element, 3.5 of them
-    special functions, where an H200 that moves 6 bytes an element at full speed has time for 40 and 5; that of float32
-    inputs 46 and 4, of 80 and 10; the backward scan about 105, 6 of them special functions, for 10 bytes.
+    As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: 16-bit inputs held as they came, states
+    passed from tile to tile, take 48 and 112 us; with states added up from sums 60 and 149, with states passed but k
+    and v read again 52 and 131, in loops over runs of 16 or 8 steps at 6 or 8 blocks a multiprocessor 57 and 133 or 65
+    and 153, at 96 registers, which spill, 64 and 145. Adding up, loading 8 sums at once is ahead of 16 by 2 % to 3 %,
+    tiles of 8 warps are behind by 14 %, rows held as weights are behind with 16-bit inputs, with float32 inputs ahead
+    by 8 % at 168 registers. Held and passed, the forward scan of 16-bit inputs takes about 30 instructions an element,
+    where an H200 that moves 6 bytes an element at full speed has time for 40; that of float32 inputs 46, of 80; the
+    backward scan about 105, for 10 bytes.
 
     Args:
         strategy: "scan" or "walk" (one program a sequence and block of channels).
@@ -102,9 +102,10 @@ def select_config(
         return WkvConfig(forward=forward, backward=backward, look=32)
     if item_bytes == 4:
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
-    else:
-        forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
-    return WkvConfig(forward=forward, backward=backward, reload=item_bytes < 4, look=8, ahead=AHEAD)
+        return WkvConfig(forward=forward, backward=backward, reload=False, look=8, ahead=AHEAD)
+    forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
+    held = not saving and batch * channels >= MIN_SERIAL
+    return WkvConfig(forward=forward, backward=backward, hold=held, serial=held, look=8, ahead=AHEAD)
 
 
 def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:

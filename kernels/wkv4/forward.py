@@ -132,28 +132,6 @@ def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 
 @triton.jit
-def _sum_rows_by_run(
-    k_ptr, v_ptr, w_ptr, w, offs, offs_c, mask_c, runs, C: tl.constexpr, SUB: tl.constexpr, BLOCK_C: tl.constexpr
-):
-    """Return what each row adds to a state behind it and the least of its runs' sums of weights, a run of SUB steps
-    after the other: a loop that few registers and a short program suffice for."""
-    decay = _decay(w)
-    m = tl.full(offs.shape, EMPTY, tl.float32)
-    num = tl.zeros(offs.shape, dtype=tl.float32)
-    den = num
-    least = num + 1.0
-    for run in range(runs):
-        start = run * (SUB * C)
-        k = _load_runs(k_ptr + start, offs, mask_c[None, :], C, BLOCK_C, 1, SUB)[0]
-        v = _load_runs(v_ptr + start, offs, mask_c[None, :], C, BLOCK_C, 1, SUB)[0]
-        top, weights = _weights_below(k, _nothing(w_ptr, offs_c, mask_c), SUB)
-        new_num, new_den = _sum_run(weights, v, decay, SUB)
-        m, num, den = _add(m - SUB * w, num, den, top, new_num, new_den)
-        least = tl.minimum(least, new_den)
-    return m, num, den, least
-
-
-@triton.jit
 def _run(
     y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
@@ -204,35 +182,6 @@ def _run_rows(
         m = tops[part]
         least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
     return m, num, den, _all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
-
-
-@triton.jit
-def _run_rows_by_run(
-    y_ptr, saved_ptr, size, k_ptr, v_ptr, w_ptr, m, num, den, w, u, step, offs_c, offs, mask_c, runs,
-    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Do what :func:`_run_rows` does, a run of SUB steps after the other."""
-    mask = mask_c[None, :]
-    decay = _decay(w)
-    bonus = _exp(u)
-    least = tl.where((u > MIN_BONUS) & (u < MAX_BONUS), 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
-    for run in range(runs):
-        start = run * (SUB * C)
-        k = _load_runs(k_ptr + start, offs, mask, C, BLOCK_C, 1, SUB)[0]
-        v = _load_runs(v_ptr + start, offs, mask, C, BLOCK_C, 1, SUB)[0]
-        if SAVE > 0:
-            _save_state(saved_ptr, size, m, num, den, step, offs_c, mask, C, SAVE)
-        top, weights = _weights_below(k, _nothing(w_ptr, offs_c, mask_c), SUB)
-        lead = m - top
-        scale = _exp(lead)
-        num, den, run_least = _run(
-            y_ptr + start, saved_ptr, size, weights, v, scale * num, scale * den, top, decay, bonus, step,
-            offs_c, offs, mask, C, SAVE, PRECISE, 0, SUB,
-        )  # fmt: skip
-        m = top
-        step += SUB
-        least = tl.minimum(least, tl.where(lead < MAX_LEAD, run_least, 0.0))
-    return m, num, den, _all_at_least(tl.where(mask, least, 1.0), LEAST_PAIR)
 
 
 @triton.jit
@@ -320,9 +269,7 @@ def scan_kernel(
     SAVE: tl.constexpr,
     RELOAD: tl.constexpr,
     HOLD: tl.constexpr,
-    RUN: tl.constexpr,
     SERIAL: tl.constexpr,
-    JOIN: tl.constexpr,
     GATHER: tl.constexpr,
     GATHER_CONSTRAINTS: tl.constexpr,
     PASS: tl.constexpr,
@@ -341,13 +288,12 @@ def scan_kernel(
     [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
     [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
     RELOAD reads k and v again for the outputs, from the cache, instead of holding them in registers; HOLD holds them as
-    they came, and needs B * T of a tile at least; RUN > 0 loops over runs of so many steps of the rows, both times, and
-    reads them each time. SERIAL passes states from tile to tile through words [2, B, C] of two int64, zero before and
-    after; it and JOIN, which it implies, take exchange.py's code for PACK channels of a thread, "" in the interpreter.
+    they came, and needs B * T of a tile at least. SERIAL passes states from tile to tile through words [2, B, C] of two
+    int64, zero before and after; it takes exchange.py's code for PACK channels of a thread, "" in the interpreter.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
-    LONGEST: tl.constexpr = RUN if RUN > 0 else (16 if PRECISE else 32)
+    LONGEST: tl.constexpr = 16 if PRECISE else 32
     SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
     PARTS: tl.constexpr = BLOCK_I // SUB
     tile, batch, block = _position(B, C, BLOCK_C)
@@ -372,11 +318,11 @@ def scan_kernel(
         there = tl.where(whole, base, 0)
         k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
-    elif not RELOAD and RUN == 0:
+    elif not RELOAD:
         weights = _none(row_num, PARTS, SUB)
         v = _none(row_num.to(v_ptr.dtype.element_ty), PARTS, SUB)
     if whole:
-        if not HOLD and RUN == 0:
+        if not HOLD:
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
             v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
         if PREFETCH:
@@ -384,21 +330,15 @@ def scan_kernel(
             if (ahead > 0) & (end >= (ahead + 1) * TILE):
                 _prefetch(k_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
                 _prefetch(v_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
-        # At most PARTS, but no compiler unrolls this.
-        runs = tl.minimum(end // SUB, PARTS)
-        nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 and RUN == 0 else 0.0
-        if RUN > 0:
-            row_m, row_num, row_den, least = _sum_rows_by_run(
-                k_ptr + base, v_ptr + base, w_ptr, w, offs, offs_c, mask_c, runs, C, SUB, BLOCK_C
-            )
-        elif HOLD:
+        nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+        if HOLD:
             row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
         else:
             row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
         right = _all_at_least(tl.where(mask, least, 1.0))
     if right == 0:
         row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
-    if JOIN:
+    if SERIAL:
         all_m, all_num, all_den, in_m, in_num, in_den = _join_rows(
             row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C,
             GATHER, GATHER_CONSTRAINTS, PACK, BLOCK_O,
@@ -424,30 +364,24 @@ def scan_kernel(
     last_m, last_num, last_den = m, num, den
     right = whole
     if whole:
-        if RUN > 0:
-            last_m, last_num, last_den, right = _run_rows_by_run(
-                y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, w_ptr, m, num, den, w, u, step, offs_c,
-                offs, mask_c, tl.minimum(end // SUB, PARTS), C, SAVE, PRECISE, SUB, BLOCK_C,
-            )  # fmt: skip
+        if RELOAD:
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+            weights = ()
+            for part in tl.static_range(PARTS):
+                weights = weights + (_weights_under(k[part], tops[part], nothing, SUB),)
+        elif HOLD:
+            weights, values = (), ()
+            for part in tl.static_range(PARTS):
+                weights = weights + (_weights_under(_widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
+                values = values + (_widen_anew(v[part], SUB),)
         else:
-            if RELOAD:
-                k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-                values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-                nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
-                weights = ()
-                for part in tl.static_range(PARTS):
-                    weights = weights + (_weights_under(k[part], tops[part], nothing, SUB),)
-            elif HOLD:
-                weights, values = (), ()
-                for part in tl.static_range(PARTS):
-                    weights = weights + (_weights_under(_widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
-                    values = values + (_widen_anew(v[part], SUB),)
-            else:
-                values = v
-            last_m, last_num, last_den, right = _run_rows(
-                y_ptr + base, saved_ptr, states, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
-                C, SAVE, PRECISE, PARTS, SUB,
-            )  # fmt: skip
+            values = v
+        last_m, last_num, last_den, right = _run_rows(
+            y_ptr + base, saved_ptr, states, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
+            C, SAVE, PRECISE, PARTS, SUB,
+        )  # fmt: skip
     if right == 0:
         tl.debug_barrier()
         # What is cut of a heavy past's weight is nothing beside a den of order 1.

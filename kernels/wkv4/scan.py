@@ -217,16 +217,17 @@ def run_forward(
         return y, last, saved
     config, compiled = problem.config, not triton.knobs.runtime.interpret
     # A sequence shorter than a tile has nothing to hold, and one alone no steps to load in their place.
-    hold = config.hold and not config.run and tile.steps <= B * T
-    joins, no_code = config.serial or config.join, ("", "")
-    gather = gather_code(tile.block_o, tile.block_c, tile.channels) if compiled and joins else no_code
-    passing = pass_code(tile.block_c, tile.channels) if compiled and config.serial else no_code
+    hold = config.hold and tile.steps <= B * T
+    gather = passing = ("", "")
+    if compiled and config.serial:
+        gather = gather_code(tile.block_o, tile.block_c, tile.channels)
+        passing = pass_code(tile.block_c, tile.channels)
     tiles = triton.cdiv(T, tile.steps)
     with serial_words(k) if config.serial else exchange(k, tiles, config.look) as (words, spare, look):
         scan_kernel[_grid(tile, k, tile.steps)](
             *tensors, words, spare, B, T, slots, _ahead(config, k),
-            RELOAD=(config.reload or config.hold) and not hold, HOLD=hold, RUN=config.run, SERIAL=config.serial,
-            JOIN=joins, GATHER=gather[0], GATHER_CONSTRAINTS=gather[1], PASS=passing[0], PASS_CONSTRAINTS=passing[1],
+            RELOAD=(config.reload or config.hold) and not hold, HOLD=hold, SERIAL=config.serial,
+            GATHER=gather[0], GATHER_CONSTRAINTS=gather[1], PASS=passing[0], PASS_CONSTRAINTS=passing[1],
             PACK=tile.channels, LOOK=look, PREFETCH=compiled, **flags, **_launch(tile),
         )  # fmt: skip
     return y, last, saved

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.common.offline import Launch, record_launches
+from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.wkv4 import OPERATION, backward, forward, scan, step
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 
@@ -51,6 +51,19 @@ def record(
 def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels that the bars are about."""
     check(record("scan", 90, WIDE, torch.bfloat16, monkeypatch), 90)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_inference(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a backward pass states pass from tile to tile, by 128 bits at once."""
+    monkeypatch.setattr(scan, "capability", lambda device: divmod(capability, 10))
+    inputs = resolve(OPERATION.inputs)(WIDE, dtype=torch.bfloat16, device="cpu", seed=0)
+    with record_launches(scan) as launches, torch.no_grad():
+        resolve(OPERATION.implementation("scan").call)(*inputs.values())
+    (launch,) = launches
+    assert launch.arguments["SERIAL"] and launch.arguments["HOLD"]
+    check(launches, capability)
+    assert "ld.relaxed.gpu.global.b128" in compile_kernel(launch, capability).asm["ptx"]
 
 
 @pytest.mark.slow
