@@ -164,8 +164,8 @@ def test_stale_exponents_are_renewed(name: str, config: WkvConfig, seq_len: int,
 
 @interpret
 def test_sums_over_a_long_walk_do_not_drift() -> None:
-    """The gradient of u, a sum of 2048 terms of one sign, is as exact as its terms are."""
-    T, C = 2048, 16
+    """The gradient of u, a sum of 1024 terms of one sign, is as exact as its terms are."""
+    T, C = 1024, 16
     k, w, u = torch.zeros(1, T, C), torch.full((C,), 2.0), torch.zeros(C, requires_grad=True)
     # Values change their sign at every step, and so a token's is on one side of its past's.
     v = torch.rand(1, T, C, generator=torch.Generator().manual_seed(0)) + 1
@@ -176,7 +176,7 @@ def test_sums_over_a_long_walk_do_not_drift() -> None:
     double = [x.detach().double() for x in (k, v, w)]
     wide = u.detach().double().requires_grad_()
     (exact,) = torch.autograd.grad(function("torch")(*double, wide), wide, dy.double())
-    assert (du - exact).abs().max() <= 4 * torch.finfo(torch.float32).eps * exact.abs().max()
+    assert (du - exact).abs().max() <= 2 * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
 @interpret
