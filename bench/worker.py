@@ -66,6 +66,8 @@ class Worker:
         self.inputs = check.Inputs(device)
         self.references = check.References()
         self._clock: clock.Clock | None = None
+        if device == "cuda":
+            autotuning.compile_in_parallel()
 
     @property
     def clock(self) -> clock.Clock:
@@ -349,8 +351,6 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
     """Answer requests until there are no more, or the device is lost."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(device)
-    if device == "cuda":
-        autotuning.compile_in_parallel()
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line_number, line in enumerate(requests):
         reply = _answer(worker, json.loads(line))
