@@ -1,4 +1,4 @@
-"""How figures look: one colour per operation, one marker per author, one line style per variant, the same everywhere.
+"""Figures' looks: a colour per operation, a marker per author, a line style and filling per variant, alike everywhere.
 
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
@@ -82,23 +82,30 @@ _PROVIDER_MARKERS: Mapping[str, str] = MappingProxyType(
     }
 )
 _SPARE_MARKERS = ("*", "d", "H", "8")
+_SOLID = "solid"
+_DASHED, _DASH_DOTTED, _DOTTED, _LONG_DASHED = (0, (4, 1.6)), (0, (5, 1.4, 1, 1.4)), (0, (1, 1.4)), (0, (7, 1.2))
+_FILLINGS: Mapping[Any, str] = MappingProxyType(
+    {_DASHED: "bottom", _DASH_DOTTED: "right", _DOTTED: "left", _LONG_DASHED: "top"}
+)
+"""Half of a marker that is filled, which tells variants apart where there is but a point; all of a solid line's is."""
+
 _DASHES: tuple[tuple[str, Any], ...] = (
-    ("limit", (0, (4, 1.6))),
-    ("cudnn", (0, (4, 1.6))),
-    ("parallel", (0, (5, 1.4, 1, 1.4))),
-    ("recurrent", (0, (1, 1.4))),
-    ("native_autograd", (0, (1, 1.4))),
-    ("fused_save", (0, (1, 1.4))),
-    ("fused_pair", (0, (5, 1.4, 1, 1.4))),
-    ("fused", (0, (4, 1.6))),
-    ("joint", (0, (4, 1.6))),
-    ("lightning1", (0, (1, 1.4))),
-    ("lightning2", (0, (4, 1.6))),
-    ("custbw", (0, (5, 1.4, 1, 1.4))),
-    ("xl_chunk", (0, (7, 1.2))),
-    ("cpu", (0, (1, 1.4))),
-    ("v2", (0, (1, 1.4))),
-    ("v3", (0, (4, 1.6))),
+    ("limit", _DASHED),
+    ("cudnn", _DASHED),
+    ("parallel", _DASH_DOTTED),
+    ("recurrent", _DOTTED),
+    ("native_autograd", _DOTTED),
+    ("fused_save", _DOTTED),
+    ("fused_pair", _DASH_DOTTED),
+    ("fused", _DASHED),
+    ("joint", _DASHED),
+    ("lightning1", _DOTTED),
+    ("lightning2", _DASHED),
+    ("custbw", _DASH_DOTTED),
+    ("xl_chunk", _LONG_DASHED),
+    ("cpu", _DOTTED),
+    ("v2", _DOTTED),
+    ("v3", _DASHED),
 )
 
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#882255", "#E69F00", "#56B4E9", "#222222", "#117733")
@@ -160,15 +167,19 @@ class SeriesStyle:
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
+        filling = "full" if self.hollow else _FILLINGS.get(self.dashes, "full")
+        outlined = self.hollow or filling != "full"
         return {
             "color": self.colour,
             "marker": self.marker,
+            "fillstyle": filling,
             "linestyle": self.dashes,
             "linewidth": self.width,
             "markersize": 5.4,
             "markerfacecolor": "white" if self.hollow else self.colour,
-            "markeredgecolor": self.colour if self.hollow else "white",
-            "markeredgewidth": 1.0 if self.hollow else 0.5,
+            "markerfacecoloralt": "white",
+            "markeredgecolor": self.colour if outlined else "white",
+            "markeredgewidth": 1.0 if outlined else 0.5,
             "label": self.label,
         }
 
@@ -185,11 +196,11 @@ def series_style(op: str, impl: str) -> SeriesStyle:
     provider, _, variant = impl.rpartition(".")
     provider = provider or "lrbench"
     ours = provider == "lrbench"
-    dashes = next((dash for part, dash in _DASHES if part in variant), "solid")
+    dashes = next((dash for part, dash in _DASHES if part in variant), _SOLID)
     return SeriesStyle(
         colour=operation_colour(op),
         marker=_PROVIDER_MARKERS.get(provider) or _SPARE_MARKERS[zlib.crc32(provider.encode()) % len(_SPARE_MARKERS)],
-        dashes=(0, (1, 1.4)) if impl == "torch" else dashes,
+        dashes=_DOTTED if impl == "torch" else dashes,
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
@@ -217,7 +228,7 @@ def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:
     return SeriesStyle(
         colour=CURVES[index % len(CURVES)],
         marker="",
-        dashes=(0, (4, 1.6)) if dashed else "solid",
+        dashes=_DASHED if dashed else _SOLID,
         width=1.6,
         label=label,
     )

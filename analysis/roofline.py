@@ -329,9 +329,11 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
 
 def _vector_roof(axes: Axes, accelerator: Accelerator, unit: float, high: float) -> None:
     """Draw where work without matrix products ends: the rate of the vector units."""
+    from matplotlib.patheffects import withStroke
+
     axes.axhline(accelerator.vector_flops / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
     axes.annotate(
-        f"{rate(accelerator.vector_flops, 'FLOP/s')} fp32 vector",
+        f"vector {rate(accelerator.vector_flops, 'FLOP/s')}",
         (high, accelerator.vector_flops / unit),
         xytext=(-3, 2),
         textcoords="offset points",
@@ -339,6 +341,7 @@ def _vector_roof(axes: Axes, accelerator: Accelerator, unit: float, high: float)
         va="bottom",
         fontsize="small",
         color=MUTED,
+        path_effects=[withStroke(linewidth=2.5, foreground="white")],
     )
 
 

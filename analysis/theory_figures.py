@@ -501,7 +501,7 @@ def _measured_lines(rows: pd.DataFrame, op: str, device: str, index: int) -> lis
         style = SeriesStyle(
             colour=CURVES[index % len(CURVES)],
             marker=own.marker,
-            dashes=(0, (1, 1.4)),
+            dashes=own.dashes,
             width=1.2,
             label=f"{device}, {impl} measured",
             bold=own.bold,
