@@ -33,24 +33,28 @@ def compile_in_parallel(threads: int | None = None) -> None:
     except ImportError:
         return
     count = default_threads() if threads is None else threads
-    prune = Autotuner.prune_configs
-    if count < 2 or hasattr(prune, "compiles"):
+    prune, bench = Autotuner.prune_configs, Autotuner._bench
+    if count < 2 or hasattr(prune, "notes"):
         return
 
-    def prune_and_compile(self: Any, kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def note_pruned(self: Any, kwargs: Mapping[str, Any]) -> Sequence[Any]:
         configs = prune(self, kwargs)
         # What a hook prepares before a launch, a compilation here would not see.
-        plain = [config for config in configs if config.pre_hook is None]
-        if len(plain) > 1 and self.fn is not None:
-            with ThreadPoolExecutor(count) as pool, AsyncCompileMode(pool, ignore_errors=True):
-                for config in plain:
-                    # What does not compile is found again, and dealt with, when it is timed.
-                    with contextlib.suppress(Exception):
-                        self.fn.run(*self.nargs.values(), **{**kwargs, "warmup": True}, **config.all_kwargs())
+        self.uncompiled = [config for config in configs if config.pre_hook is None]
         return configs
 
-    prune_and_compile.compiles = True  # type: ignore[attr-defined]
-    Autotuner.prune_configs = prune_and_compile
+    def compile_and_bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+        # Not before the first one is timed: a choice found on disk needs none of the others.
+        if len(waiting := self.__dict__.pop("uncompiled", ())) > 1:
+            with ThreadPoolExecutor(count) as pool, AsyncCompileMode(pool, ignore_errors=True):
+                for each in waiting:
+                    # What does not compile is found again, and dealt with, when it is timed.
+                    with contextlib.suppress(Exception):
+                        self.fn.run(*args, **{**meta, "warmup": True}, **each.all_kwargs())
+        return bench(self, *args, config=config, **meta)
+
+    note_pruned.notes = True  # type: ignore[attr-defined]
+    Autotuner.prune_configs, Autotuner._bench = note_pruned, compile_and_bench
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from .profiling import (
     kernel_rows,
     prepare_session,
     profile,
-    recount_file,
+    recount_files,
     remarks,
     runnable,
     session_folder,
@@ -275,21 +275,33 @@ def profile_command(
     return int(any(row.status != "ok" for row in rows))
 
 
-def recount_command(paths: Sequence[Path], *, output_format: str) -> None:
+def recount_command(names: Sequence[str], *, dry_run: bool, output_format: str) -> int:
     """Hold the counters of stored profiles against what is counted now, print both, and rewrite the counted columns.
 
     Args:
-        paths: profiles, or folders of them.
+        names: profiles, or folders of them.
+        dry_run: say what would be rewritten, and rewrite nothing.
+
+    Returns:
+        0 when every case had been profiled, else 1.
 
     Raises:
         ValueError: a path holds no profile, or one of another version.
     """
     display.check_format(output_format)
+    for name in names:
+        if not name or not Path(name).exists():
+            raise ValueError(f"recount needs profiles (*.profile.parquet), got no file or folder {name!r}")
+    paths = map(Path, names)
     found = (sorted(path.rglob("*.profile.parquet")) if path.is_dir() else [path] for path in paths)
-    files = list(itertools.chain.from_iterable(found))
+    files = list(dict.fromkeys(path.resolve() for path in itertools.chain.from_iterable(found)))
     if not files:
-        raise ValueError(f"recount needs profiles (*.profile.parquet), got none in {', '.join(map(str, paths))}")
-    _show_profile([row for file in files for row in recount_file(file)], output_format)
+        raise ValueError(f"recount needs profiles (*.profile.parquet), got none in {', '.join(names)}")
+    rows, outdated = recount_files(files, dry_run=dry_run)
+    _show_profile(rows, output_format)
+    for path in outdated:
+        display.note(f"{'would rewrite' if dry_run else 'rewrote'}: {path}")
+    return int(any(row.status != "ok" for row in rows))
 
 
 def _show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:

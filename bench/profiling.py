@@ -264,11 +264,10 @@ def recount(row: ProfileRow) -> ProfileRow:
     """Return the row with what is counted, and what follows from it, as it is counted now; what was measured stays."""
     sizes = {name: value for name in SIZE_COLUMNS if (value := getattr(row, name)) is not None}
     count = counts.count_case(row.op, row.impl, row.mode, row.dtype, row.state_dtype, sizes)
-    if count is None:
-        return row
-    columns: dict[str, Any] = {name: getattr(count, name) for name in COUNTED}
-    columns |= dict.fromkeys(("tensor_flops_ratio", "bytes_ratio", "explanation"))
-    if row.launches is not None:
+    columns: dict[str, Any] = dict.fromkeys((*COUNTED, "tensor_flops_ratio", "bytes_ratio", "explanation"))
+    if count is not None:
+        columns |= {name: getattr(count, name) for name in COUNTED}
+    if count is not None and row.launches is not None:
         counters = Counters(
             tensor_flops=row.measured_tensor_flops,
             dram_read_bytes=row.dram_read_bytes,
@@ -281,17 +280,25 @@ def recount(row: ProfileRow) -> ProfileRow:
     return dataclasses.replace(row, **columns)
 
 
-def recount_file(path: Path) -> list[ProfileRow]:
-    """Recount a profile's rows, write them back where they differ, and return them.
+def recount_files(paths: Sequence[Path], *, dry_run: bool) -> tuple[list[ProfileRow], list[Path]]:
+    """Recount profiles' rows, write back those that differ, unless it is a dry run, and return all and what differed.
+
+    All files are read before one is written.
 
     Raises:
-        ValueError: the file is no profile, or of another version.
+        ValueError: a file is no profile, or of another version.
     """
-    stored = [ProfileRow(**row) for row in store.read_file(path, ProfileRow, what="profile").to_pylist()]
-    rows = [recount(row) for row in stored]
-    if rows != stored:
-        store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
-    return rows
+    rows, outdated = [], {}
+    for path in paths:
+        stored = [ProfileRow(**row) for row in store.read_file(path, ProfileRow, what="profile").to_pylist()]
+        counted = [recount(row) for row in stored]
+        rows += counted
+        if counted != stored:
+            outdated[path] = counted
+    if not dry_run:
+        for path, counted in outdated.items():
+            store.write_parquet(map(dataclasses.asdict, counted), path, ProfileRow)
+    return rows, list(outdated)
 
 
 def _measured_columns(counters: Counters, kernels: Sequence[KernelCounts], cache: int | None) -> dict[str, Any]:

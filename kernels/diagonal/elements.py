@@ -135,7 +135,8 @@ def _prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.co
     so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
-    channels = tl.minimum(first_c + tl.arange(0, BLOCK_C // SECTOR) * SECTOR, C - 1)
+    SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
+    channels = tl.minimum(first_c + tl.arange(0, SECTORS) * SECTOR, C - 1)
     address = (ptr + steps.to(tl.int64)[:, None] * C + channels[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1

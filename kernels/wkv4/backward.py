@@ -79,7 +79,8 @@ def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr
     gradient of u + k, the weights of past and token in the state, and the state; a step that is not ``inside`` leaves
     the state as it is.
     """
-    past, now = _weights(m, tl.fma(slow, n, k) + u)
+    # A token left out, with no past either, is its own output.
+    past, now = _weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
     inverse = _reciprocal(tl.fma(past, den, now), PRECISE)
     p = dy * inverse
     y = tl.fma(past, num, now * v) * inverse

@@ -50,6 +50,7 @@ LEAST_GRADIENT = tl.constexpr(2.0**-60)
 """Of num and den, and of their gradients, below which the exponent is stale. A heavy past's weight is cut at e^40
 beside a den of order 1; gradients may all be small."""
 
+LEAST_NORMAL = tl.constexpr(2.0**-126)
 SUBROW = tl.constexpr(8)
 """Steps that are summed under one exponent."""
 
@@ -70,7 +71,8 @@ def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.con
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     # As many rows at once as take the threads one sector each, so that addresses differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
-    channels = first_c + tl.arange(0, BLOCK_C // SECTOR) * SECTOR
+    SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
+    channels = first_c + tl.arange(0, SECTORS) * SECTOR
     if C % BLOCK_C:
         channels = tl.minimum(channels, C - 1)
     offs = tl.arange(0, PIECE)[:, None] * C + channels[None, :]
@@ -496,17 +498,17 @@ def _look_back(
 @triton.jit
 def _load_state(num_ptr, den_ptr, max_ptr, offs, mask, HAS_STATE: tl.constexpr):
     """Return a state (max, num, den) [1, BLOCK_C]: the empty one, or the one given, on an exponent where den is of
-    order 1."""
+    order 1. A den that float32 has no whole digits for is none."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)
     if HAS_STATE:
         den = tl.load(den_ptr + offs, mask=mask, other=0.0)
-        there = den > 0
+        there = den >= LEAST_NORMAL
         usual = (den > 1e-6) & (den < 1e6)
         shift = tl.log(tl.where(there & (usual == 0), den, 1.0))
         scale = _exp(-shift)
         m = tl.where(there, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
-        num = tl.load(num_ptr + offs, mask=mask, other=0.0) * scale
-        den *= scale
+        num = tl.where(there, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        den = tl.where(there, den * scale, 0.0)
     return m[None, :], num[None, :], den[None, :]

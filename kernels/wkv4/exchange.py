@@ -185,7 +185,8 @@ def pass_code(channels: int, pack: int) -> tuple[str, str]:
             f"@end st.relaxed.gpu.global.b128 [{before[n]}], word;",
         ]
     lines += [_store(f"base+{part * size}", state[part]) for part in range(3)]
-    lines += ["shared:", "bar.sync 0;"]
+    # Threads of a warp may come from either branch, and the barrier wants whole warps.
+    lines += ["shared:", "bar.warp.sync 0xffffffff;", "bar.sync 0;"]
     lines += [_load(f"base+{part * size}", state[part]) for part in range(3)]
     constraints = ["=&f"] * (3 * pack) + ["l"] * (2 * pack) + ["r"] * (3 * pack) + ["f"] * (8 * pack)
     return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)

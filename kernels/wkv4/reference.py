@@ -45,8 +45,8 @@ def add(num1: Tensor, den1: Tensor, max1: Tensor, num2: Tensor, den2: Tensor, ma
 
 
 def outputs(num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """Return y from the states before the tokens k, v."""
-    num, den, _ = add(num, den, top, v, torch.ones_like(v), u + k)
+    """Return y from the states before the tokens k, v; v where the token is left out and nothing is before it."""
+    num, den, _ = add(num, den, top, v, torch.ones_like(v), (u + k).clamp(min=EMPTY))
     return num / den
 
 

@@ -50,7 +50,8 @@ class Kernel:
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave Triton as it was."""
-    monkeypatch.setattr(Autotuner, "prune_configs", Autotuner.prune_configs)
+    for name in ("prune_configs", "_bench"):
+        monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
     yield
     assert active_mode.get() is None
 
@@ -81,6 +82,19 @@ def test_configurations_compile_side_by_side_before_any_is_timed() -> None:
     assert threading.get_ident() not in kernel.threads
     assert tuner.best_config.kwargs == {"BLOCK": 32}
     assert kernel.ran[-1] == 32
+
+
+def test_a_choice_found_on_disk_compiles_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(self: Autotuner, key: object, configs: list[triton.Config], benchmark: object) -> bool:
+        self.cache[key] = configs[1]
+        return True
+
+    monkeypatch.setattr(Autotuner, "check_disk_cache", found)
+    autotuning.compile_in_parallel(2)
+    kernel = Kernel(at_once=1)
+    tuner = make_tuner(kernel, (16, 32), cache_results=True)
+    tuner.run(7, grid=(1,), warmup=False)
+    assert kernel.compiled == kernel.ran == [32]
 
 
 def test_asked_twice_it_compiles_once() -> None:

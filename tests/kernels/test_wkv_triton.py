@@ -10,7 +10,7 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.diagonal.config import TileConfig
-from lrbench.kernels.wkv4 import OPERATION, exchange
+from lrbench.kernels.wkv4 import OPERATION, exchange, scan
 from lrbench.kernels.wkv4.config import WkvConfig, select_config
 from lrbench.tests.kernels import laws, wkv_laws
 
@@ -212,6 +212,39 @@ def test_calls_leave_words_zero_for_the_next() -> None:
     kept = [exchange._kept[key] for key in exchange._kept if key[-1] == SMALL["channels"]]
     assert kept and all(not words.any() for words, _ in kept)
     assert any(spare.any() for _, spare in kept)
+
+
+@interpret
+@pytest.mark.parametrize("seq_len", [3, 8, 16, 19, 27])
+def test_passing_states_leaves_words_zero(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tile, two, three and more, the last one whole or ragged; calls of all lengths share one buffer."""
+    given = torch.zeros(4 * 2 * 24, dtype=torch.int64)
+
+    def zero_words(x: torch.Tensor, count: int) -> torch.Tensor:
+        assert count == given.numel() and not given.any()
+        return given
+
+    monkeypatch.setattr(scan, "zero_words", zero_words)
+    problem = wkv_laws.make_problem(
+        {"batch": 2, "seq_len": seq_len, "channels": 24}, dtype=torch.float32, device="cpu", num_siblings=0
+    )
+    fn = function("scan")
+    for _ in range(2):
+        fn(*problem.inputs.values(), initial_state=problem.state, config=SERIAL)
+        assert not given.any()
+
+
+@interpret
+@pytest.mark.parametrize("den", [1e-30, 1e-37, 1e-40, 0.0])
+@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)])
+def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) -> None:
+    """However small den is, nothing overflows; below float32's normal numbers there is no state."""
+    k, v = torch.full((1, 24, 16), -5.0), torch.ones(1, 24, 16)
+    v[:, 1:] = 3.0
+    state = tuple(torch.full((1, 16), x) for x in (2 * den, den, 80.0))
+    y = function(name)(k, v, torch.full((16,), 0.05), torch.zeros(16), initial_state=state, config=config)
+    assert torch.isfinite(y).all()
+    assert torch.equal(y[:, 0], v[:, 0]) == (den < 1e-37)
 
 
 @interpret

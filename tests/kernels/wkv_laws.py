@@ -226,14 +226,26 @@ def check_first_output_is_first_value(fn: Function, *, dtype: torch.dtype, devic
 
 
 def check_left_out_tokens(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
-    """Keys of minus infinity leave tokens out: later tokens see what they would with a weight too small to count."""
-    problem = make_problem({"batch": 2, "seq_len": 21, "channels": 16}, dtype=dtype, device=device, num_siblings=0)
-    small, none = ({**problem.inputs, "k": problem.inputs["k"].clone()} for _ in range(2))
-    small["k"][:, 3:14], none["k"][:, 3:14] = -1e4, -torch.inf
-    expected, allowed = (laws.reference(replace(problem, inputs=small)) for _ in range(2))
-    results = laws.evaluate(replace(problem, inputs=none), fn, stabilizer=expected["m"], **kwargs)
-    bound = {name: 64 * torch.finfo(dtype).eps * float(x.abs().max()) for name, x in allowed.items()}
-    laws.assert_close(results, expected, bound, "wkv4 with tokens left out")
+    """Keys of minus infinity leave tokens out: later tokens see what they would with a weight too small to count.
+
+    Tokens of the middle, behind a state, and the first ones, behind nothing, as padding on the left is.
+    """
+    for some, initial_state in ((slice(3, 14), True), (slice(0, 3), False)):
+        problem = make_problem(
+            {"batch": 2, "seq_len": 21, "channels": 16}, dtype=dtype, device=device, initial_state=initial_state,
+            num_siblings=0,
+        )  # fmt: skip
+        small, none = ({**problem.inputs, "k": problem.inputs["k"].clone()} for _ in range(2))
+        small["k"][:, some], none["k"][:, some] = -1e4, -torch.inf
+        if not initial_state:
+            # What lies before the first token that counts sees others left out alone.
+            problem.cotangents["h"][:, some] = 0
+        expected = laws.reference(replace(problem, inputs=small))
+        results = laws.evaluate(replace(problem, inputs=none), fn, stabilizer=expected["m"], **kwargs)
+        if not initial_state:
+            expected["h"][:, some], results["h"][:, some] = 0, 0
+        bound = {name: 64 * torch.finfo(dtype).eps * float(x.abs().max()) for name, x in expected.items()}
+        laws.assert_close(results, expected, bound, "wkv4 with tokens left out")
 
 
 def check_steps(step: Function, *, dtype: torch.dtype, device: str, sizes: Mapping[str, int], prefix: int) -> None:
