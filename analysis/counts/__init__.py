@@ -321,7 +321,9 @@ def _executed(
         if run is None:
             if tiles is not None and kernels in LIGHTNING:
                 dims = f"{problem.head_dim_qk} and {problem.head_dim_v}"
-                raise ValueError(f"tile block_x must be at least the head dims {dims} of {kernels}, got {tiles.block_x}")
+                raise ValueError(
+                    f"tile block_x must be at least the head dims {dims} of {kernels}, got {tiles.block_x}"
+                )
             return {}
         counted = {direction: executed(run, direction) for direction in passes}
     else:

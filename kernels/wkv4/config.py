@@ -72,7 +72,7 @@ def select_config(
     """Choose the launches.
 
     As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: 16-bit inputs held as they came, states
-    passed from tile to tile, take 48 and 112 us; with states added up from sums 58 to 60 and 146, with states passed but k
+    passed from tile to tile, take 48 and 112 us; with states added up from sums 58 and 146, with states passed but k
     and v read again 52 and 131, in loops over runs of 16 or 8 steps at 6 or 8 blocks a multiprocessor 57 and 133 or 65
     and 153, at 96 registers, which spill, 64 and 145. Adding up, loading 8 sums at once is ahead of 16 by 2 % to 3 %,
     tiles of 8 warps are behind by 14 %, rows held as weights are behind with 16-bit inputs, with float32 inputs ahead
