@@ -86,8 +86,8 @@ def select_tile(
     one program a tile at 4 stages (175, 192). Where an H200 runs at its power limit, D = 8192 with 65,536 tokens and
     D = 16384 with 16,384, the first two are within 1 %. So are loops that are not flattened, a warp that loads for two
     warpgroups that multiply, with half the instructions a step, and pairs of these that share the weights by multicast
-    (behind by up to 3 %); tiles of 192 rows, which ask the L2 for a quarter less, are behind by 2 % to 9 %. What costs
-    there are the products.
+    (behind by up to 4 %); tiles of 192 rows, which ask the L2 for a quarter less, are behind by 2 % to 9 %. These are
+    in commit a5b8aa2 alone. What costs there are the products.
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.

@@ -73,12 +73,12 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 @triton.jit
 def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
-    """Run forward through step n of a row, the state before which lies on m - n slow.
+    """Run forward through step n of a row, whose k, v and dy have the inputs' dtype, from the state on m - n slow.
 
-    Returns the past's weight in the output, the token's times P, P and R, the
-    gradient of u + k, the weights of past and token in the state, and the state; a step that is not ``inside`` leaves
-    the state as it is.
+    Returns the past's weight in the output, the token's times P, P and R, the gradient of u + k, the weights of past
+    and token in the state, and the state; a step that is not ``inside`` leaves the state as it is.
     """
+    k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
     # A token left out, with no past either, is its own output.
     past, now = _weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
     inverse = _reciprocal(tl.fma(past, den, now), PRECISE)
@@ -104,21 +104,10 @@ def _run(
     a and b gather what the steps add to the gradients of the first state, where c is what is left of it.
     """
     for n in tl.static_range(SUB):
-        token_v, inside = v[n].to(tl.float32), left > n
+        inside = left > n
         before_num, before_den = num, den
         past, _, p, r, d_token, old, _new, m, num, den = _step(
-            k[n].to(tl.float32),
-            token_v,
-            dy[n].to(tl.float32),
-            m,
-            num,
-            den,
-            slow,
-            fast,
-            u,
-            start + n * 1.0,
-            inside,
-            PRECISE,
+            k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, inside, PRECISE
         )
         du += d_token
         dw = tl.fma(past, tl.fma(x, p, z * r), dw)
@@ -155,18 +144,7 @@ def _run_back(
     steps = ()
     for n in tl.static_range(SUB):
         past, d_v, p, r, d_token, old, new, m, num, den = _step(
-            k[n].to(tl.float32),
-            v[n].to(tl.float32),
-            dy[n].to(tl.float32),
-            m,
-            num,
-            den,
-            slow,
-            fast,
-            u,
-            start + n * 1.0,
-            left > n,
-            PRECISE,
+            k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, left > n, PRECISE
         )
         steps = steps + ((past * p, past * r, d_v, d_token, old, new),)
     for n in tl.static_range(SUB - 1, -1, -1):

@@ -31,7 +31,7 @@ ratios multiplied do not overflow."""
 MAX_BONUS = tl.constexpr(20.0)
 MAX_LEAD = tl.constexpr(20.0)
 LEAST = tl.constexpr(2.0**-60)
-"""Of |u|, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
+"""Of u, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
 which e^u raises by 2^29 at most, are too small to be seen beside such a denominator."""
 
 MIN_BONUS = tl.constexpr(-10.0)
@@ -51,6 +51,8 @@ LEAST_GRADIENT = tl.constexpr(2.0**-60)
 beside a den of order 1; gradients may all be small."""
 
 LEAST_NORMAL = tl.constexpr(2.0**-126)
+"""Of a given state's den, below which there is no state."""
+
 SUBROW = tl.constexpr(8)
 """Steps that are summed under one exponent."""
 

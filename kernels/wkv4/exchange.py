@@ -1,6 +1,8 @@
-"""Memory in which the programs of a scan pass sums on: zero before a call, without a call of its own to zero it.
+"""How the programs of a scan pass on sums, or whole states: memory that is zero before a call, and the code.
 
-Two buffers take turns: a kernel passes its sums through one and zeroes what the call before left in the other.
+Sums go through two buffers that take turns: a kernel passes its own through one and zeroes what the call before left in
+the other, without a call of its own for it. States go from tile to tile through words that the kernel leaves zero, as
+in :mod:`..diagonal.exchange`, whose words hold a flag too; here a word holds num, den and max beside it.
 """
 
 from __future__ import annotations
