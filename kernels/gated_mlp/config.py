@@ -23,7 +23,8 @@ class TileConfig:
         block_f: columns of a tile of y; the products behind it have twice as many.
         block_k: step along D.
         group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
-        subtiles: 1, or 2 to gate and store a tile's left and right half one after the other, in half the shared memory.
+        subtiles: 1, or 2 to gate and store a tile's halves one after the other, in half the shared memory: upper and
+            lower where weights are K-major, else left and right.
         num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
         num_stages: tiles of x and w under way or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
@@ -76,7 +77,7 @@ def _invalid_tile(config: TileConfig) -> str | None:
 
 
 def select_tile(
-    *, end: str, pair: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
+    *, end: str, k_major: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
 ) -> TileConfig:
     """Choose a launch.
 
@@ -91,7 +92,7 @@ def select_tile(
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
-        pair: whether the two weights lie apart.
+        k_major: whether the transpose of y is accumulated, from weights whose columns lie in one piece each.
         tokens: M.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
@@ -118,27 +119,20 @@ def select_tile(
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
-def interleaved_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
-    """Return the launches chosen for a case's sizes and dtype on interleaved weights."""
-    return _case_config(sizes, dtype, capability, forward="gate", pair=False)
+def projecting_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return the launches chosen for a case's sizes and dtype on K-major weights."""
+    return _case_config(sizes, dtype, capability, forward="gate")
 
 
 def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
     """Return those of a forward pass that saves the pre-activations."""
-    return _case_config(sizes, dtype, capability, forward="save", pair=False)
+    return _case_config(sizes, dtype, capability, forward="save")
 
 
-def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
-    """Return those for weights that lie apart."""
-    return _case_config(sizes, dtype, capability, forward="gate", pair=True)
-
-
-def _case_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, pair: bool
-) -> GatedMlpConfig:
+def _case_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str) -> GatedMlpConfig:
     tiles = (
         select_tile(
-            end=end, pair=pair, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
+            end=end, k_major=True, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
             item_bytes=4 if dtype == "fp32" else 2,
         )
         for end in (forward, "gradient")

@@ -32,6 +32,7 @@ from .validate import (
     check_layout,
     check_projections,
     is_interleaved,
+    is_k_major,
 )
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -51,7 +52,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights as the kernel reads them: W_up and W_gate [D, F], or interleaved [D, 2F] and None."""
+    """Weights as they are held: W_up and W_gate [D, F], or interleaved [D, 2F] and None; contiguous or K-major."""
 
     first: Tensor
     gate: Tensor | None
@@ -62,12 +63,25 @@ class Weights:
         if not is_interleaved(w_up, w_gate):
             return cls(w_up, w_gate)
         rows, columns = w_up.shape
-        return cls(w_up.as_strided((rows, 2 * columns), (2 * columns, 1)), None)
+        strides = (1, rows) if w_up.stride(0) == 1 else (2 * columns, 1)
+        return cls(w_up.as_strided((rows, 2 * columns), strides), None)
 
     @property
     def columns(self) -> int:
         """F."""
         return self.first.shape[1] // (2 if self.gate is None else 1)
+
+    @property
+    def k_major(self) -> bool:
+        """Whether each column lies in one piece."""
+        return is_k_major(self.first)
+
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Return what the kernel reads: K-major weights as two transposes [F, D], others as they are held."""
+        if not self.k_major:
+            return self.first, self.gate
+        up, gate = interleave(self.first) if self.gate is None else (self.first, self.gate)
+        return up.T, gate.T
 
     def like(self, rows: int) -> Weights:
         """Return uninitialised tensors of ``rows`` rows in the same layout: pre-activations or their gradients."""
@@ -82,8 +96,10 @@ def fused(
 
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
-        w_up, w_gate: [D, F] in x's dtype: both contiguous, or the two views of interleaved weights that
-            ``interleave(w)`` gives, for which one product gives both projections.
+        w_up, w_gate: [D, F] in x's dtype: both K-major, the transposes of contiguous [F, D] as torch.nn.Linear holds
+            them (``linear.weight.T``), which takes the least power and time; or both contiguous; or the two views of
+            interleaved weights of either order that ``interleave(w)`` gives, for which one product gives both
+            gradients.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches; chosen for the device and the sizes when None.
 
@@ -120,7 +136,7 @@ def fused_interleaved(
 
     Args:
         x: [M, D], as in :func:`fused`.
-        w: ``interleave(w_up, w_gate)`` [D, 2F], contiguous, in x's dtype.
+        w: ``interleave(w_up, w_gate)`` [D, 2F], K-major or contiguous, in x's dtype.
         activation: as in :func:`fused`.
         save: whether the pre-activations are kept for the backward pass.
         config: as in :func:`fused`.
@@ -133,8 +149,8 @@ def fused_interleaved(
     """
     if not isinstance(w, Tensor):
         raise TypeError(f"w must be a tensor, got {type(w).__name__}")
-    if w.dim() != 2 or w.shape[1] % 2 or not w.is_contiguous():
-        raise ValueError(f"w must be contiguous [D, 2F], got shape {tuple(w.shape)} and strides {w.stride()}")
+    if w.dim() != 2 or w.shape[1] % 2 or not (w.is_contiguous() or is_k_major(w)):
+        raise ValueError(f"w must be contiguous or K-major [D, 2F], got shape {tuple(w.shape)}, strides {w.stride()}")
     problem = _checked(x, *interleave(w), save=save, activation=activation, config=config)
     return _GatedMlp.apply(x, w, None, problem)
 
@@ -193,15 +209,21 @@ class _GatedMlp(torch.autograd.Function):
                 dx.addmm_(d_pre.gate, weights.gate.T)
         if d_pre.gate is not None:
             d_up, d_gate = (
-                x.T @ d if wanted else None for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
+                _weight_gradient(x, d, weights.k_major) if wanted else None
+                for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
             )
         else:
-            dw = x.T @ d_pre.first if any(wants_w) else None
+            dw = _weight_gradient(x, d_pre.first, weights.k_major) if any(wants_w) else None
             if w_gate is None or dw is None:
                 d_up, d_gate = dw, None
             else:
                 d_up, d_gate = interleave(dw)
         return dx, d_up, d_gate, None
+
+
+def _weight_gradient(x: Tensor, d_pre: Tensor, k_major: bool) -> Tensor:
+    """Return x^T d_pre, laid out as its weight is."""
+    return (d_pre.T @ x).T if k_major else x.T @ d_pre
 
 
 def project(
@@ -215,14 +237,14 @@ def project(
 ) -> None:
     """Launch project_kernel: write y, and pre where given; or with dy the pre-activations' gradients into pre."""
     end = "gate" if pre is None else "save" if dy is None else "gradient"
-    rows, columns, pair = x.shape[0], weights.columns, weights.gate is not None
+    rows, columns, pair, k_major = x.shape[0], weights.columns, weights.gate is not None, weights.k_major
     given = [t for t in (x, weights.first, weights.gate, dy) if t is not None]
     if problem.config is not None:
         config = problem.config.gradient if end == "gradient" else problem.config.forward
     else:
         config = select_tile(
             end=end,
-            pair=pair,
+            k_major=k_major,
             tokens=rows,
             capability=capability(x.device),
             item_bytes=x.element_size(),
@@ -230,6 +252,11 @@ def project(
         )
     block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
     wide = block_f if pair else 2 * block_f
+    parts = config.subtiles
+    # Parts of a tile are halves of its tokens where its transpose is accumulated, else of its columns.
+    out_rows, out_columns = (block_m // parts, 1) if k_major else (block_m, parts)
+    w, w_gate = weights.rows()
+    w_tile = (block_f, block_k) if k_major else (block_k, wide)
 
     def tile(tensor: Tensor | None, tile_rows: int, tile_columns: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
@@ -238,21 +265,22 @@ def project(
 
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
-    parts = config.subtiles
     project_kernel[(programs,)](
         tile(x, block_m, block_k),
-        tile(weights.first, block_k, wide),
-        tile(weights.gate, block_k, wide),
-        tile(y, block_m, block_f // parts),
-        tile(None if pre is None else pre.first, block_m, wide // parts),
-        tile(None if pre is None else pre.gate, block_m, wide // parts),
-        tile(dy, block_m, block_f // parts),
+        tile(w, *w_tile),
+        tile(w_gate, *w_tile),
+        tile(y, out_rows, block_f // out_columns),
+        tile(None if pre is None else pre.first, out_rows, wide // out_columns),
+        tile(None if pre is None else pre.gate, out_rows, wide // out_columns),
+        tile(dy, out_rows, block_f // out_columns),
         rows,
         x.shape[1] // 8,
         columns // 8,
+        w.stride(0) // 8,
         ACTIVATION=problem.activation,
         END=end,
         PAIR=pair,
+        K_MAJOR=k_major,
         DTYPE=DTYPES[x.dtype],
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         USE_TMA=config.use_tma,

@@ -2,10 +2,15 @@
 
     up = x W_up        gate = x W_gate        y = act(gate) * up
 
-A program accumulates up and gate of a tile of y in float32 and gates them in registers. With interleaved weights
-(columns 0, 2, 4, ... of W are W_up's, 1, 3, 5, ... W_gate's) one product gives both: a matrix unit leaves neighbouring
-columns in the registers of one thread, so that taking them apart moves nothing. With the two weights apart each has an
-accumulator of its own.
+A program accumulates up and gate of a tile of y in float32 and gates them in registers. How it does follows from where
+the weights' elements lie:
+
+- K-major, each column of W in one piece, as torch.nn.Linear holds it: the transposes are accumulated, W_up^T x^T and
+  W_gate^T x^T. Both operands of a matrix instruction then lie along D in shared memory, as it reads them best, and a
+  thread holds the same elements of up and of gate. Descriptors see to whether the weights lie apart or interleaved.
+- Row-major: with interleaved weights (columns 0, 2, 4, ... of W are W_up's, 1, 3, 5, ... W_gate's) one product gives
+  both, and a matrix unit leaves neighbouring columns in the registers of one thread, so that taking them apart moves
+  nothing. With the two weights apart each has an accumulator of its own.
 
 The backward pass runs the same kernel with another end: from dy it makes the gradients of the pre-activations,
 
@@ -72,15 +77,20 @@ def _activate_with_slope(g, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _load(tensor, row, col, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, USE_TMA: tl.constexpr):
-    """Load a tile of a contiguous [rows, cols] tensor, zeros beyond its ends, by descriptor or by pointer."""
+def _load(
+    tensor, row, col, rows, cols, stride, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, USE_TMA: tl.constexpr
+):
+    """Load a tile of a [rows, cols] tensor whose rows lie ``stride`` apart, zeros beyond its ends.
+
+    By descriptor, which has the stride itself, or by pointer.
+    """
     if USE_TMA:
         return tensor.load([row, col])
     else:
         offs_row = row + tl.arange(0, BLOCK_ROWS)
         offs_col = col + tl.arange(0, BLOCK_COLS)
         mask = (offs_row < rows)[:, None] & (offs_col < cols)[None, :]
-        return tl.load(tensor + offs_row[:, None].to(tl.int64) * cols + offs_col[None, :], mask=mask, other=0.0)
+        return tl.load(tensor + offs_row[:, None].to(tl.int64) * stride + offs_col[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -108,10 +118,14 @@ def _store_both(
 
 
 @triton.jit
-def _halves(tile):
-    """Return the left and the right half of a tile's columns."""
-    parts = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
-    return tl.split(tl.permute(parts, (0, 2, 1)))
+def _halves(tile, ROWS: tl.constexpr):
+    """Return a tile's upper and lower half with ROWS, else its left and right one."""
+    if ROWS:
+        parts = tl.reshape(tile, (2, tile.shape[0] // 2, tile.shape[1]))
+        return tl.split(tl.permute(parts, (1, 2, 0)))
+    else:
+        parts = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
+        return tl.split(tl.permute(parts, (0, 2, 1)))
 
 
 @triton.jit
@@ -121,7 +135,7 @@ def _finish(
 ):  # fmt: skip
     """Gate a tile's up and gate [BLOCK_M, columns of y] and write what the pass is for; see project_kernel's END."""
     if END == "gradient":
-        grad = _load(dy, row, col, M, F, up.shape[0], up.shape[1], USE_TMA).to(tl.float32)
+        grad = _load(dy, row, col, M, F, F, up.shape[0], up.shape[1], USE_TMA).to(tl.float32)
         activated, slope = _activate_with_slope(gate, ACTIVATION)
         gate = grad * up * slope
         up = grad * activated
@@ -133,10 +147,10 @@ def _finish(
 
 @triton.jit
 def _tile(
-    x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F,
-    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SUBTILES: tl.constexpr,
+    x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, w_stride,
+    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr, USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """Compute tile number ``tile`` of y; GROUP_M rows of tiles are walked column by column, for the L2's sake."""
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
@@ -145,20 +159,30 @@ def _tile(
     row = (group * GROUP_M + tile % group_size) * BLOCK_M
     col = (tile % (GROUP_M * tiles_f)) // group_size * BLOCK_F
 
-    if PAIR:
+    if K_MAJOR:
+        up = tl.zeros((BLOCK_F, BLOCK_M), tl.float32)
+        gate = tl.zeros((BLOCK_F, BLOCK_M), tl.float32)
+        for k in range(0, D, BLOCK_K):
+            x_tile = _load(x, row, k, M, D, D, BLOCK_M, BLOCK_K, USE_TMA)
+            up_tile = _load(w, col, k, F, D, w_stride, BLOCK_F, BLOCK_K, USE_TMA)
+            gate_tile = _load(w_gate, col, k, F, D, w_stride, BLOCK_F, BLOCK_K, USE_TMA)
+            up = tl.dot(up_tile, x_tile.T, up, input_precision=PRECISION)
+            gate = tl.dot(gate_tile, x_tile.T, gate, input_precision=PRECISION)
+        up, gate = up.T, gate.T
+    elif PAIR:
         up = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
         gate = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
         for k in range(0, D, BLOCK_K):
-            x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
-            up_tile = _load(w, k, col, D, F, BLOCK_K, BLOCK_F, USE_TMA)
-            gate_tile = _load(w_gate, k, col, D, F, BLOCK_K, BLOCK_F, USE_TMA)
+            x_tile = _load(x, row, k, M, D, D, BLOCK_M, BLOCK_K, USE_TMA)
+            up_tile = _load(w, k, col, D, F, w_stride, BLOCK_K, BLOCK_F, USE_TMA)
+            gate_tile = _load(w_gate, k, col, D, F, w_stride, BLOCK_K, BLOCK_F, USE_TMA)
             up = tl.dot(x_tile, up_tile, up, input_precision=PRECISION)
             gate = tl.dot(x_tile, gate_tile, gate, input_precision=PRECISION)
     else:
         both = tl.zeros((BLOCK_M, 2 * BLOCK_F), tl.float32)
         for k in range(0, D, BLOCK_K):
-            x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
-            w_tile = _load(w, k, 2 * col, D, 2 * F, BLOCK_K, 2 * BLOCK_F, USE_TMA)
+            x_tile = _load(x, row, k, M, D, D, BLOCK_M, BLOCK_K, USE_TMA)
+            w_tile = _load(w, k, 2 * col, D, 2 * F, w_stride, BLOCK_K, 2 * BLOCK_F, USE_TMA)
             both = tl.dot(x_tile, w_tile, both, input_precision=PRECISION)
         up, gate = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_F, 2)))
 
@@ -168,48 +192,51 @@ def _tile(
         )  # fmt: skip
     else:
         tl.static_assert(SUBTILES == 2)
-        up_left, up_right = _halves(up)
-        gate_left, gate_right = _halves(gate)
+        # A thread of an accumulated transpose holds tokens side by side.
+        up_first, up_second = _halves(up, K_MAJOR)
+        gate_first, gate_second = _halves(gate, K_MAJOR)
         _finish(
-            up_left, gate_left, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
+            up_first, gate_first, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, PAIR, DTYPE, USE_TMA
         )  # fmt: skip
         _finish(
-            up_right, gate_right, y, pre, pre_gate, dy, row, col + BLOCK_F // 2, M, F,
+            up_second, gate_second, y, pre, pre_gate, dy,
+            row + BLOCK_M // 2 if K_MAJOR else row, col if K_MAJOR else col + BLOCK_F // 2, M, F,
             ACTIVATION, END, PAIR, DTYPE, USE_TMA,
         )  # fmt: skip
 
 
 @triton.jit
 def project_kernel(
-    x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8,
-    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-    USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
+    x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8, w_stride8,
+    ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr, USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
     Grid: (programs,), one a tile of y [M, F], or with PERSISTENT as many as run at a time, each of which walks tiles
     that far apart. Tensors are descriptors with USE_TMA, else pointers; those that a pass does not need are None.
 
-    Reads x [M, D] and w [D, 2F], even columns up, odd gate; with PAIR w [D, F] and w_gate [D, F]. D8 and F8 are D / 8
-    and F / 8, which tells the compiler that rows are aligned. By END it writes
+    Reads x [M, D] and w [D, 2F], even columns up, odd gate; with PAIR w [D, F] and w_gate [D, F]; with K_MAJOR w and
+    w_gate as transposes [F, D]. Rows of w, and of w_gate, lie 8 w_stride8 elements apart; that and D8 and F8, D / 8 and
+    F / 8, tell the compiler that rows are aligned. By END it writes
         "gate": y [M, F];
         "save": y, and the pre-activations into pre [M, 2F], interleaved; with PAIR into pre and pre_gate [M, F];
         "gradient": from dy [M, F] the gradients of the pre-activations, in the same places.
     """
-    D, F = D8 * 8, F8 * 8
+    D, F, w_stride = D8 * 8, F8 * 8, w_stride8 * 8
     if PERSISTENT:
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
         # Flattened with the loop over k, so that the next tile's loads are under way while this one is gated.
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             _tile(
-                x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, ACTIVATION, END, PAIR, DTYPE, PRECISION, USE_TMA,
-                BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+                x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, w_stride, ACTIVATION, END, PAIR, K_MAJOR, DTYPE,
+                PRECISION, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
             )  # fmt: skip
     else:
         _tile(
-            x, w, w_gate, y, pre, pre_gate, dy, tl.program_id(0), M, D, F, ACTIVATION, END, PAIR, DTYPE, PRECISION,
-            USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+            x, w, w_gate, y, pre, pre_gate, dy, tl.program_id(0), M, D, F, w_stride, ACTIVATION, END, PAIR, K_MAJOR,
+            DTYPE, PRECISION, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
         )  # fmt: skip
 
 
@@ -225,12 +252,12 @@ def gate_gradient_kernel(
     """
     F = F8 * 8
     row, col = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_F
-    grad = _load(dy, row, col, M, F, BLOCK_M, BLOCK_F, False).to(tl.float32)
+    grad = _load(dy, row, col, M, F, F, BLOCK_M, BLOCK_F, False).to(tl.float32)
     if PAIR:
-        up = _load(pre, row, col, M, F, BLOCK_M, BLOCK_F, False)
-        gate = _load(pre_gate, row, col, M, F, BLOCK_M, BLOCK_F, False)
+        up = _load(pre, row, col, M, F, F, BLOCK_M, BLOCK_F, False)
+        gate = _load(pre_gate, row, col, M, F, F, BLOCK_M, BLOCK_F, False)
     else:
-        both = _load(pre, row, 2 * col, M, 2 * F, BLOCK_M, 2 * BLOCK_F, False)
+        both = _load(pre, row, 2 * col, M, 2 * F, 2 * F, BLOCK_M, 2 * BLOCK_F, False)
         up, gate = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_F, 2)))
     dtype: tl.constexpr = up.dtype
     activated, slope = _activate_with_slope(gate.to(tl.float32), ACTIVATION)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..scalar_decay.reference import compute_dtype
-from .validate import check_activation, check_layout, check_projections
+from .validate import check_activation, check_layout, check_projections, is_k_major
 
 
 def activate(gate: Tensor, activation: str) -> Tensor:
@@ -55,8 +55,8 @@ def gated_mlp(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "sil
 def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu") -> Tensor:
     """Compute y with torch alone in x's dtype; pre-activations are rounded to it.
 
-    Arguments, result and errors as in :func:`gated_mlp`; tensors are contiguous or interleaved. Where nothing is
-    differentiated the product is taken in place, so that two [M, F] tensors stand in memory rather than four.
+    Arguments, result and errors as in :func:`gated_mlp`; weights are contiguous, K-major or interleaved. Where nothing
+    is differentiated the product is taken in place, so that two [M, F] tensors stand in memory rather than four.
     """
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
@@ -93,8 +93,8 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
         w_gate: W_gate [D, F] in w_up's dtype and on its device; None to take w_up apart.
 
     Returns:
-        Interleaved weights [D, 2F], contiguous; or (W_up, W_gate) [D, F] as two views of them, which the kernels take
-        as they are. Autograd differentiates either way.
+        Interleaved weights [D, 2F], K-major where both are (``linear.weight.T``) and contiguous else; or (W_up, W_gate)
+        [D, F] as two views of them, which the kernels take as they are. Autograd differentiates either way.
 
     Raises:
         ValueError: on a shape, dtype or device that does not fit; the message names the argument.
@@ -111,13 +111,25 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
         raise ValueError(
             f"w_gate must be {w_up.dtype} on {w_up.device}, as w_up is, got {w_gate.dtype} on {w_gate.device}"
         )
+    if is_k_major(w_up) and is_k_major(w_gate):
+        return torch.stack((w_up.T, w_gate.T), dim=1).flatten(0, 1).T
     return torch.stack((w_up, w_gate), dim=2).flatten(1)
 
 
+def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an operation's inputs with the weights K-major, as torch.nn.Linear holds them."""
+    return {**inputs, **{name: inputs[name].detach().T.contiguous().T for name in ("w_up", "w_gate")}}
+
+
 def interleave_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an operation's inputs with the weights interleaved, as a model keeps them after loading."""
+    """Return an operation's inputs with the weights interleaved in the order they are in."""
     w_up, w_gate = interleave(interleave(inputs["w_up"].detach(), inputs["w_gate"].detach()))
     return {"x": inputs["x"], "w_up": w_up.detach(), "w_gate": w_gate.detach()}
+
+
+def interleaved_k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an operation's inputs with the weights K-major and interleaved, as a model keeps them after loading."""
+    return interleave_inputs(k_major_inputs(inputs))
 
 
 def make_inputs(

@@ -42,28 +42,36 @@ def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
             raise ValueError(f"{name} must be on {x.device}, got {tensor.device}")
 
 
+def is_k_major(weight: Tensor) -> bool:
+    """Return whether a weight [D, F] is the transpose of a contiguous tensor [F, D] and not contiguous itself."""
+    return weight.T.is_contiguous() and not weight.is_contiguous()
+
+
 def is_interleaved(w_up: Tensor, w_gate: Tensor) -> bool:
-    """Return whether the weights [D, F] are the even and odd columns of one contiguous [D, 2F] tensor."""
+    """Return whether the weights [D, F] are the even and odd columns of one [D, 2F], contiguous or K-major."""
     rows, columns = w_up.shape
-    return (
-        w_up.stride(1) == w_gate.stride(1) == 2
-        and (rows == 1 or w_up.stride(0) == w_gate.stride(0) == 2 * columns)
-        and w_up.untyped_storage().data_ptr() == w_gate.untyped_storage().data_ptr()
-        and w_gate.storage_offset() == w_up.storage_offset() + 1
-    )
+    if (
+        w_up.stride() != w_gate.stride()
+        or w_up.untyped_storage().data_ptr() != w_gate.untyped_storage().data_ptr()
+    ):  # fmt: skip
+        return False
+    apart = w_gate.storage_offset() - w_up.storage_offset()
+    down, across = w_up.stride()
+    row_major = across == 2 and apart == 1 and (rows == 1 or down == 2 * columns)
+    return row_major or (down == 1 and apart == rows and (columns == 1 or across == 2 * rows))
 
 
 def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x is contiguous, and the weights too or interleaved in one tensor."""
+    """Raise unless x is contiguous, and the weights are, or are K-major, or interleaved in one tensor."""
     if not x.is_contiguous():
         raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
-    if is_interleaved(w_up, w_gate):
+    if is_interleaved(w_up, w_gate) or (is_k_major(w_up) and is_k_major(w_gate)):
         return
     for name, weight in (("w_up", w_up), ("w_gate", w_gate)):
         if not weight.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous, or both weights views of interleaved ones as interleave(w) gives them, "
-                f"got strides {weight.stride()} for shape {tuple(weight.shape)}"
+                f"{name} must be contiguous, or both weights transposes of contiguous tensors, or views of interleaved "
+                f"ones as interleave(w) gives them, got strides {weight.stride()} for shape {tuple(weight.shape)}"
             )
 
 

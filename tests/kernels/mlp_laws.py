@@ -7,6 +7,7 @@ epsilon times the largest magnitude in every element.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,27 @@ from torch import Tensor
 
 from lrbench.bench.check import relative_error
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS
-from lrbench.kernels.gated_mlp.reference import gated_mlp, interleave_inputs, make_inputs, portable
+from lrbench.kernels.gated_mlp.reference import (
+    gated_mlp,
+    interleave_inputs,
+    interleaved_k_major_inputs,
+    k_major_inputs,
+    make_inputs,
+    portable,
+)
 
 Function = Callable[..., Tensor]
+Prepare = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 HALF = (torch.bfloat16, torch.float16)
 NAMES = ("y", "dx", "dw_up", "dw_gate")
+
+LAYOUTS: dict[str, Prepare] = {
+    "interleaved": interleaved_k_major_inputs,
+    "pair": k_major_inputs,
+    "interleaved_rows": interleave_inputs,
+    "pair_rows": dict,
+}
+"""Name -> what lays weights out so; K-major unless it says rows."""
 
 ORDER = 16
 """Epsilons that the order of summation may cost float32 and float64 at least, whose results are not rounded again."""
@@ -62,7 +79,7 @@ def check_matches_reference(
     dtype: torch.dtype,
     device: str,
     activation: str = "silu",
-    interleaved: bool = False,
+    prepare: Prepare = dict,
     gradients: bool = True,
     gate_scale: float = 1.0,
     **kwargs: Any,
@@ -74,7 +91,7 @@ def check_matches_reference(
         activation=activation,
     )  # fmt: skip
     low = evaluate(portable, inputs, dy if gradients else None, activation=activation)
-    given = interleave_inputs(inputs) if interleaved else inputs
+    given = prepare(inputs)
     found = evaluate(fn, given, dy if gradients else None, activation=activation, **kwargs)
     for name, ours, rough, true in zip(NAMES, found, low, exact, strict=False):
         assert ours.shape == true.shape, name
@@ -86,7 +103,7 @@ def check_matches_reference(
 
 def check_rows_alone(
     fn: Function, tokens: int, d_model: int, d_ff: int, rows: Sequence[int], *, dtype: torch.dtype, device: str,
-    interleaved: bool = False, exact: bool = True, **kwargs: Any,
+    prepare: Prepare = dict, exact: bool = True, **kwargs: Any,
 ) -> None:  # fmt: skip
     """A token's y and dx do not depend on the other tokens.
 
@@ -96,7 +113,7 @@ def check_rows_alone(
     """
     allowed = 0.0 if exact else 2 * torch.finfo(dtype).eps * (1 if dtype in HALF else ORDER)
     inputs, dy = draw(tokens, d_model, d_ff, dtype=dtype, device=device)
-    given = interleave_inputs(inputs) if interleaved else inputs
+    given = prepare(inputs)
     together = evaluate(fn, given, dy, **kwargs)
     for row in rows:
         one = slice(row, row + 1)
@@ -108,7 +125,8 @@ def check_rows_alone(
 def check_gradients_of_some(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
     """Gradients are the same whichever others are asked for; none are under no_grad; second ones are refused."""
     plain, dy = draw(5, 16, 24, dtype=dtype, device=device)
-    for inputs in (plain, interleave_inputs(plain)):
+    for prepare in LAYOUTS.values():
+        inputs = prepare(plain)
         expected = evaluate(fn, inputs, dy, **kwargs)[1:]
         for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
             leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(inputs.values())]
@@ -144,7 +162,9 @@ def check_bad_input(fn: Function, *, dtype: torch.dtype, device: str) -> None:
     rejects(r"w_gate must have shape \(16, 24\), got \(16, 16\)", w_gate=w_gate[:, :16])
     for name, weight in (("w_up", w_up), ("w_gate", w_gate)):
         rejects(rf"{name} must be \w+, got {str(wrong).removeprefix('torch.')}", **{name: weight.to(wrong)})
-        rejects(rf"{name} must be contiguous, or both .* got strides \(1, 16\)", **{name: weight.T.contiguous().T})
+        for strided in (weight.T.contiguous().T, torch.cat((weight, weight))[::2]):
+            strides = re.escape(str(strided.stride()))
+            rejects(rf"{name} must be contiguous, or both .* got strides {strides}", **{name: strided})
         rejects(rf"{name} must be on \w+.*, got meta", **{name: weight.to("meta")})
     rejects(r"x must be contiguous, got strides \(1, 6\)", x=x.T.contiguous().T)
     rejects(f"activation must be one of {', '.join(ACTIVATIONS)}, got 'swish'", activation="swish")

@@ -20,7 +20,7 @@ from lrbench.kernels.gated_mlp.reference import (
     make_inputs,
     portable,
 )
-from lrbench.kernels.gated_mlp.validate import is_interleaved
+from lrbench.kernels.gated_mlp.validate import is_interleaved, is_k_major
 from lrbench.tests.kernels import mlp_laws as laws
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -58,10 +58,11 @@ def test_portable_forms_match_the_definition(form: laws.Function, activation: st
             )
 
 
-def test_portable_form_takes_interleaved_weights() -> None:
+@pytest.mark.parametrize("layout", laws.LAYOUTS)
+def test_portable_form_takes_every_layout(layout: str) -> None:
     for gradients in (True, False):
         laws.check_matches_reference(
-            portable, 9, 24, 40, dtype=torch.float32, device="cpu", interleaved=True, gradients=gradients
+            portable, 9, 24, 40, dtype=torch.float32, device="cpu", prepare=laws.LAYOUTS[layout], gradients=gradients
         )
 
 
@@ -100,6 +101,11 @@ def test_interleaving_undoes_itself(dtype: torch.dtype) -> None:
     assert torch.equal(back[1], gate)
     assert is_interleaved(*back)
     assert torch.equal(interleave(*back), w)
+    transposed = interleave(*(x.T.contiguous().T for x in (up, gate)))
+    assert torch.equal(transposed, w)
+    assert is_k_major(transposed)
+    assert is_interleaved(*interleave(transposed))
+    assert interleave(*interleave(transposed)).is_contiguous()
 
 
 def test_interleaving_copies_nothing_on_the_way_back_and_is_differentiable() -> None:
@@ -131,6 +137,14 @@ def test_only_one_layout_counts_as_interleaved() -> None:
     assert not is_interleaved(w[:, 0:6:2], w[:, 1:7:2])
     assert not is_interleaved(w[:, :6], w[:, 6:])
     assert is_interleaved(*interleave(w[2:]))
+    columns = torch.zeros(12, 4).T
+    up, gate = interleave(columns)
+    assert is_interleaved(up, gate)
+    assert not is_interleaved(gate, up)
+    assert not is_interleaved(up, up)
+    assert not is_interleaved(*interleave(columns[2:]))
+    assert not is_interleaved(columns[:, :6], columns[:, 6:])
+    assert is_interleaved(*interleave(columns[:, 2:]))
 
 
 def test_inputs_are_the_declared_arguments() -> None:
@@ -158,13 +172,13 @@ def test_declared_code_exists() -> None:
 
 def test_declared_launches_are_those_chosen() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
-    for name, forward, pair in (("fused", "gate", False), ("fused_save", "save", False), ("fused_pair", "gate", True)):
+    for name, forward in (("fused", "gate"), ("fused_save", "save"), ("fused_pair", "gate")):
         target = OPERATION.implementation(name).default_config
         assert target is not None
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
             config = resolve(target)(sizes, dtype, (9, 0))
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
-                chosen = select_tile(end=end, pair=pair, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
+                chosen = select_tile(end=end, k_major=True, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
                 assert tile == chosen
 
 
@@ -195,10 +209,10 @@ def test_invalid_launches(change: dict[str, int], reason: str) -> None:
 def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> None:
     for tokens in (1, 64, 65, 4096):
         for item_bytes in (2, 4):
-            for pair in (False, True):
+            for k_major in (False, True):
                 for aligned in (False, True):
                     tile = select_tile(
-                        end=end, pair=pair, tokens=tokens, capability=capability, item_bytes=item_bytes,
+                        end=end, k_major=k_major, tokens=tokens, capability=capability, item_bytes=item_bytes,
                         aligned=aligned,
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None

@@ -12,9 +12,10 @@ import torch
 from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp import project
-from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
-from lrbench.kernels.gated_mlp.reference import interleave_inputs, make_inputs
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, select_tile
+from lrbench.kernels.gated_mlp.reference import make_inputs
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
+from lrbench.tests.kernels.mlp_laws import LAYOUTS
 from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES
 
 pytestmark = pytest.mark.compile
@@ -32,7 +33,7 @@ def record(
     monkeypatch: pytest.MonkeyPatch,
     *,
     tokens: int = 256,
-    interleaved: bool = True,
+    layout: str = "interleaved",
     dtype: torch.dtype = torch.bfloat16,
     activation: str = "silu",
     config: GatedMlpConfig | None = None,
@@ -40,9 +41,7 @@ def record(
     """Return the launches of inference and of both ways of training."""
     monkeypatch.setattr(module, "capability", lambda device: divmod(capability, 10))
     sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 256}
-    inputs = make_inputs(sizes, dtype=dtype, device="cpu", seed=0)
-    if interleaved:
-        inputs = interleave_inputs(inputs)
+    inputs = LAYOUTS[layout](make_inputs(sizes, dtype=dtype, device="cpu", seed=0))
     with record_launches(module) as launches:
         module.fused(*inputs.values(), activation=activation, config=config)
         leaves = [x.requires_grad_() for x in inputs.values()]
@@ -52,17 +51,17 @@ def record(
     return launches
 
 
-@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_launches(capability: int, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = record(capability, monkeypatch, interleaved=interleaved)
+def test_launches(capability: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = record(capability, monkeypatch, layout=layout)
     ends = [launch.arguments["END"] for launch in launches if launch.kernel is project.project_kernel]
     assert ends == ["gate", "gate", "gradient", "save"]
     check(launches, capability)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tokens", [1, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -72,29 +71,23 @@ def test_full_product(
     activation: str,
     dtype: torch.dtype,
     tokens: int,
-    interleaved: bool,
+    layout: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    launches = record(
-        capability, monkeypatch, tokens=tokens, interleaved=interleaved, dtype=dtype, activation=activation
-    )
+    launches = record(capability, monkeypatch, tokens=tokens, layout=layout, dtype=dtype, activation=activation)
     check(launches, capability)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "pair"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ALTERNATIVES)
-def test_alternatives(name: str, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
-    forward = replace(hopper_tile(pair=not interleaved), **ALTERNATIVES[name])
-    launches = record(
-        90, monkeypatch, interleaved=interleaved, config=GatedMlpConfig(forward=forward, gradient=forward)
-    )
+    k_major = not layout.endswith("rows")
+    chosen = select_tile(end="gate", k_major=k_major, tokens=4096, capability=(9, 0), item_bytes=2)
+    forward = replace(chosen, **ALTERNATIVES[name])
+    launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
     check(launches[:1], 90)
-
-
-def hopper_tile(*, pair: bool = False) -> TileConfig:
-    return select_tile(end="gate", pair=pair, tokens=4096, capability=(9, 0), item_bytes=2)
 
 
 def compiled_text(launch: Launch, capability: int, stage: str) -> str:
@@ -104,7 +97,7 @@ def compiled_text(launch: Launch, capability: int, stage: str) -> str:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No element changes threads between the product and the split of its columns into up and gate."""
-    launch = record(capability, monkeypatch)[0]
+    launch = record(capability, monkeypatch, layout="interleaved_rows")[0]
     text = compiled_text(launch, capability, "ttgir")
     assert "tt.split" in text
     # A pointer's store is coalesced first; a descriptor's goes straight to shared memory.
@@ -113,14 +106,28 @@ def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeyp
     assert moved <= {expected}
 
 
-def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layout", "products"), [("interleaved", 2), ("interleaved_rows", 1)])
+def test_hopper_walks_tiles_with_their_loads_under_way(
+    layout: str, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loops over tiles and along D are one, loads are descriptors', products are asynchronous."""
-    text = compiled_text(record(90, monkeypatch)[0], 90, "ttgir")
+    text = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ttgir")
     main = text[text.index("warp_group_dot ") :]
-    assert text.count("ttng.warp_group_dot ") == 1
-    assert "isAsync = true" in main
+    assert text.count("ttng.warp_group_dot ") == text.count("isAsync = true") == products
     # Within the loop that multiplies: the loads of a later step, of a later tile's first ones too, then the store.
     assert main.index("async_tma_copy_global_to_local") < main.index("async_tma_copy_local_to_global")
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "pair"])
+def test_k_major_products_read_shared_memory_as_it_lies(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""
+    ptx = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ptx")
+    # The last two immediates of a product say whether A and B are transposed.
+    transposed = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, %\w+, %\w+, \S+ \d, \d, (\d), (\d);", ptx)
+    transposed = transposed or re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)
+    assert set(transposed) == {("0", "0")}
+    first_wait = re.search(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx)
+    assert first_wait is not None and int(first_wait[1]) == 2
 
 
 def test_pointer_loads_are_whole_sectors(monkeypatch: pytest.MonkeyPatch) -> None:

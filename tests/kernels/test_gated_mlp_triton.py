@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
 from lrbench.kernels.gated_mlp.fused import fused, fused_interleaved, fused_save
-from lrbench.kernels.gated_mlp.reference import interleave, interleave_inputs
+from lrbench.kernels.gated_mlp.reference import interleave
 from lrbench.tests.kernels import mlp_laws as laws
 
 interpret = pytest.mark.interpret
@@ -27,12 +28,13 @@ TILES = {
 """Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
 
 FORMS = {
-    "fused": (fused, True),
-    "fused_save": (fused_save, True),
-    "fused_pair": (fused, False),
-    "save_pair": (fused_save, False),
+    f"{name}-{layout}": (fn, prepare)
+    for layout, prepare in laws.LAYOUTS.items()
+    for name, fn in (("fused", fused), ("fused_save", fused_save))
 }
-"""Name -> function, and whether its weights are interleaved."""
+"""Name -> function, and what lays its weights out."""
+
+K_MAJOR = [form for form in FORMS if not form.endswith("rows")]
 
 each_form = pytest.mark.parametrize("form", FORMS)
 
@@ -46,9 +48,9 @@ def launches(tile: TileConfig) -> GatedMlpConfig:
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
-    fn, interleaved = FORMS[form]
+    fn, prepare = FORMS[form]
     laws.check_matches_reference(
-        fn, 41, 40, 72, dtype=dtype, device="cpu", interleaved=interleaved, config=launches(TILES[tile])
+        fn, 41, 40, 72, dtype=dtype, device="cpu", prepare=prepare, config=launches(TILES[tile])
     )
 
 
@@ -57,9 +59,9 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
 def test_activations_over_their_range(activation: str) -> None:
     """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
     for scale in (1.0, 200.0):
-        for fn, interleaved in (FORMS["fused"], FORMS["save_pair"]):
+        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-pair_rows"]):
             laws.check_matches_reference(
-                fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, interleaved=interleaved,
+                fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, prepare=prepare,
                 gate_scale=scale, config=launches(SMALL),
             )  # fmt: skip
 
@@ -67,9 +69,9 @@ def test_activations_over_their_range(activation: str) -> None:
 @interpret
 @pytest.mark.parametrize(("tokens", "d_model", "d_ff"), [(1, 8, 8), (1, 72, 136), (17, 8, 56)])
 def test_any_shape(tokens: int, d_model: int, d_ff: int) -> None:
-    for fn, interleaved in FORMS.values():
+    for fn, prepare in FORMS.values():
         laws.check_matches_reference(
-            fn, tokens, d_model, d_ff, dtype=torch.float16, device="cpu", interleaved=interleaved,
+            fn, tokens, d_model, d_ff, dtype=torch.float16, device="cpu", prepare=prepare,
             config=launches(SMALL),
         )  # fmt: skip
 
@@ -77,15 +79,16 @@ def test_any_shape(tokens: int, d_model: int, d_ff: int) -> None:
 @interpret
 def test_launches_of_its_own_choice() -> None:
     for dtype in (torch.float16, torch.float32):
-        laws.check_matches_reference(fused, 5, 16, 24, dtype=dtype, device="cpu", interleaved=True)
+        for prepare in laws.LAYOUTS.values():
+            laws.check_matches_reference(fused, 5, 16, 24, dtype=dtype, device="cpu", prepare=prepare)
 
 
 @interpret
 def test_rows_alone() -> None:
-    for fn, interleaved in FORMS.values():
+    for fn, prepare in FORMS.values():
         for dtype in (torch.float16, torch.float32):
             laws.check_rows_alone(
-                fn, 21, 24, 40, (0, 20), dtype=dtype, device="cpu", interleaved=interleaved, exact=False,
+                fn, 21, 24, 40, (0, 20), dtype=dtype, device="cpu", prepare=prepare, exact=False,
                 config=launches(SMALL),
             )  # fmt: skip
 
@@ -114,19 +117,24 @@ def test_one_tensor_of_interleaved_weights() -> None:
 def check_one_tensor(device: str, dtype: torch.dtype, **kwargs: Any) -> None:
     """fused_interleaved is fused on the two views, and its weights' gradient is theirs interleaved."""
     inputs, dy = laws.draw(9, 16, 40, dtype=dtype, device=device)
-    views = interleave_inputs(inputs)
-    w = interleave(inputs["w_up"], inputs["w_gate"]).requires_grad_()
-    x = inputs["x"].requires_grad_()
-    for save, fn in ((False, fused), (True, fused_save)):
-        y, dx, d_up, d_gate = laws.evaluate(fn, views, dy, **kwargs)
-        out = fused_interleaved(x, w, save=save, **kwargs)
-        assert torch.equal(out, y)
-        found = torch.autograd.grad(out, (x, w), dy)
-        assert torch.equal(found[0], dx)
-        assert torch.equal(found[1], interleave(d_up, d_gate))
-        assert not fused_interleaved(x.detach(), w.detach(), save=save, **kwargs).requires_grad
-    with pytest.raises(ValueError, match=r"w must be contiguous \[D, 2F\], got shape \(16, 79\)"):
-        fused_interleaved(x, w[:, :79])
+    for layout in ("interleaved", "interleaved_rows"):
+        views = laws.LAYOUTS[layout](inputs)
+        w = interleave(*(laws.LAYOUTS[layout.replace("interleaved", "pair")](inputs)[n] for n in ("w_up", "w_gate")))
+        x = inputs["x"].detach().requires_grad_()
+        w.requires_grad_()
+        for save, fn in ((False, fused), (True, fused_save)):
+            y, dx, d_up, d_gate = laws.evaluate(fn, views, dy, **kwargs)
+            out = fused_interleaved(x, w, save=save, **kwargs)
+            assert torch.equal(out, y)
+            found = torch.autograd.grad(out, (x, w), dy)
+            assert torch.equal(found[0], dx)
+            assert torch.equal(found[1], interleave(d_up, d_gate))
+            assert found[1].stride() == w.stride()
+            assert not fused_interleaved(x.detach(), w.detach(), save=save, **kwargs).requires_grad
+        for wrong in (w[:, :79], w[::2]):
+            shape = re.escape(str(tuple(wrong.shape)))
+            with pytest.raises(ValueError, match=rf"w must be contiguous or K-major \[D, 2F\], got shape {shape}"):
+                fused_interleaved(x, wrong)
 
 
 @interpret
@@ -197,8 +205,8 @@ ALTERNATIVES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
 def test_matches_reference_on_gpu(form: str, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
-    fn, interleaved = FORMS[form]
-    laws.check_matches_reference(fn, *sizes, dtype=dtype, device="cuda", interleaved=interleaved)
+    fn, prepare = FORMS[form]
+    laws.check_matches_reference(fn, *sizes, dtype=dtype, device="cuda", prepare=prepare)
 
 
 @gpu
@@ -208,19 +216,19 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
     """Every launch worth timing gives the same as the definition, and the same bits twice: no race."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip(f"these launches use descriptors: compute capability {torch.cuda.get_device_capability()} has none")
-    fn, interleaved = FORMS[form]
+    fn, prepare = FORMS[form]
     capability = torch.cuda.get_device_capability()
+    sizes = (2050, 1032, 1800)
+    inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
+    given = prepare(inputs)
     tiles = {
-        end: select_tile(end=end, pair=not interleaved, tokens=4096, capability=capability, item_bytes=2)
+        end: select_tile(end=end, k_major=form in K_MAJOR, tokens=4096, capability=capability, item_bytes=2)
         for end in ("gate", "gradient")
     }
     config = GatedMlpConfig(forward=replace(tiles["gate"], **ALTERNATIVES[name]), gradient=tiles["gradient"])
-    sizes = (2050, 1032, 1800)
     laws.check_matches_reference(
-        fn, *sizes, dtype=torch.bfloat16, device="cuda", interleaved=interleaved, gradients=fn is fused, config=config
+        fn, *sizes, dtype=torch.bfloat16, device="cuda", prepare=prepare, gradients=fn is fused, config=config
     )
-    inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
-    given = interleave_inputs(inputs) if interleaved else inputs
     first = fn(*given.values(), config=config)
     for _ in range(5):
         assert torch.equal(fn(*given.values(), config=config), first)
@@ -231,7 +239,7 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
 @pytest.mark.parametrize("sizes", [(2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)], ids=str)
 def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) -> None:
     """Small whole numbers leave no rounding: any wrong element shows, however the tiles fall."""
-    fn, interleaved = FORMS[form]
+    fn, prepare = FORMS[form]
     tokens, d_model, d_ff = sizes
     generator = torch.Generator("cuda").manual_seed(0)
     x, w_up, w_gate = (
@@ -239,7 +247,7 @@ def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) 
         for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
     )
     inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
-    given = interleave_inputs(inputs) if interleaved else inputs
+    given = prepare(inputs)
     y = fn(*given.values(), activation="relu")
     exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
     wrong = (y != exact.to(torch.bfloat16)).nonzero()
@@ -250,8 +258,8 @@ def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) 
 @each_form
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_alone_on_gpu(form: str, dtype: torch.dtype) -> None:
-    fn, interleaved = FORMS[form]
-    laws.check_rows_alone(fn, 300, 264, 520, (0, 299), dtype=dtype, device="cuda", interleaved=interleaved, exact=False)
+    fn, prepare = FORMS[form]
+    laws.check_rows_alone(fn, 300, 264, 520, (0, 299), dtype=dtype, device="cuda", prepare=prepare, exact=False)
 
 
 @gpu
@@ -259,10 +267,10 @@ def test_rows_alone_on_gpu(form: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_over_their_range_on_gpu(form: str, dtype: torch.dtype, activation: str) -> None:
-    fn, interleaved = FORMS[form]
+    fn, prepare = FORMS[form]
     for scale in (1.0, 200.0):
         laws.check_matches_reference(
-            fn, 130, 136, 264, dtype=dtype, device="cuda", activation=activation, interleaved=interleaved,
+            fn, 130, 136, 264, dtype=dtype, device="cuda", activation=activation, prepare=prepare,
             gate_scale=scale,
         )  # fmt: skip
 
@@ -288,7 +296,9 @@ def test_offsets_beyond_32_bits_on_gpu() -> None:
     rows = 2**31 // 14336 + 200
     x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
     w_up, w_gate = (torch.randn(64, 14336, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
-    for given in ((w_up, w_gate), interleave(interleave(w_up, w_gate))):
+    inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
+    for prepare in laws.LAYOUTS.values():
+        given = list(prepare(inputs).values())[1:]
         y = fused(x, *given)
         expected = fused(x[:64].contiguous(), *given)
         assert torch.equal(y[-(rows % 64) :], expected[: rows % 64])
