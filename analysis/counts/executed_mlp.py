@@ -1,8 +1,8 @@
 """What the gated MLP's Triton kernels run and move in 16-bit dtypes, padding included: what hardware counters see.
 
 M are tokens, D ``d_model`` and F ``d_ff``. A projection makes y, or the gradients of both pre-activations, in tiles of
-BLOCK_M tokens and BLOCK_F columns, for each of which it accumulates both projections from the same tiles of x: with 2
-BLOCK_F columns of interleaved weights (``fused``, ``fused_save``), or with BLOCK_F of each (``fused_pair``). So it
+BLOCK_M tokens and BLOCK_F columns, for each of which it accumulates both projections from the same tiles of x and
+BLOCK_F columns of each weight, interleaved (``fused``, ``fused_save``) or apart (``fused_pair``). So it
 
 - multiplies 4 BLOCK_M BLOCK_F BLOCK_K for each of ceil(M / BLOCK_M) ceil(F / BLOCK_F) tiles and ceil(D / BLOCK_K) steps
 - loads x ceil(F / BLOCK_F) times and both weights ceil(M / BLOCK_M) times, of which all but once is read again.
