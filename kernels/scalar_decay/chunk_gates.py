@@ -132,17 +132,16 @@ def _groups(
     b = b.cumsum(-1)
     column = u - b
     total = b[..., -1].cumsum(0) - b[..., -1]
+    # r of the first and the last row of every chunk, [N, S]: r never decreases within a chunk.
     if m is None:
-        before = after = torch.zeros_like(total)
-        row = -b
+        before = torch.zeros_like(total)
+        first, end = -b[..., 0], -b[..., -1]
     else:
         # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
-        peak = column.cummax(-1).values
-        before = torch.cat((m[None], peak[:-1, :, -1] - total[:-1])).cummax(0).values + total
-        row = torch.maximum(before[..., None], peak)
-        after = b[..., -1] + row[..., -1]
-        m = after[-1].contiguous()
-    end = after - b[..., -1]  # e of every chunk, [N, S]
+        peak = column.amax(-1)
+        before = torch.cat((m[None], peak[:-1] - total[:-1])).cummax(0).values + total
+        first, end = torch.maximum(before, column[..., 0]), torch.maximum(before, peak)
+        m = b[-1, :, -1] + end[-1]
 
     num_chunks = len(b)
     starts = range(0, num_chunks, size)
@@ -153,13 +152,14 @@ def _groups(
         ends = torch.cat((ends[size - 1 :: size], ends[-1:]))[: len(starts)]
         group_end = total + ends.repeat_interleave(size, 0)[:num_chunks]
         low, high = FACTORED_RANGE
-        fits = (column.amin(-1) - group_end >= low) & (group_end - row.amin(-1) <= high)
+        fits = (column.amin(-1) - group_end >= low) & (group_end - first <= high)
         fits_chunk = fits.all(-1).tolist()
         factored = [all(fits_chunk[i : i + size]) for i in starts]
     pairwise: list[Pairwise | None] = [None] * len(starts)
     if all(factored):
         end, row = group_end, group_end[..., None]
     else:
+        row = -b if m is None else torch.maximum(before[..., None], column.cummax(-1).values)
         row = row.to(compute)
         inter = torch.exp(before[..., None] - row).to(compute).unflatten(1, (batch, -1))[..., None]
         rounded = column.to(compute)

@@ -147,6 +147,22 @@ def test_backward_pass_can_be_repeated_but_not_differentiated() -> None:
         first[0].sum().backward()
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_outputs_leave_inference_mode(op: str, dtype: torch.dtype, requires_grad: bool) -> None:
+    """Autograd refuses to save inference tensors, and to have them written."""
+    inputs = resolve(get_operation(op).inputs)(SMALL, dtype=dtype, device="cpu", seed=0)
+    leaves = [x.requires_grad_(requires_grad) for x in inputs.values()]
+    h, last = torch_implementation(op)(*leaves, chunk_size=16, return_last_state=True)
+    outputs = (h, last) if isinstance(last, torch.Tensor) else (h, *last)
+    assert not any(x.is_inference() for x in outputs)
+    for x in outputs:
+        weight = torch.ones_like(x, requires_grad=True)
+        (weight * x).sum().backward(retain_graph=True)
+        assert weight.grad is not None and torch.equal(weight.grad, x.detach())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
