@@ -29,6 +29,8 @@ from .plan import PlannedCase
 
 DEFAULT_TIMEOUT_S = 120.0
 MAX_COMPILE_JOBS = 8
+MAX_COMPILE_ELEMENTS = 2**26
+"""Of an output, up to which a longer case than the shortest is called only to compile: many processes share the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,11 +252,14 @@ def default_jobs(device_kind: str) -> int:
 def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return the cases worth compiling ahead.
 
-    Our kernels take batch and sequence length at run time, so one length stands for all of them; outside packages may
-    compile per shape. What needs no compiler is left out.
+    Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
+    between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
+    come last, when most of what they share with the shortest is compiled. Outside packages may compile per shape. What
+    needs no compiler is left out.
     """
     chosen: dict[tuple[Any, ...], PlannedCase] = {}
-    for item in planned:
+    longest: dict[tuple[Any, ...], PlannedCase] = {}
+    for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
         case, target = item.case, item.target
         if isinstance(target, Implementation):
             if "triton" not in target.requires:
@@ -266,8 +271,20 @@ def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
             sizes = tuple(case.sizes.items())
         # A forward-backward pass compiles the forward kernels too.
         mode = "fwbw" if case.mode == "bw" else case.mode
-        chosen.setdefault((case.op, case.impl, case.dtype, case.state_dtype, mode, sizes), item)
-    return list(chosen.values())
+        key = (case.op, case.impl, case.dtype, case.state_dtype, mode, sizes)
+        shortest = chosen.setdefault(key, item)
+        longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
+        if longer and _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest)):
+            longest[key] = item
+    return [*chosen.values(), *longest.values()]
+
+
+def _elements(item: PlannedCase) -> int:
+    """Return how many elements the widest tensor of a case's tokens has."""
+    sizes = item.case.sizes
+    heads = sizes.get("num_heads", 1) * max(sizes.get("head_dim_v", 1), sizes.get("head_dim_qk", 1))
+    width = max(heads, sizes.get("channels", 1), sizes.get("d_ff", 1))
+    return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
 
 
 def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[PlannedCase]]:

@@ -75,6 +75,8 @@ class Operation:
             order, with realistic gates.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
         parallel: "module:function" of the fully parallel (quadratic) form, or None.
+        channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
+            last axis of them all and the output has the first one's shape.
         implementations: ours.
     """
 
@@ -88,6 +90,7 @@ class Operation:
     parallel: str | None = None
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
     qk_ratio: float = 1.0
+    channelwise: bool = False
     implementations: tuple[Implementation, ...] = ()
 
     def implementation(self, name: str) -> Implementation:

@@ -15,5 +15,6 @@ OPERATION = Operation(
     recurrent="kernels.linear_scan.reference:recurrent",
     parallel="kernels.linear_scan.reference:parallel",
     sizes=("batch", "seq_len", "channels"),
+    channelwise=True,
     implementations=diagonal_implementations("linear_scan", "scan"),
 )

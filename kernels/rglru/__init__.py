@@ -15,5 +15,6 @@ OPERATION = Operation(
     recurrent="kernels.rglru.reference:recurrent",
     parallel="kernels.rglru.reference:parallel",
     sizes=("batch", "seq_len", "channels"),
+    channelwise=True,
     implementations=diagonal_implementations("rglru", "fused"),
 )

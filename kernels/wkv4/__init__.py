@@ -17,6 +17,7 @@ OPERATION = Operation(
     recurrent="kernels.wkv4.reference:recurrent",
     parallel="kernels.wkv4.reference:parallel",
     sizes=("batch", "seq_len", "channels"),
+    channelwise=True,
     implementations=(
         Implementation(
             name="scan",

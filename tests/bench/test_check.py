@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lrbench.bench import check
 from lrbench.bench.case import Case
-from lrbench.kernels import get_operation, resolve
+from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels.spec import Operation
 
 CASE = Case(
     kernel="tfla", op="mlstm_exp", impl="tfla", provider="lrbench", mode="fwbw", dtype="fp32", state_dtype="fp32",
@@ -148,6 +150,49 @@ def test_references_are_shared_between_workers(tmp_path: Path, monkeypatch: pyte
     assert first.grad_out is not None
     assert second.grad_out is not None
     assert torch.equal(first.grad_out, second.grad_out)
+
+
+CHANNELS = Case(
+    kernel="wkv", op="wkv4", impl="scan", provider="lrbench", mode="fwbw", dtype="fp32", state_dtype="fp32",
+    batch=2, seq_len=80, channels=20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["wkv4", "rglru", "linear_scan"])
+def test_channels_that_do_not_mix_are_computed_some_at_a_time(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large problem's values and bounds are the whole problem's, and no slice exceeds the size."""
+    operation, case = get_operation(op), dataclasses.replace(CHANNELS, op=op)
+    inputs = check.Inputs("cpu").get(operation, case)
+
+    def expect() -> check.Expected:
+        return check.References().get(operation, case, inputs, gradients=True, portable=True)
+
+    whole, widths, inner = expect(), [], check._evaluate
+    monkeypatch.setattr(check, "_SLICE_ELEMENTS", 2 * 80 * 6)
+
+    def note_width(operation: Operation, function: Any, given: Any, grad_out: Any, **keywords: Any) -> Any:
+        widths.append({x.shape[-1] for x in given.values()})
+        return inner(operation, function, given, grad_out, **keywords)
+
+    monkeypatch.setattr(check, "_evaluate", note_width)
+    sliced = expect()
+    # In float64, then in float32.
+    assert widths == 2 * [{5}, {5}, {5}, {5}]
+    assert set(sliced.values) == {"out", *operation.differentiable}
+    for name, value in whole.values.items():
+        assert sliced.values[name].dtype == torch.float64
+        assert check.relative_error(sliced.values[name], value) <= 1e-14
+        assert sliced.bounds[name] == pytest.approx(whole.bounds[name], rel=0.2)
+    assert whole.grad_out is not None and sliced.grad_out is not None
+    assert torch.equal(sliced.grad_out, whole.grad_out)
+
+
+def test_operations_that_mix_channels_are_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = [get_operation(name) for names in FAMILIES.values() for name in names]
+    assert {op.name for op in operations if op.channelwise} == {"wkv4", "rglru", "linear_scan"}
+    monkeypatch.setattr(check, "_SLICE_ELEMENTS", 16)
+    _, results = expected_and_results(CASE)
+    assert results["out"].shape == (2, 96, 2, 32)
 
 
 def test_outside_packages_run_under_no_dispatch_mode() -> None:

@@ -380,15 +380,38 @@ def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
 
 
-def test_compile_ahead_takes_one_length_of_ours_and_every_shape_of_theirs() -> None:
+def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
     from lrbench.bench.plan import Request, plan
 
     planned = plan(Request(preset="default"), device_kind="cuda")
     chosen = sweep.compile_cases(planned)
     ours = [item.case for item in chosen if item.case.impl == "tfla"]
-    # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 4 of its own choice), at one sequence length each.
-    assert len(ours) == 2 * 2 * 4 * (5 + 4)
+    # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 4 of its own choice), at the shortest sequence length of
+    # each and, behind all of those, at the longest.
+    first, further = ours[: 2 * 2 * 4 * (5 + 4)], ours[2 * 2 * 4 * (5 + 4) :]
+    assert len({dataclasses.replace(case, batch=0, seq_len=0) for case in first}) == len(first)
+    given = [case for case in further if case.chunk_size in (64, 128, 256, 512, 1024)]
+    assert {case.seq_len for case in given} == {65536}
+    assert len({dataclasses.replace(case, batch=0, seq_len=0) for case in given}) == len(given) == 2 * 2 * 4 * 5
     theirs = [item.case for item in chosen if item.case.impl == "mlstm_kernels.xl_chunk"]
     assert len({case.seq_len for case in theirs}) == 7
     assert all("triton" not in item.case.impl for item in chosen)
     assert not any(item.case.impl == "torch" for item in chosen)
+
+
+def test_compile_ahead_takes_no_case_that_fills_the_memory() -> None:
+    """Where the batch is the same at every length, the longest are not what many processes call side by side."""
+    from lrbench.bench.plan import Request, plan
+
+    planned = plan(Request(kernel="wkv", preset="default", impls=("scan",)), device_kind="cuda")
+    chosen = [(item.case.mode, item.case.channels, item.case.seq_len) for item in sweep.compile_cases(planned)]
+    assert sorted(chosen) == [(m, c, t) for m in ("fw", "fwbw") for c in (768, 2048) for t in (128, 4096)]
+
+
+def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> None:
+    from lrbench.bench.plan import Request, plan
+
+    axes = Request(kernel="wkv", preset="default", modes=("fwbw", "bw"), seq_lens=(128, 512), channels=(768,))
+    chosen = [(i.case.impl, i.case.mode, i.case.seq_len) for i in sweep.compile_cases(plan(axes, device_kind="cuda"))]
+    assert len(set(chosen)) == len(chosen)
+    assert {mode for _, mode, _ in chosen} == {"fwbw"}

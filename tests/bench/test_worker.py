@@ -36,11 +36,11 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
     evaluate = check.evaluate
     asked: list[int] = []
 
-    def limited(operation: Any, function: Any, inputs: Any, grad_out: Any) -> dict[str, torch.Tensor]:
+    def limited(operation: Any, function: Any, inputs: Any, grad_out: Any, **keywords: Any) -> dict[str, torch.Tensor]:
         asked.append(inputs["q"].shape[0])
         if inputs["q"].shape[0] > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return evaluate(operation, function, inputs, grad_out)
+        return evaluate(operation, function, inputs, grad_out, **keywords)
 
     monkeypatch.setattr(check, "evaluate", limited)
     item = faults.planned("right")

@@ -70,6 +70,16 @@ def test_gates_over_their_range(operation: Operation, gates: str, dtype: torch.d
 
 
 @each_operation
+@pytest.mark.parametrize("gates", [None, "EXTREME_GATES", "CLOSED_GATES"])
+def test_what_long_checks_rest_on(operation: Operation, gates: str | None) -> None:
+    """Over many chunks too the float64 form that stands for the recurrence is as exact as the recurrence."""
+    laws.check_matches_reference(
+        operation, portable(operation), dtype=torch.float64, device="cpu", sizes=sizes(1, 1030, 8), chunk_size=64,
+        gates=getattr(laws, gates)[operation.name] if gates else None,
+    )  # fmt: skip
+
+
+@each_operation
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_split_equals_whole(operation: Operation, dtype: torch.dtype) -> None:
     laws.check_matches_reference(

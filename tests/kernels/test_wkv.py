@@ -61,6 +61,15 @@ def test_extremes(name: str, extreme: str, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("extreme", [None, "wild keys", "wild keys and rates", "long memory"])
+def test_what_long_checks_rest_on(extreme: str | None) -> None:
+    """Over many chunks too the float64 form that stands for the recurrence is as exact as the recurrence."""
+    wkv_laws.check_matches_reference(
+        function("torch"), dtype=torch.float64, device="cpu", sizes=sizes(1, 1030, 8), chunk_size=64,
+        ranges=wkv_laws.EXTREMES[extreme] if extreme else None,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_split_equals_whole(dtype: torch.dtype) -> None:
     wkv_laws.check_matches_reference(
