@@ -38,7 +38,10 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one compiled launch takes: registers and stack bytes a thread, shared memory bytes a block."""
+    """What one compiled launch takes: registers and stack bytes a thread, shared memory bytes a block.
+
+    ``serialised`` says that the assembler makes Hopper's asynchronous products wait for each other one by one.
+    """
 
     kernel: str
     capability: int
@@ -46,6 +49,7 @@ class Resources:
     stack_bytes: int
     shared_bytes: int
     num_warps: int
+    serialised: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
         stack_bytes=stack,
         shared_bytes=compiled.metadata.shared,
         num_warps=compiled.metadata.num_warps,
+        serialised=serialises_products(compiled.asm["ptx"]),
     )
 
 
@@ -154,6 +159,22 @@ def read_resource_usage(cubin: bytes) -> tuple[int, int]:
     if found is None:
         raise RuntimeError(f"cuobjdump reported no resource usage: {report}")
     return int(found[1]), int(found[2])
+
+
+def serialises_products(ptx: str) -> bool:
+    """Return whether the assembler says that it lets one asynchronous product of Hopper's wait for the other.
+
+    It does where something else writes an accumulator while products are under way (its messages C7507 to C7519).
+    """
+    if "wgmma.mma_async" not in ptx:
+        return False
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [tool, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        report = subprocess.run(command, capture_output=True, text=True, check=True)
+    return "wgmma.mma_async instructions are serialized" in report.stdout + report.stderr
 
 
 def read_instructions(cubin: bytes) -> list[str]:

@@ -13,7 +13,7 @@ _kernel = partial(
     chunked=False,
     requires=("triton",),
 )
-_on_interleaved_weights = partial(_kernel, prepare="kernels.gated_mlp.reference:interleaved_k_major_inputs")
+_on_interleaved_weights = partial(_kernel, prepare="kernels.gated_mlp.reference:interleave_inputs")
 
 OPERATION = Operation(
     name="gated_mlp",
@@ -29,7 +29,7 @@ OPERATION = Operation(
         _on_interleaved_weights(
             name="fused",
             call="kernels.gated_mlp.fused:fused",
-            default_config="kernels.gated_mlp.config:projecting_config",
+            default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
         ),
         _on_interleaved_weights(
@@ -42,7 +42,7 @@ OPERATION = Operation(
             name="fused_pair",
             call="kernels.gated_mlp.fused:fused",
             prepare="kernels.gated_mlp.reference:k_major_inputs",
-            default_config="kernels.gated_mlp.config:projecting_config",
+            default_config="kernels.gated_mlp.config:pair_config",
             summary="as fused, on the two weights apart, as torch.nn.Linear holds them",
         ),
         Implementation(

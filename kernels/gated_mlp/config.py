@@ -28,7 +28,9 @@ class TileConfig:
         num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
         num_stages: tiles of x and w under way or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
-        persistent: as many programs as multiprocessors, each walking tiles; the next tile's loads overlap the gating.
+        persistent: as many programs as multiprocessors, each walking tiles.
+        flatten: walk tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Where up
+            and gate have an accumulator each, the assembler then lets every product wait for the one before.
     """
 
     block_m: int
@@ -40,6 +42,7 @@ class TileConfig:
     num_stages: int = 3
     use_tma: bool = True
     persistent: bool = True
+    flatten: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def _invalid_tile(config: TileConfig) -> str | None:
 
 
 def select_tile(
-    *, end: str, k_major: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
+    *, end: str, apart: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
 ) -> TileConfig:
     """Choose a launch.
 
@@ -88,11 +91,12 @@ def select_tile(
     D = 16384 with 16,384, the first two are within 1 %. So are loops that are not flattened, a warp that loads for two
     warpgroups that multiply, with half the instructions a step, and pairs of these that share the weights by multicast
     (behind by up to 4 %); tiles of 192 rows, which ask the L2 for a quarter less, are behind by 2 % to 9 %. These are
-    in commit a5b8aa2 alone. What costs there are the products.
+    in commit a5b8aa2 alone. What costs there are the products. Weights apart in a flattened loop, K-major ones too,
+    take 1.1 to 1.4 times as long as cuBLAS and the gating (commit 8a046ad), for products then wait for each other.
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
-        k_major: whether the transpose of y is accumulated, from weights whose columns lie in one piece each.
+        apart: whether up and gate have an accumulator each: all weights but interleaved row-major ones.
         tokens: M.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
@@ -112,27 +116,34 @@ def select_tile(
         return TileConfig(
             block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
         )
-    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4)
+    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=not apart)
     if end == "gate":
         return full
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
-def projecting_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
-    """Return the launches chosen for a case's sizes and dtype on K-major weights."""
-    return _case_config(sizes, dtype, capability, forward="gate")
+def interleaved_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return the launches chosen for a case's sizes and dtype on interleaved row-major weights."""
+    return _case_config(sizes, dtype, capability, forward="gate", apart=False)
 
 
 def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
     """Return those of a forward pass that saves the pre-activations."""
-    return _case_config(sizes, dtype, capability, forward="save")
+    return _case_config(sizes, dtype, capability, forward="save", apart=False)
 
 
-def _case_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str) -> GatedMlpConfig:
+def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+    """Return those for K-major weights that lie apart."""
+    return _case_config(sizes, dtype, capability, forward="gate", apart=True)
+
+
+def _case_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, apart: bool
+) -> GatedMlpConfig:
     tiles = (
         select_tile(
-            end=end, k_major=True, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
+            end=end, apart=apart, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
             item_bytes=4 if dtype == "fp32" else 2,
         )
         for end in (forward, "gradient")

@@ -96,10 +96,9 @@ def fused(
 
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
-        w_up, w_gate: [D, F] in x's dtype: both K-major, the transposes of contiguous [F, D] as torch.nn.Linear holds
-            them (``linear.weight.T``), which takes the least power and time; or both contiguous; or the two views of
-            interleaved weights of either order that ``interleave(w)`` gives, for which one product gives both
-            gradients.
+        w_up, w_gate: [D, F] in x's dtype: both contiguous; or both K-major, the transposes of contiguous [F, D] as
+            torch.nn.Linear holds them (``linear.weight.T``); or the two views of interleaved weights of either order
+            that ``interleave(w)`` gives: of row-major ones one product gives both projections.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches; chosen for the device and the sizes when None.
 
@@ -244,7 +243,7 @@ def project(
     else:
         config = select_tile(
             end=end,
-            k_major=k_major,
+            apart=pair or k_major,
             tokens=rows,
             capability=capability(x.device),
             item_bytes=x.element_size(),
@@ -290,6 +289,7 @@ def project(
         BLOCK_K=block_k,
         GROUP_M=config.group_m,
         SUBTILES=parts,
+        FLATTEN=config.flatten,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )

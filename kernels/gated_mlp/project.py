@@ -210,12 +210,13 @@ def project_kernel(
     x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8, w_stride8,
     ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
     PRECISION: tl.constexpr, USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
+    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
     Grid: (programs,), one a tile of y [M, F], or with PERSISTENT as many as run at a time, each of which walks tiles
-    that far apart. Tensors are descriptors with USE_TMA, else pointers; those that a pass does not need are None.
+    that far apart, in one loop with the steps along D or not (FLATTEN). Tensors are descriptors with USE_TMA, else
+    pointers; those that a pass does not need are None.
 
     Reads x [M, D] and w [D, 2F], even columns up, odd gate; with PAIR w [D, F] and w_gate [D, F]; with K_MAJOR w and
     w_gate as transposes [F, D]. Rows of w, and of w_gate, lie 8 w_stride8 elements apart; that and D8 and F8, D / 8 and
@@ -227,8 +228,8 @@ def project_kernel(
     D, F, w_stride = D8 * 8, F8 * 8, w_stride8 * 8
     if PERSISTENT:
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
-        # Flattened with the loop over k, so that the next tile's loads are under way while this one is gated.
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        # Flattened with the loop over k, the next tile's loads are under way while this one is gated.
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
             _tile(
                 x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, w_stride, ACTIVATION, END, PAIR, K_MAJOR, DTYPE,
                 PRECISION, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,

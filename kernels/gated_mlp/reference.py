@@ -122,14 +122,9 @@ def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def interleave_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an operation's inputs with the weights interleaved in the order they are in."""
+    """Return an operation's inputs with the weights interleaved, as a model keeps them after loading."""
     w_up, w_gate = interleave(interleave(inputs["w_up"].detach(), inputs["w_gate"].detach()))
     return {"x": inputs["x"], "w_up": w_up.detach(), "w_gate": w_gate.detach()}
-
-
-def interleaved_k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an operation's inputs with the weights K-major and interleaved, as a model keeps them after loading."""
-    return interleave_inputs(k_major_inputs(inputs))
 
 
 def make_inputs(

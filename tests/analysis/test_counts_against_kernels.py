@@ -236,7 +236,7 @@ def test_lightning_tiles_are_what_its_config_selects(impl: str, dims: tuple[int,
 @pytest.mark.parametrize("end", ["gate", "save", "gradient"])
 def test_gated_mlp_tiles_are_what_its_config_selects(tokens: int, kernels: str, end: str) -> None:
     run = Projections(kernels=kernels, tokens=tokens, d_model=64, d_ff=64)
-    launch = select_tile(end=end, k_major=True, tokens=tokens, capability=(9, 0), item_bytes=2)
+    launch = select_tile(end=end, apart=run.pair, tokens=tokens, capability=(9, 0), item_bytes=2)
     assert (launch.block_m, launch.block_f, launch.block_k) == (run.tile.block_m, run.tile.block_f, run.tile.block_k)
 
 

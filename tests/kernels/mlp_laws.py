@@ -20,7 +20,6 @@ from lrbench.kernels.gated_mlp.config import ACTIVATIONS
 from lrbench.kernels.gated_mlp.reference import (
     gated_mlp,
     interleave_inputs,
-    interleaved_k_major_inputs,
     k_major_inputs,
     make_inputs,
     portable,
@@ -32,12 +31,12 @@ HALF = (torch.bfloat16, torch.float16)
 NAMES = ("y", "dx", "dw_up", "dw_gate")
 
 LAYOUTS: dict[str, Prepare] = {
-    "interleaved": interleaved_k_major_inputs,
-    "pair": k_major_inputs,
-    "interleaved_rows": interleave_inputs,
-    "pair_rows": dict,
+    "interleaved": interleave_inputs,
+    "pair": dict,
+    "interleaved_columns": lambda inputs: interleave_inputs(k_major_inputs(inputs)),
+    "pair_columns": k_major_inputs,
 }
-"""Name -> what lays weights out so; K-major unless it says rows."""
+"""Name -> what lays weights out so; K-major where it says columns, else row-major."""
 
 ORDER = 16
 """Epsilons that the order of summation may cost float32 and float64 at least, whose results are not rounded again."""

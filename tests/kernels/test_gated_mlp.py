@@ -172,13 +172,13 @@ def test_declared_code_exists() -> None:
 
 def test_declared_launches_are_those_chosen() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
-    for name, forward in (("fused", "gate"), ("fused_save", "save"), ("fused_pair", "gate")):
+    for name, forward, apart in (("fused", "gate", False), ("fused_save", "save", False), ("fused_pair", "gate", True)):
         target = OPERATION.implementation(name).default_config
         assert target is not None
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
             config = resolve(target)(sizes, dtype, (9, 0))
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
-                chosen = select_tile(end=end, k_major=True, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
+                chosen = select_tile(end=end, apart=apart, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
                 assert tile == chosen
 
 
@@ -209,10 +209,10 @@ def test_invalid_launches(change: dict[str, int], reason: str) -> None:
 def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> None:
     for tokens in (1, 64, 65, 4096):
         for item_bytes in (2, 4):
-            for k_major in (False, True):
+            for apart in (False, True):
                 for aligned in (False, True):
                     tile = select_tile(
-                        end=end, k_major=k_major, tokens=tokens, capability=capability, item_bytes=item_bytes,
+                        end=end, apart=apart, tokens=tokens, capability=capability, item_bytes=item_bytes,
                         aligned=aligned,
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None

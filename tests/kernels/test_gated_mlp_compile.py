@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -83,11 +84,13 @@ def test_full_product(
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
-    k_major = not layout.endswith("rows")
-    chosen = select_tile(end="gate", k_major=k_major, tokens=4096, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", apart=layout != "interleaved", tokens=4096, capability=(9, 0), item_bytes=2)
     forward = replace(chosen, **ALTERNATIVES[name])
     launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
-    check(launches[:1], 90)
+    # One program a tile of transposes is the exception, right but slow: its products wait for each other.
+    slow = name == "programs" and layout.endswith("columns")
+    with pytest.raises(AssertionError, match="serialised=True") if slow else nullcontext():
+        check(launches[:1], 90)
 
 
 def compiled_text(launch: Launch, capability: int, stage: str) -> str:
@@ -97,7 +100,7 @@ def compiled_text(launch: Launch, capability: int, stage: str) -> str:
 @pytest.mark.parametrize("capability", [80, 90])
 def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No element changes threads between the product and the split of its columns into up and gate."""
-    launch = record(capability, monkeypatch, layout="interleaved_rows")[0]
+    launch = record(capability, monkeypatch)[0]
     text = compiled_text(launch, capability, "ttgir")
     assert "tt.split" in text
     # A pointer's store is coalesced first; a descriptor's goes straight to shared memory.
@@ -106,28 +109,31 @@ def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeyp
     assert moved <= {expected}
 
 
-@pytest.mark.parametrize(("layout", "products"), [("interleaved", 2), ("interleaved_rows", 1)])
-def test_hopper_walks_tiles_with_their_loads_under_way(
-    layout: str, products: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops over tiles and along D are one, loads are descriptors', products are asynchronous."""
-    text = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ttgir")
+    text = compiled_text(record(90, monkeypatch)[0], 90, "ttgir")
     main = text[text.index("warp_group_dot ") :]
-    assert text.count("ttng.warp_group_dot ") == text.count("isAsync = true") == products
+    assert text.count("ttng.warp_group_dot ") == text.count("isAsync = true") == 1
     # Within the loop that multiplies: the loads of a later step, of a later tile's first ones too, then the store.
     assert main.index("async_tma_copy_global_to_local") < main.index("async_tma_copy_local_to_global")
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "pair"])
+def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulators of two products in a flattened loop: the assembler serialises them, and the compile tests say so."""
+    chosen = select_tile(end="gate", apart=True, tokens=4096, capability=(9, 0), item_bytes=2)
+    flat = replace(chosen, flatten=True)
+    launches = record(90, monkeypatch, layout="pair", config=GatedMlpConfig(forward=flat, gradient=chosen))
+    with pytest.raises(AssertionError, match="serialised=True"):
+        check(launches[:1], 90)
+
+
+@pytest.mark.parametrize("layout", ["interleaved_columns", "pair_columns"])
 def test_k_major_products_read_shared_memory_as_it_lies(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""
     ptx = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ptx")
     # The last two immediates of a product say whether A and B are transposed.
-    transposed = re.findall(r"wgmma\.mma_async\S+ \{[^}]*\}, %\w+, %\w+, \S+ \d, \d, (\d), (\d);", ptx)
-    transposed = transposed or re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)
-    assert set(transposed) == {("0", "0")}
-    first_wait = re.search(r"wgmma\.wait_group\.sync\.aligned (\d)", ptx)
-    assert first_wait is not None and int(first_wait[1]) == 2
+    assert set(re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)) == {("0", "0")}
+    assert "wgmma.wait_group.sync.aligned 2;" in ptx
 
 
 def test_pointer_loads_are_whole_sectors(monkeypatch: pytest.MonkeyPatch) -> None:

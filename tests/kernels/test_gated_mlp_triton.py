@@ -34,7 +34,8 @@ FORMS = {
 }
 """Name -> function, and what lays its weights out."""
 
-K_MAJOR = [form for form in FORMS if not form.endswith("rows")]
+APART = [form for form in FORMS if not form.endswith("-interleaved")]
+"""Whose products have an accumulator each."""
 
 each_form = pytest.mark.parametrize("form", FORMS)
 
@@ -59,7 +60,7 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
 def test_activations_over_their_range(activation: str) -> None:
     """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
     for scale in (1.0, 200.0):
-        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-pair_rows"]):
+        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-pair_columns"]):
             laws.check_matches_reference(
                 fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, prepare=prepare,
                 gate_scale=scale, config=launches(SMALL),
@@ -117,7 +118,7 @@ def test_one_tensor_of_interleaved_weights() -> None:
 def check_one_tensor(device: str, dtype: torch.dtype, **kwargs: Any) -> None:
     """fused_interleaved is fused on the two views, and its weights' gradient is theirs interleaved."""
     inputs, dy = laws.draw(9, 16, 40, dtype=dtype, device=device)
-    for layout in ("interleaved", "interleaved_rows"):
+    for layout in ("interleaved", "interleaved_columns"):
         views = laws.LAYOUTS[layout](inputs)
         w = interleave(*(laws.LAYOUTS[layout.replace("interleaved", "pair")](inputs)[n] for n in ("w_up", "w_gate")))
         x = inputs["x"].detach().requires_grad_()
@@ -193,7 +194,8 @@ ALTERNATIVES = {
     "sub2": {"subtiles": 2, "num_stages": 3},
     "group16": {"group_m": 16},
     "k128": {"block_k": 128, "num_stages": 2},
-    "tall": {"block_m": 256, "block_f": 64},
+    "tall": {"block_m": 256, "block_f": 64, "num_stages": 3},
+    "not flattened": {"flatten": False},
     "programs": {"persistent": False},
     "narrow": {"block_f": 64},
 }
@@ -222,7 +224,7 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
     inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
     given = prepare(inputs)
     tiles = {
-        end: select_tile(end=end, k_major=form in K_MAJOR, tokens=4096, capability=capability, item_bytes=2)
+        end: select_tile(end=end, apart=form in APART, tokens=4096, capability=capability, item_bytes=2)
         for end in ("gate", "gradient")
     }
     config = GatedMlpConfig(forward=replace(tiles["gate"], **ALTERNATIVES[name]), gradient=tiles["gradient"])
