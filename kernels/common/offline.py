@@ -172,7 +172,7 @@ def serialises_products(ptx: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx)
-        command = [tool, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
+        command: list[str | Path] = [tool, "-v", "-arch=sm_90a", source, "-o", Path(folder) / "kernel.cubin"]
         report = subprocess.run(command, capture_output=True, text=True, check=True)
     return "wgmma.mma_async instructions are serialized" in report.stdout + report.stderr
 
