@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .environment import worker_environ
@@ -21,6 +23,12 @@ START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 MAX_WAIT_S = 3600.0
 """The longest single wait for a reply: select takes no infinite one as a number."""
+
+STACK_FILE = "stack"
+"""Where a worker writes, in its own folder, which Python functions it is in when it gets STACK_SIGNAL."""
+
+STACK_SIGNAL = signal.SIGUSR1
+STACK_WAIT_S = 1.0
 
 
 class WorkerDiedError(Exception):
@@ -99,8 +107,9 @@ class WorkerProcess:
                 raise WorkerStoppedError
             left = deadline - time.monotonic()
             if left <= 0:
+                where = self._whereabouts()
                 self.kill()
-                raise WorkerTimeoutError(f"no result within {timeout_s:g} s")
+                raise WorkerTimeoutError(f"no result within {timeout_s:g} s{where}")
             if not select.select([self._reply_read], [], [], min(left, MAX_WAIT_S if stop is None else POLL_S))[0]:
                 continue
             chunk = os.read(self._reply_read, 1 << 20)
@@ -109,6 +118,32 @@ class WorkerProcess:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
+
+    def _whereabouts(self) -> str:
+        """Return in which function the worker is and which of this package's called it, or "" if it does not say.
+
+        It answers by a signal handler in C, also where it waits for a GPU.
+        """
+        stack = Path(self._folder.name) / STACK_FILE
+        if not stack.exists():
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT_S
+        text = last = ""
+        # It is written line by line, and whole when no more comes.
+        while (not text or text != last) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, text = text, stack.read_text(errors="replace")
+        frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
+        if not frames:
+            return ""
+        told = [_told(frames[0])]
+        package = str(Path(__file__).parent.parent)
+        own = next((frame for frame in frames if frame[0].startswith(package)), frames[0])
+        if own != frames[0]:
+            told.append(_told(own))
+        return f"; it was in {', called by '.join(told)}"
 
     def _bury(self) -> str:
         """Return how the process ended, and clean up after it."""
@@ -153,3 +188,9 @@ class WorkerProcess:
         self._request_write = self._reply_read = -1
         self._log.close()
         self._folder.cleanup()
+
+
+def _told(frame: tuple[str, str, str]) -> str:
+    """Return a function and its place, of a frame as faulthandler writes it."""
+    path, line, function = frame
+    return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"

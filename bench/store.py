@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import typing
@@ -37,6 +38,7 @@ def holds_results(path: Path) -> bool:
     return path.name.removesuffix(".parquet").rpartition(".")[2] not in OTHER_ROW_SETS
 
 
+@functools.cache
 def arrow_schema(row: type = Record) -> pa.Schema:
     """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
     import pyarrow as pa
@@ -258,8 +260,9 @@ def read_file(
         if field.name not in present:
             found.append(pa.nulls(len(table), field.type))
             continue
+        column = table[field.name]
         try:
-            found.append(table[field.name].cast(field.type, safe=True))
+            found.append(column if column.type == field.type else column.cast(field.type, safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
     return pa.table(found, schema=schema)

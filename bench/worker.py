@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import faulthandler
 import gc
 import json
 import os
@@ -29,6 +30,7 @@ from ..kernels.spec import Implementation, Operation
 from . import autotuning, baselines, check, clock, memory
 from .baselines.spec import Baseline, Runnable
 from .case import Case
+from .process import STACK_FILE, STACK_SIGNAL
 from .protocol import decode_request
 
 
@@ -326,6 +328,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def _tell_stack_when_asked() -> None:
+    """Write the stack into a file on STACK_SIGNAL, so that a case that is given up can be told where it was."""
+    stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
+
+
 def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         wanted = request["device_kind"]
@@ -366,8 +374,9 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
 
 
 def main() -> None:
-    """Serve the descriptors named on the command line."""
+    """Serve the descriptors named on the command line; the working directory is the worker's own."""
     _die_with_parent()
+    _tell_stack_when_asked()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
     with open(request_fd) as requests, open(reply_fd, "w") as replies:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -96,6 +97,12 @@ def hangs(*tensors: Tensor, **options: Any) -> Tensor:
         signal.signal(number, signal.SIG_IGN)
     while True:
         time.sleep(60)
+
+
+def waits_in_another_module(*tensors: Tensor, **options: Any) -> Tensor:
+    """Wait for what nobody does."""
+    threading.Event().wait()
+    raise AssertionError("unreachable")
 
 
 def killed(*tensors: Tensor, **options: Any) -> Tensor:

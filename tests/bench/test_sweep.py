@@ -95,7 +95,7 @@ def rows_of(outcome: Outcome, fault: str) -> list[Record]:
         ("killed", "crash", "the process was ended by SIGKILL (as the system's out-of-memory killer does)"),
         ("aborts", "crash", "the process was ended by SIGABRT; its output: LLVM ERROR: operation destroyed but still"),
         ("exits", "crash", "the process ended with exit code 3"),
-        ("hangs", "timeout", "no result within 20 s"),
+        ("hangs", "timeout", "no result within 20 s; it was in hangs (bench/faults.py:"),
         ("exhausts_memory", "oom", "allocate memory: you tried to allocate 1125899906842624 bytes"),
         ("wrong", "incorrect", "output has relative error 1.00e-03, above"),
         ("unwritten", "incorrect", "output contains non-finite values"),
