@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -254,11 +254,12 @@ def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
 
     Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
     between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
-    come last, when most of what they share with the shortest is compiled. Outside packages may compile per shape. What
-    needs no compiler is left out.
+    come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
+    short. Outside packages may compile per shape. What needs no compiler is left out.
     """
     chosen: dict[tuple[Any, ...], PlannedCase] = {}
     longest: dict[tuple[Any, ...], PlannedCase] = {}
+    too_long: dict[tuple[Any, ...], PlannedCase] = {}
     for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
         case, target = item.case, item.target
         if isinstance(target, Implementation):
@@ -276,7 +277,15 @@ def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
         longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
         if longer and _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest)):
             longest[key] = item
-    return [*chosen.values(), *longest.values()]
+        elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
+            too_long.setdefault(key, cut)
+    return [*chosen.values(), *({**too_long, **longest}).values()]
+
+
+def _cut(item: PlannedCase, *, longer_than: int) -> PlannedCase | None:
+    """Return a case with as many of its steps as may be called only to compile, None if these are too few."""
+    seq_len = (item.case.seq_len or 0) * MAX_COMPILE_ELEMENTS // _elements(item)
+    return replace(item, case=replace(item.case, seq_len=seq_len)) if seq_len > longer_than else None
 
 
 def _elements(item: PlannedCase) -> int:

@@ -164,7 +164,8 @@ def read_resource_usage(cubin: bytes) -> tuple[int, int]:
 def serialises_products(ptx: str) -> bool:
     """Return whether the assembler says that it lets one asynchronous product of Hopper's wait for the other.
 
-    It does where something else writes an accumulator while products are under way (its messages C7507 to C7519).
+    It does where something else touches an accumulator or an operand in registers while products are under way, where
+    registers run out, or where products cross a call or a divergent branch.
     """
     if "wgmma.mma_async" not in ptx:
         return False

@@ -64,7 +64,7 @@ class Weights:
             return cls(w_up, w_gate)
         rows, columns = w_up.shape
         strides = (1, rows) if w_up.stride(0) == 1 else (2 * columns, 1)
-        return cls(w_up.as_strided((rows, 2 * columns), strides), None)
+        return cls(w_up.detach().as_strided((rows, 2 * columns), strides), None)
 
     @property
     def columns(self) -> int:
@@ -185,16 +185,17 @@ class _GatedMlp(torch.autograd.Function):
         y = x.new_empty(x.shape[0], weights.columns)
         saved = weights.like(x.shape[0]) if problem.save else None
         project(x, weights, problem, y=y, pre=saved)
-        ctx.save_for_backward(x, w_up, w_gate, *((saved.first, saved.gate) if saved else ()))
-        ctx.problem = problem
+        # The weights as they were joined: what hooks on saved tensors give back need not share its memory.
+        ctx.save_for_backward(x, weights.first, weights.gate, *((saved.first, saved.gate) if saved else ()))
+        ctx.problem, ctx.joined = problem, w_gate is not None and weights.gate is None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w_up, w_gate, *saved = ctx.saved_tensors
+        x, first, gate, *saved = ctx.saved_tensors
         wants_x, *wants_w = ctx.needs_input_grad[:3]
-        weights = Weights(w_up, None) if w_gate is None else Weights.of(w_up, w_gate)
+        weights = Weights(first, gate)
         dy = dy.contiguous()
         d_pre = weights.like(x.shape[0])
         if saved:
@@ -213,10 +214,7 @@ class _GatedMlp(torch.autograd.Function):
             )
         else:
             dw = _weight_gradient(x, d_pre.first, weights.k_major) if any(wants_w) else None
-            if w_gate is None or dw is None:
-                d_up, d_gate = dw, None
-            else:
-                d_up, d_gate = interleave(dw)
+            d_up, d_gate = interleave(dw) if ctx.joined and dw is not None else (dw, None)
         return dx, d_up, d_gate, None
 
 

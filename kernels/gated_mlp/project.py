@@ -205,7 +205,7 @@ def _tile(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def project_kernel(
     x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8, w_stride8,
     ACTIVATION: tl.constexpr, END: tl.constexpr, PAIR: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
@@ -241,7 +241,7 @@ def project_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def gate_gradient_kernel(
     pre, pre_gate, dy, d_pre, d_pre_gate, M, F8,
     ACTIVATION: tl.constexpr, PAIR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,

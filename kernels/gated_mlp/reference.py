@@ -93,8 +93,9 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
         w_gate: W_gate [D, F] in w_up's dtype and on its device; None to take w_up apart.
 
     Returns:
-        Interleaved weights [D, 2F], K-major where both are (``linear.weight.T``) and contiguous else; or (W_up, W_gate)
-        [D, F] as two views of them, which the kernels take as they are. Autograd differentiates either way.
+        Interleaved weights [D, 2F], K-major where both are (``linear.weight.T``) and contiguous else, of two views of
+        interleaved weights too; or (W_up, W_gate) [D, F] as two views of them, which the kernels take as they are.
+        Autograd differentiates either way.
 
     Raises:
         ValueError: on a shape, dtype or device that does not fit; the message names the argument.

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
 from .chunk_gates import Group, Segment, plan
@@ -541,6 +542,9 @@ def chunkwise(
 
     Returns:
         h [B, T, H, V] in v's dtype, or (h, last_state).
+
+    Raises:
+        NotImplementedError: on an input with a tangent (forward-mode differentiation).
     """
     options = _Options(
         chunk_size=chunk_size,
@@ -554,6 +558,9 @@ def chunkwise(
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         h, *last = _Chunkwise.apply(options, *inputs)
     else:
+        if any(x is not None and unpack_dual(x).tangent is not None for x in inputs):
+            # Inference mode would drop the tangents without a word.
+            raise NotImplementedError("the portable form has no forward-mode derivative, got an input with a tangent")
         h, last_state = _forward(q, k, v, log_decay, log_input, _States.flatten(parts), options)
         last = last_state.unflatten((v.shape[0], v.shape[2])) if return_last_state else ()
     if not return_last_state:

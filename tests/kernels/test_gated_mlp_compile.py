@@ -127,6 +127,13 @@ def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyP
         check(launches[:1], 90)
 
 
+def test_tokens_compile_nothing_anew() -> None:
+    """Triton else compiles for one token, for multiples of 16 and for other numbers."""
+    for kernel in (project.project_kernel, project.gate_gradient_kernel):
+        (tokens,) = (parameter for parameter in kernel.params if parameter.name == "M")
+        assert tokens.do_not_specialize
+
+
 @pytest.mark.parametrize("layout", ["interleaved_columns", "pair_columns"])
 def test_k_major_products_read_shared_memory_as_it_lies(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""

@@ -111,6 +111,34 @@ def check_second_derivatives_are_refused(fn: laws.Function, device: str, **kwarg
 
 
 @interpret
+@each_form
+def test_saved_tensors_may_come_back_elsewhere(form: str) -> None:
+    """Hooks that offload what the backward pass needs give back copies, each in memory of its own."""
+    fn, prepare = FORMS[form]
+    inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
+    given = prepare(inputs)
+    expected = laws.evaluate(fn, given, dy)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+        found = laws.evaluate(fn, given, dy)
+    for one, other in zip(found, expected, strict=True):
+        # stride as well: gradients are laid out as the weights were given.
+        torch.testing.assert_close(one, other, check_stride=True)
+
+
+@interpret
+@each_form
+def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None:
+    fn, prepare = FORMS[form]
+    inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
+    leaves = [x.detach().requires_grad_() for x in prepare(inputs).values()]
+    y = fn(*leaves)
+    with torch.no_grad():
+        leaves[2].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+
+
+@interpret
 def test_one_tensor_of_interleaved_weights() -> None:
     check_one_tensor("cpu", torch.float16, config=launches(SMALL))
 

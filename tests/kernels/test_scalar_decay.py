@@ -163,6 +163,17 @@ def test_outputs_leave_inference_mode(op: str, dtype: torch.dtype, requires_grad
         assert weight.grad is not None and torch.equal(weight.grad, x.detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_forward_mode_is_refused(op: str, dtype: torch.dtype) -> None:
+    """Inference mode would return outputs without a tangent, which reads as a derivative of zero."""
+    first, *others = resolve(get_operation(op).inputs)(SMALL, dtype=dtype, device="cpu", seed=0).values()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(first, torch.ones_like(first))
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch_implementation(op)(dual, *others, chunk_size=16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
