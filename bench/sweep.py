@@ -30,7 +30,8 @@ from .plan import PlannedCase
 DEFAULT_TIMEOUT_S = 120.0
 MAX_COMPILE_JOBS = 8
 MAX_COMPILE_ELEMENTS = 2**26
-"""Of an output, up to which a longer case than the shortest is called only to compile: many processes share the GPU."""
+"""Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
+share the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,8 @@ def is_k_major(weight: Tensor) -> bool:
 def is_interleaved(w_up: Tensor, w_gate: Tensor) -> bool:
     """Return whether the weights [D, F] are the even and odd columns of one [D, 2F], contiguous or K-major."""
     rows, columns = w_up.shape
-    if (
-        w_up.stride() != w_gate.stride()
-        or w_up.untyped_storage().data_ptr() != w_gate.untyped_storage().data_ptr()
-    ):  # fmt: skip
+    storages = {weight.untyped_storage().data_ptr() for weight in (w_up, w_gate)}
+    if w_up.stride() != w_gate.stride() or len(storages) > 1:
         return False
     apart = w_gate.storage_offset() - w_up.storage_offset()
     down, across = w_up.stride()

@@ -225,60 +225,42 @@ def _forward(
     checkpoints: list[_Checkpoint] | None = None,
 ) -> tuple[Tensor, _States]:
     """Return h and the last state; append what the backward pass needs of every group to ``checkpoints``."""
-    h, c = torch.empty_like(v), state.c.clone()
+    h, c, n, work = torch.empty_like(v), state.c.clone(), state.n, None
     # Of a thousand small calls: what they do for autograd even without gradients is 2 % of the time of 2 CPU cores.
     with torch.inference_mode():
-        n, m = _run(q, k, v, a, u, state, options, checkpoints, h, c)
+        segments, m = _plan(a, u, state, options, v.dtype)
+        for group, q_g, k_g, v_g, h_g in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
+            if work is None or work.shape != group.shape:
+                work = _Workspace(group.shape, q, v, normalize=n is not None)
+            work.load(q_g, k_g, v_g, group, options.scale)
+            update = work.key.data if group.pairwise is None else (work.key.heads * group.update).flatten(1, 2)
+            n_before = None
+            if n is not None:
+                n_before, n = work.run_normalizer(n, update, group)
+            if checkpoints is not None:
+                checkpoints.append(_Checkpoint(c.clone(), None if n_before is None else n_before.clone()))
+            work.score(group, n_before)
+            work.round_(work.scores.data)
+            torch.bmm(work.scores.flat_t, work.value.flat, out=work.out.flat)
+            if group.pairwise is None:
+                c *= group.decay[0]
+                for query_c, key_c, v_c, out_c in zip(
+                    work.query.chunks, work.key.chunks_t, work.value.chunks, work.out.chunks, strict=True
+                ):
+                    out_c.baddbmm_(query_c, c)
+                    c.baddbmm_(key_c, v_c)
+            else:
+                query = work.round_((work.query.heads * group.pairwise.inter).flatten(1, 2)).unbind()
+                key = work.round_(update).mT.unbind()
+                for query_c, key_c, v_c, out_c, decay in zip(
+                    query, key, work.value.chunks, work.out.chunks, group.decay.unbind(), strict=True
+                ):
+                    out_c.baddbmm_(query_c, work.round(c))
+                    c.mul_(decay).baddbmm_(key_c, v_c)
+            work.invert_denominator(group)
+            work.store(h_g, work.out, work.factor)
+    # What was made in inference mode stays there: autograd takes nothing of it.
     return h, _States(c, *(None if x is None else x.clone() for x in (n, m)))
-
-
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    u: Tensor | None,
-    state: _States,
-    options: _Options,
-    checkpoints: list[_Checkpoint] | None,
-    h: Tensor,
-    c: Tensor,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Fill h, bring c from the first state to the last and return that one's n and m; otherwise as :func:`_forward`."""
-    segments, m = _plan(a, u, state, options, v.dtype)
-    n = state.n
-    work = None
-    for group, q_g, k_g, v_g, h_g in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
-        if work is None or work.shape != group.shape:
-            work = _Workspace(group.shape, q, v, normalize=n is not None)
-        work.load(q_g, k_g, v_g, group, options.scale)
-        update = work.key.data if group.pairwise is None else (work.key.heads * group.update).flatten(1, 2)
-        n_before = None
-        if n is not None:
-            n_before, n = work.run_normalizer(n, update, group)
-        if checkpoints is not None:
-            checkpoints.append(_Checkpoint(c.clone(), None if n_before is None else n_before.clone()))
-        work.score(group, n_before)
-        work.round_(work.scores.data)
-        torch.bmm(work.scores.flat_t, work.value.flat, out=work.out.flat)
-        if group.pairwise is None:
-            c *= group.decay[0]
-            for query_c, key_c, v_c, out_c in zip(
-                work.query.chunks, work.key.chunks_t, work.value.chunks, work.out.chunks, strict=True
-            ):
-                out_c.baddbmm_(query_c, c)
-                c.baddbmm_(key_c, v_c)
-        else:
-            query = work.round_((work.query.heads * group.pairwise.inter).flatten(1, 2)).unbind()
-            key = work.round_(update).mT.unbind()
-            for query_c, key_c, v_c, out_c, decay in zip(
-                query, key, work.value.chunks, work.out.chunks, group.decay.unbind(), strict=True
-            ):
-                out_c.baddbmm_(query_c, work.round(c))
-                c.mul_(decay).baddbmm_(key_c, v_c)
-        work.invert_denominator(group)
-        work.store(h_g, work.out, work.factor)
-    return n, m
 
 
 class _Chunkwise(torch.autograd.Function):
