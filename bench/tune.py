@@ -98,10 +98,10 @@ def calls(
     import torch
 
     gradients = mode != "fw"
+    leaves = operation.leaves(inputs)
     for name, tensor in inputs.items():
-        tensor.requires_grad_(gradients and name in operation.differentiable)
+        tensor.requires_grad_(gradients and name in leaves)
     tensors = list(inputs.values())
-    leaves = [inputs[name] for name in operation.differentiable]
     grad_out: list[Any] = []
 
     def of(config: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
@@ -113,7 +113,7 @@ def calls(
             if not grad_out:
                 generator = torch.Generator(out.device).manual_seed(1)
                 grad_out.append(torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype))
-            return torch.autograd.grad(out, leaves, grad_out[0])
+            return torch.autograd.grad(out, list(leaves.values()), grad_out[0])
 
         if mode == "fw":
             return lambda _: (forward(),), lambda: None

@@ -225,11 +225,12 @@ def _runnable(
         options["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):
         options["state_dtype"] = check.DTYPES[case.state_dtype]
+    leaves = operation.leaves(inputs)
     for name, tensor in inputs.items():
-        tensor.requires_grad_(gradients and name in operation.differentiable)
-    leaves = {name: inputs[name] for name in operation.differentiable}
+        tensor.requires_grad_(gradients and name in leaves)
     tensors = list(inputs.values())
-    return Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
+    runnable = Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
+    return runnable if target.restore is None else dataclasses.replace(runnable, restore=resolve(target.restore))
 
 
 def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> AbstractContextManager[Any]:
@@ -254,6 +255,7 @@ def _call_once(runnable: Runnable, grad_out: Tensor | None) -> dict[str, Tensor]
             return {"out": runnable.to_canonical("out", runnable.forward())}
     out = runnable.forward()
     gradients = check.differentiate(out, runnable.leaves, _in_own_layout(runnable, out, grad_out))
+    gradients = dict(runnable.restore(gradients))
     results = {"out": runnable.to_canonical("out", out.detach())}
     return results | {name: runnable.to_canonical(name, gradient) for name, gradient in gradients.items()}
 

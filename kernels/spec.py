@@ -8,9 +8,12 @@ list operations in milliseconds; code is named by "module:function" strings rela
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODES = ("fw", "fwbw", "bw", "step")
 DTYPES = ("fp64", "fp32", "fp16", "bf16")
@@ -39,9 +42,11 @@ class Implementation:
             returns the launches that ``call`` would choose, a frozen dataclass that it also takes as ``config``: what
             bench.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
-        prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout in
-            which the implementation keeps them, with the same shapes and values, as a model does once when weights are
-            loaded. Outside the timed region.
+        prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns ``call``'s, in order,
+            in the layout in which the implementation keeps them, as a model does once when weights are loaded. Outside
+            the timed region.
+        restore: "module:function"; the function takes the gradients of what ``prepare`` returned, by name, and returns
+            those of the operation's arguments, where they are not the same.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Implementation:
     default_config: str | None = None
     requires: tuple[str, ...] = ()
     prepare: str | None = None
+    restore: str | None = None
     summary: str = ""
 
 
@@ -100,6 +106,11 @@ class Operation:
                 return implementation
         known = ", ".join(i.name for i in self.implementations)
         raise ValueError(f"implementation must be one of {known} for {self.name}, got {name!r}")
+
+    def leaves(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those of an implementation's inputs that get gradients: not arguments that have none."""
+        fixed = set(self.arguments) - set(self.differentiable)
+        return {name: tensor for name, tensor in inputs.items() if name not in fixed}
 
 
 def resolve(target: str) -> Callable[..., Any]:

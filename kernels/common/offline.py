@@ -123,6 +123,8 @@ def _specialise(
             attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, bool):
             signature[name] = "i1"
+        elif parameters[name].annotation_type:
+            signature[name] = parameters[name].annotation_type
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:

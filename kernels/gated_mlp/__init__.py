@@ -13,7 +13,11 @@ _kernel = partial(
     chunked=False,
     requires=("triton",),
 )
-_on_interleaved_weights = partial(_kernel, prepare="kernels.gated_mlp.reference:interleave_inputs")
+_on_interleaved_weights = partial(
+    _kernel,
+    prepare="kernels.gated_mlp.reference:interleave_inputs",
+    restore="kernels.gated_mlp.reference:take_gradients_apart",
+)
 
 OPERATION = Operation(
     name="gated_mlp",
@@ -28,13 +32,13 @@ OPERATION = Operation(
     implementations=(
         _on_interleaved_weights(
             name="fused",
-            call="kernels.gated_mlp.fused:fused",
+            call="kernels.gated_mlp.fused:fused_interleaved",
             default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
         ),
         _on_interleaved_weights(
             name="fused_save",
-            call="kernels.gated_mlp.fused:fused_save",
+            call="kernels.gated_mlp.fused:fused_interleaved_save",
             default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
         ),

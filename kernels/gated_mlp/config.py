@@ -14,6 +14,10 @@ MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
 
+MANY_TOKENS = 16384
+"""From here on an H200 runs at its power limit for as long as a product takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
     """One launch of the projection kernel.
@@ -24,7 +28,7 @@ class TileConfig:
         block_k: step along D.
         group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
         subtiles: 1, or 2 to gate and store a tile's halves one after the other, in half the shared memory: upper and
-            lower where weights are K-major, else left and right.
+            lower where weights are interleaved, else left and right.
         num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
         num_stages: tiles of x and w under way or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
@@ -80,27 +84,26 @@ def _invalid_tile(config: TileConfig) -> str | None:
 
 
 def select_tile(
-    *, end: str, apart: bool, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
+    *, end: str, layout: str, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
 ) -> TileConfig:
     """Choose a launch.
 
-    Alternatives on Hopper, for "gate" (registers a thread of sm_90, KiB of shared memory; none spills): group_m 16
-    beside 8; subtiles 1 at 3 stages (171, 176) beside 2 at 4 (172, 208) or 3 (170, 160); block_k 128 at 2 stages
-    (171, 208); 256 rows of 64 columns at 4 stages (173, 208); weights apart at 4 stages (167, 224 with one subtile);
-    one program a tile at 4 stages (175, 192). Where an H200 runs at its power limit, D = 8192 with 65,536 tokens and
-    D = 16384 with 16,384, the first two are within 1 %. So are loops that are not flattened, a warp that loads for two
-    warpgroups that multiply, with half the instructions a step, and pairs of these that share the weights by multicast
-    (behind by up to 4 %); tiles of 192 rows, which ask the L2 for a quarter less, are behind by 2 % to 9 %. These are
-    in commit a5b8aa2 alone. What costs there are the products. Weights apart in a flattened loop took 1.2 to
-    1.5 times as long as interleaved ones from 4,096 tokens on, for products then wait for each other.
+    Where an H200 runs at its power limit, D = 8192 with 65,536 tokens and D = 16384 with 16,384, energy counts. There
+    the transpose of K-major weights, interleaved by eight, takes 91.4 and 84.5 ms, x with K-major ones apart 93.9 and
+    86.5, with row-major ones interleaved 94.6 and 88.6, a flattened loop of two accumulators from 107; cuBLAS's product
+    alone 89.9 and 83.1. Of the first, one subtile at 3 stages takes 91.0 and 83.5 (at D = 4096, 5 % more for 1,024
+    tokens and 1.5 % for 4,096), a loop that is not flattened 92.0 and 84.9, interleaved one by one 91.1 and 83.9 (4 %
+    more elsewhere). Of row-major weights, loads by a warp of their own, multicast to pairs of blocks and tiles of
+    192 rows gained nothing; they are in commit a5b8aa2 alone.
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
-        apart: whether up and gate have an accumulator each: all weights but interleaved row-major ones.
+        layout: of the weights; see project_kernel.
         tokens: M.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
-        aligned: whether every tensor begins at a multiple of 16 bytes, as descriptors want.
+        aligned: whether every tensor begins at a multiple of 16 bytes, as descriptors want, and two weights lie near
+            enough for one.
     """
     if item_bytes == 4:
         # Products in full float32 run on the vector units.
@@ -116,34 +119,36 @@ def select_tile(
         return TileConfig(
             block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
         )
-    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=not apart)
+    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=layout != "rows")
     if end == "gate":
+        if capability < (10, 0) and layout == "interleaved" and tokens >= MANY_TOKENS:
+            return replace(full, subtiles=1, num_stages=3)
         return full
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
 def interleaved_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
-    """Return the launches chosen for a case's sizes and dtype on interleaved row-major weights."""
-    return _case_config(sizes, dtype, capability, forward="gate", apart=False)
+    """Return the launches chosen for a case's sizes and dtype on interleaved weights."""
+    return _case_config(sizes, dtype, capability, forward="gate", layout="interleaved")
 
 
 def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
     """Return those of a forward pass that saves the pre-activations."""
-    return _case_config(sizes, dtype, capability, forward="save", apart=False)
+    return _case_config(sizes, dtype, capability, forward="save", layout="interleaved")
 
 
 def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
     """Return those for K-major weights that lie apart."""
-    return _case_config(sizes, dtype, capability, forward="gate", apart=True)
+    return _case_config(sizes, dtype, capability, forward="gate", layout="columns")
 
 
 def _case_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, apart: bool
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, layout: str
 ) -> GatedMlpConfig:
     tiles = (
         select_tile(
-            end=end, apart=apart, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
+            end=end, layout=layout, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
             item_bytes=4 if dtype == "fp32" else 2,
         )
         for end in (forward, "gradient")

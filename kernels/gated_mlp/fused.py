@@ -12,6 +12,7 @@ products are torch's. Source: see project.py.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +24,21 @@ from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..scalar_decay.engine import capability
-from .config import GatedMlpConfig, invalid_reason, select_tile
+from .config import DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
-from .reference import interleave
 from .validate import (
     check_activation,
+    check_interleaved,
     check_kernel_support,
     check_layout,
     check_projections,
-    is_interleaved,
     is_k_major,
 )
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 GRADIENT_BLOCK_M, GRADIENT_BLOCK_F = 8, 256
+MAX_STRIDE = 2**40
+"""Bytes between two rows of a descriptor's tensor."""
 INTERPRETER_PROGRAMS = 3
 """Programs of a persistent launch where there is no GPU: few, so that each walks several tiles."""
 
@@ -52,19 +54,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights as they are held: W_up and W_gate [D, F], or interleaved [D, 2F] and None; contiguous or K-major."""
+    """Weights as they are held: W_up and W_gate [D, F], contiguous or K-major, or interleaved [D, 2F] and None."""
 
     first: Tensor
     gate: Tensor | None
-
-    @classmethod
-    def of(cls, w_up: Tensor, w_gate: Tensor) -> Weights:
-        """Return the weights, joined where they are the columns of one tensor."""
-        if not is_interleaved(w_up, w_gate):
-            return cls(w_up, w_gate)
-        rows, columns = w_up.shape
-        strides = (1, rows) if w_up.stride(0) == 1 else (2 * columns, 1)
-        return cls(w_up.detach().as_strided((rows, 2 * columns), strides), None)
 
     @property
     def columns(self) -> int:
@@ -72,19 +65,19 @@ class Weights:
         return self.first.shape[1] // (2 if self.gate is None else 1)
 
     @property
-    def k_major(self) -> bool:
-        """Whether each column lies in one piece."""
-        return is_k_major(self.first)
+    def layout(self) -> str:
+        """The name that project_kernel has for it."""
+        return "interleaved" if self.gate is None else "columns" if is_k_major(self.first) else "rows"
 
-    def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Return what the kernel reads: K-major weights as two transposes [F, D], others as they are held."""
-        if not self.k_major:
-            return self.first, self.gate
-        up, gate = interleave(self.first) if self.gate is None else (self.first, self.gate)
-        return up.T, gate.T
+    @property
+    def gap(self) -> int:
+        """How many elements the gate's weight lies behind the first, as addresses go; 0 of interleaved ones."""
+        if self.gate is None:
+            return 0
+        return (self.gate.data_ptr() - self.first.data_ptr()) // self.first.element_size()
 
     def like(self, rows: int) -> Weights:
-        """Return uninitialised tensors of ``rows`` rows in the same layout: pre-activations or their gradients."""
+        """Return uninitialised tensors of ``rows`` rows in the same order: pre-activations or their gradients."""
         first = self.first.new_empty(rows, self.first.shape[1])
         return Weights(first, None if self.gate is None else torch.empty_like(first))
 
@@ -96,9 +89,8 @@ def fused(
 
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
-        w_up, w_gate: [D, F] in x's dtype: both contiguous; or both K-major, the transposes of contiguous [F, D] as
-            torch.nn.Linear holds them (``linear.weight.T``); or the two views of interleaved weights of either order
-            that ``interleave(w)`` gives: of row-major ones one product gives both projections.
+        w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
+            (``linear.weight.T``), or both contiguous, which is slower.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches; chosen for the device and the sizes when None.
 
@@ -124,21 +116,14 @@ def fused_save(
 
 
 def fused_interleaved(
-    x: Tensor,
-    w: Tensor,
-    *,
-    activation: str = "silu",
-    save: bool = False,
-    config: GatedMlpConfig | None = None,
+    x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
 ) -> Tensor:
-    """Compute the same from interleaved weights as one tensor, whose gradient is one tensor too.
+    """Compute the same from interleaved weights, the quickest layout; their gradient is one tensor too.
 
     Args:
         x: [M, D], as in :func:`fused`.
-        w: ``interleave(w_up, w_gate)`` [D, 2F], K-major or contiguous, in x's dtype.
-        activation: as in :func:`fused`.
-        save: whether the pre-activations are kept for the backward pass.
-        config: as in :func:`fused`.
+        w: ``interleave(w_up, w_gate)`` [D, 2F], in x's dtype.
+        activation, config: as in :func:`fused`.
 
     Returns:
         y [M, F] in x's dtype; differentiable once, in x and w.
@@ -146,33 +131,42 @@ def fused_interleaved(
     Raises:
         ValueError: as in :func:`fused`.
     """
-    if not isinstance(w, Tensor):
-        raise TypeError(f"w must be a tensor, got {type(w).__name__}")
-    if w.dim() != 2 or w.shape[1] % 2 or not (w.is_contiguous() or is_k_major(w)):
-        raise ValueError(f"w must be contiguous or K-major [D, 2F], got shape {tuple(w.shape)}, strides {w.stride()}")
-    problem = _checked(x, *interleave(w), save=save, activation=activation, config=config)
-    return _GatedMlp.apply(x, w, None, problem)
+    return _run_interleaved(x, w, save=False, activation=activation, config=config)
+
+
+def fused_interleaved_save(
+    x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
+) -> Tensor:
+    """Compute the same, and keep the pre-activations [M, 2F] in x's dtype for the backward pass.
+
+    Arguments, result and errors as in :func:`fused_interleaved`; without gradients it is that.
+    """
+    return _run_interleaved(x, w, save=True, activation=activation, config=config)
 
 
 def _run(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
-    problem = _checked(x, w_up, w_gate, save=save, activation=activation, config=config)
-    return _GatedMlp.apply(x, w_up, w_gate, problem)
-
-
-def _checked(
-    x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
-) -> Problem:
-    """Return the problem of arguments that fit; raise for others."""
     check_activation(activation)
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
-    check_kernel_support(x, w_up)
+    check_kernel_support(x, *w_up.shape)
+    return _GatedMlp.apply(x, w_up, w_gate, _problem((x, w_up, w_gate), activation, save, config))
+
+
+def _run_interleaved(x: Tensor, w: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None) -> Tensor:
+    check_activation(activation)
+    check_interleaved(x, w)
+    check_kernel_support(x, w.shape[0], w.shape[1] // 2)
+    return _GatedMlp.apply(x, w, None, _problem((x, w), activation, save, config))
+
+
+def _problem(given: tuple[Tensor, ...], activation: str, save: bool, config: GatedMlpConfig | None) -> Problem:
+    """Return the problem of arguments that fit; ValueError for launches that cannot run."""
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
     # An autograd function is not told that gradients are switched off.
-    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     return Problem(activation=activation, save=save and differentiated, config=config)
 
 
@@ -180,14 +174,13 @@ class _GatedMlp(torch.autograd.Function):
     """y from x and both weights, or from x and interleaved weights with None in the other's place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w_up: Tensor, w_gate: Tensor | None, problem: Problem) -> Tensor:
-        weights = Weights(w_up, None) if w_gate is None else Weights.of(w_up, w_gate)
+    def forward(ctx: Any, x: Tensor, first: Tensor, gate: Tensor | None, problem: Problem) -> Tensor:
+        weights = Weights(first, gate)
         y = x.new_empty(x.shape[0], weights.columns)
         saved = weights.like(x.shape[0]) if problem.save else None
         project(x, weights, problem, y=y, pre=saved)
-        # The weights as they were joined: what hooks on saved tensors give back need not share its memory.
-        ctx.save_for_backward(x, weights.first, weights.gate, *((saved.first, saved.gate) if saved else ()))
-        ctx.problem, ctx.joined = problem, w_gate is not None and weights.gate is None
+        ctx.save_for_backward(x, first, gate, *((saved.first, saved.gate) if saved else ()))
+        ctx.problem = problem
         return y
 
     @staticmethod
@@ -204,23 +197,19 @@ class _GatedMlp(torch.autograd.Function):
             project(x, weights, ctx.problem, pre=d_pre, dy=dy)
         dx = None
         if wants_x:
-            dx = d_pre.first @ weights.first.T
-            if weights.gate is not None and d_pre.gate is not None:
-                dx.addmm_(d_pre.gate, weights.gate.T)
-        if d_pre.gate is not None:
-            d_up, d_gate = (
-                _weight_gradient(x, d, weights.k_major) if wanted else None
-                for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
-            )
-        else:
-            dw = _weight_gradient(x, d_pre.first, weights.k_major) if any(wants_w) else None
-            d_up, d_gate = interleave(dw) if ctx.joined and dw is not None else (dw, None)
-        return dx, d_up, d_gate, None
+            dx = d_pre.first @ first.T
+            if gate is not None and d_pre.gate is not None:
+                dx.addmm_(d_pre.gate, gate.T)
+        d_first, d_gate = (
+            _weight_gradient(x, d, weights.layout) if wanted and d is not None else None
+            for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
+        )
+        return dx, d_first, d_gate, None
 
 
-def _weight_gradient(x: Tensor, d_pre: Tensor, k_major: bool) -> Tensor:
+def _weight_gradient(x: Tensor, d_pre: Tensor, layout: str) -> Tensor:
     """Return x^T d_pre, laid out as its weight is."""
-    return (d_pre.T @ x).T if k_major else x.T @ d_pre
+    return x.T @ d_pre if layout == "rows" else (d_pre.T @ x).T
 
 
 def project(
@@ -234,50 +223,49 @@ def project(
 ) -> None:
     """Launch project_kernel: write y, and pre where given; or with dy the pre-activations' gradients into pre."""
     end = "gate" if pre is None else "save" if dy is None else "gradient"
-    rows, columns, pair, k_major = x.shape[0], weights.columns, weights.gate is not None, weights.k_major
+    rows, columns, layout, gap = x.shape[0], weights.columns, weights.layout, weights.gap
+    # A distance in whole groups of elements tells the compiler that rows of both weights are aligned.
+    unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
     given = [t for t in (x, weights.first, weights.gate, dy) if t is not None]
     if problem.config is not None:
         config = problem.config.gradient if end == "gradient" else problem.config.forward
     else:
         config = select_tile(
             end=end,
-            apart=pair or k_major,
+            layout=layout,
             tokens=rows,
             capability=capability(x.device),
             item_bytes=x.element_size(),
-            aligned=all(t.data_ptr() % 16 == 0 for t in given),
+            aligned=all(t.data_ptr() % 16 == 0 for t in given) and abs(gap) < MAX_STRIDE // x.element_size(),
         )
     block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
-    wide = block_f if pair else 2 * block_f
     parts = config.subtiles
     # Parts of a tile are halves of its tokens where its transpose is accumulated, else of its columns.
-    out_rows, out_columns = (block_m // parts, 1) if k_major else (block_m, parts)
-    w, w_gate = weights.rows()
-    w_tile = (block_f, block_k) if k_major else (block_k, wide)
+    out_rows, out_columns = (block_m // parts, 1) if layout == "interleaved" else (block_m, parts)
+    pre_block = (out_rows, (2 if layout == "interleaved" else 1) * block_f // out_columns)
 
-    def tile(tensor: Tensor | None, tile_rows: int, tile_columns: int) -> Tensor | TensorDescriptor | None:
+    def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
-        return TensorDescriptor.from_tensor(tensor.detach(), [tile_rows, tile_columns])
+        return TensorDescriptor.from_tensor(tensor.detach(), list(block))
 
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
     project_kernel[(programs,)](
         tile(x, block_m, block_k),
-        tile(w, *w_tile),
-        tile(w_gate, *w_tile),
+        *_weight_tiles(weights, config, tile),
         tile(y, out_rows, block_f // out_columns),
-        tile(None if pre is None else pre.first, out_rows, wide // out_columns),
-        tile(None if pre is None else pre.gate, out_rows, wide // out_columns),
+        tile(None if pre is None else pre.first, *pre_block),
+        tile(None if pre is None else pre.gate, *pre_block),
         tile(dy, out_rows, block_f // out_columns),
         rows,
         x.shape[1] // 8,
         columns // 8,
-        w.stride(0) // 8,
+        gap // unit,
+        UNIT=unit,
         ACTIVATION=problem.activation,
         END=end,
-        PAIR=pair,
-        K_MAJOR=k_major,
+        LAYOUT=layout,
         DTYPE=DTYPES[x.dtype],
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         USE_TMA=config.use_tma,
@@ -291,6 +279,24 @@ def project(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def _weight_tiles(
+    weights: Weights, config: TileConfig, tile: Callable[..., Tensor | TensorDescriptor | None]
+) -> tuple[Tensor | TensorDescriptor | None, Tensor | TensorDescriptor | None]:
+    """Return w and w_gate as project_kernel reads them; see its LAYOUT."""
+    first, gate = weights.first, weights.gate
+    if gate is None:
+        return tile(first.T, 2 * config.block_f, config.block_k), None
+    if weights.layout == "rows":
+        return tile(first, config.block_k, config.block_f), tile(gate, config.block_k, config.block_f)
+    if not config.use_tma:
+        return first.T.detach(), None
+    # One tensor of both: addresses are all that a descriptor knows of memory.
+    rows, columns = first.shape
+    base, apart = (first, weights.gap) if weights.gap >= 0 else (gate, -weights.gap)
+    block = [2, config.block_f, config.block_k]
+    return TensorDescriptor(base.T.detach(), [2, columns, rows], [apart, rows, 1], block), None
 
 
 def gate_gradient(saved: Weights, dy: Tensor, d_pre: Weights, problem: Problem) -> None:

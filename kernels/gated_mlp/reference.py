@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..scalar_decay.reference import compute_dtype
-from .validate import check_activation, check_layout, check_projections, is_k_major
+from .config import DIM_MULTIPLE
+from .validate import check_activation, check_layout, check_projections
 
 
 def activate(gate: Tensor, activation: str) -> Tensor:
@@ -55,7 +56,7 @@ def gated_mlp(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "sil
 def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu") -> Tensor:
     """Compute y with torch alone in x's dtype; pre-activations are rounded to it.
 
-    Arguments, result and errors as in :func:`gated_mlp`; weights are contiguous, K-major or interleaved. Where nothing
+    Arguments, result and errors as in :func:`gated_mlp`; weights are both contiguous or both K-major. Where nothing
     is differentiated the product is taken in place, so that two [M, F] tensors stand in memory rather than four.
     """
     check_projections(x, w_up, w_gate)
@@ -84,37 +85,41 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
 
         w = interleave(w_up, w_gate)        w_up, w_gate = interleave(w)
 
-    Columns 0, 2, 4, ... of w are W_up's and 1, 3, 5, ... W_gate's, in their order. (As a permutation of the 2F columns
-    of weights side by side, this order is a perfect shuffle, which is not its own inverse; the function is: what it
-    makes of a pair, it makes a pair of.)
+    Columns 0 to 7 of w are W_up's first eight, 8 to 15 W_gate's, 16 to 23 W_up's next, and so on: eight columns lie
+    between two elements that a matrix unit leaves with one thread. w is K-major, each column in one piece, as
+    torch.nn.Linear holds weights and as matrix units read them best. (As a permutation of the 2F columns of weights
+    side by side this is not its own inverse; the function is: what it makes of a pair, it makes a pair of.)
 
     Args:
-        w_up: W_up [D, F], or interleaved weights [D, 2F].
+        w_up: W_up [D, F] of any strides, F a multiple of 8, or interleaved weights [D, 2F].
         w_gate: W_gate [D, F] in w_up's dtype and on its device; None to take w_up apart.
 
     Returns:
-        Interleaved weights [D, 2F], K-major where both are (``linear.weight.T``) and contiguous else, of two views of
-        interleaved weights too; or (W_up, W_gate) [D, F] as two views of them, which the kernels take as they are.
-        Autograd differentiates either way.
+        Interleaved weights [D, 2F], or (W_up, W_gate) [D, F]; copies, K-major. Autograd differentiates either way.
 
     Raises:
         ValueError: on a shape, dtype or device that does not fit; the message names the argument.
     """
     if w_up.dim() != 2:
         raise ValueError(f"w_up must have 2 dimensions, got shape {tuple(w_up.shape)}")
+    columns = w_up.shape[1]
     if w_gate is None:
-        if w_up.shape[1] % 2:
-            raise ValueError(f"w_up must have an even number of interleaved columns, got shape {tuple(w_up.shape)}")
-        return w_up[:, 0::2], w_up[:, 1::2]
+        if columns % (2 * DIM_MULTIPLE):
+            raise ValueError(
+                f"w_up must have a multiple of {2 * DIM_MULTIPLE} interleaved columns, got shape {tuple(w_up.shape)}"
+            )
+        blocks = w_up.T.unflatten(0, (-1, 2, DIM_MULTIPLE))
+        return blocks[:, 0].flatten(0, 1).contiguous().T, blocks[:, 1].flatten(0, 1).contiguous().T
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate must have shape {tuple(w_up.shape)}, got {tuple(w_gate.shape)}")
     if (w_gate.dtype, w_gate.device) != (w_up.dtype, w_up.device):
         raise ValueError(
             f"w_gate must be {w_up.dtype} on {w_up.device}, as w_up is, got {w_gate.dtype} on {w_gate.device}"
         )
-    if is_k_major(w_up) and is_k_major(w_gate):
-        return torch.stack((w_up.T, w_gate.T), dim=1).flatten(0, 1).T
-    return torch.stack((w_up, w_gate), dim=2).flatten(1)
+    if columns % DIM_MULTIPLE:
+        raise ValueError(f"w_up must have a multiple of {DIM_MULTIPLE} columns, got shape {tuple(w_up.shape)}")
+    blocks = (w.T.unflatten(0, (-1, DIM_MULTIPLE)) for w in (w_up, w_gate))
+    return torch.stack(tuple(blocks), dim=1).flatten(0, 2).T
 
 
 def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -123,9 +128,14 @@ def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def interleave_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an operation's inputs with the weights interleaved, as a model keeps them after loading."""
-    w_up, w_gate = interleave(interleave(inputs["w_up"].detach(), inputs["w_gate"].detach()))
-    return {"x": inputs["x"], "w_up": w_up.detach(), "w_gate": w_gate.detach()}
+    """Return x and w: an operation's inputs with the weights interleaved, as a model keeps them after loading."""
+    return {"x": inputs["x"], "w": interleave(inputs["w_up"].detach(), inputs["w_gate"].detach())}
+
+
+def take_gradients_apart(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of x, w_up and w_gate from those of x and interleaved weights w."""
+    up, gate = interleave(gradients["w"])
+    return {"x": gradients["x"], "w_up": up, "w_gate": gate}
 
 
 def make_inputs(

@@ -47,38 +47,46 @@ def is_k_major(weight: Tensor) -> bool:
     return weight.T.is_contiguous() and not weight.is_contiguous()
 
 
-def is_interleaved(w_up: Tensor, w_gate: Tensor) -> bool:
-    """Return whether the weights [D, F] are the even and odd columns of one [D, 2F], contiguous or K-major."""
-    rows, columns = w_up.shape
-    storages = {weight.untyped_storage().data_ptr() for weight in (w_up, w_gate)}
-    if w_up.stride() != w_gate.stride() or len(storages) > 1:
-        return False
-    apart = w_gate.storage_offset() - w_up.storage_offset()
-    down, across = w_up.stride()
-    row_major = across == 2 and apart == 1 and (rows == 1 or down == 2 * columns)
-    return row_major or (down == 1 and apart == rows and (columns == 1 or across == 2 * rows))
-
-
 def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
-    """Raise unless x is contiguous, and the weights are, or are K-major, or interleaved in one tensor."""
+    """Raise unless x is contiguous, and the weights both are, or are both K-major."""
     if not x.is_contiguous():
         raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
-    if is_interleaved(w_up, w_gate) or (is_k_major(w_up) and is_k_major(w_gate)):
+    if is_k_major(w_up) and is_k_major(w_gate):
         return
     for name, weight in (("w_up", w_up), ("w_gate", w_gate)):
         if not weight.is_contiguous():
             raise ValueError(
-                f"{name} must be contiguous, or both weights transposes of contiguous tensors, or views of interleaved "
-                f"ones as interleave(w) gives them, got strides {weight.stride()} for shape {tuple(weight.shape)}"
+                f"{name} must be contiguous, or both weights transposes of contiguous tensors, got strides "
+                f"{weight.stride()} for shape {tuple(weight.shape)}"
             )
 
 
-def check_kernel_support(x: Tensor, w_up: Tensor) -> None:
+def check_interleaved(x: Tensor, w: Tensor) -> None:
+    """Raise unless w [D, 2F] can be interleaved weights for x [M, D]: K-major, of x's dtype, on its device."""
+    for name, tensor in (("x", x), ("w", w)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if w.dim() != 2 or w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
+        raise ValueError(
+            f"w must be K-major [D, 2F], F a multiple of {DIM_MULTIPLE}, as interleave(w_up, w_gate) gives it, got "
+            f"shape {tuple(w.shape)}, strides {w.stride()}"
+        )
+    if x.dim() == 2 and w.shape[0] != x.shape[1]:
+        raise ValueError(f"w must have {x.shape[1]} rows, one a column of x, got shape {tuple(w.shape)}")
+    if w.dtype != x.dtype or w.device != x.device:
+        raise ValueError(f"w must be {dtype_name(x.dtype)} on {x.device}, got {dtype_name(w.dtype)} on {w.device}")
+    # Halves of its columns have the shape of the two weights.
+    check_projections(x, *w.chunk(2, dim=1))
+    if not x.is_contiguous():
+        raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
+
+
+def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     """Raise unless the Triton kernels take x [M, D] and weights [D, F] here."""
     if x.dtype not in TRITON_DTYPES:
         raise ValueError(f"x must be one of {', '.join(map(dtype_name, TRITON_DTYPES))}, got {dtype_name(x.dtype)}")
-    for name, size in (("D", w_up.shape[0]), ("F", w_up.shape[1])):
+    for name, size in (("D", D), ("F", F)):
         if size % DIM_MULTIPLE:
-            raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got w_up of shape {tuple(w_up.shape)}")
+            raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
     if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ValueError(f"x must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")

@@ -14,7 +14,7 @@ from lrbench.bench import check, worker
 from lrbench.bench.case import Case
 from lrbench.bench.protocol import decode_request, encode_request
 from lrbench.kernels import Implementation, get_operation
-from lrbench.kernels.gated_mlp.validate import is_interleaved
+from lrbench.kernels.gated_mlp.reference import interleave
 from lrbench.tests.bench import faults
 
 
@@ -51,11 +51,15 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
-    """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own."""
+    """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own.
+
+    Its gradients are compared as those of the operation's arguments.
+    """
     implementation = Implementation(
         name="torch",
-        call="kernels.gated_mlp.reference:portable",
+        call="tests.kernels.mlp_laws:portable_on_interleaved",
         prepare="kernels.gated_mlp.reference:interleave_inputs",
+        restore="kernels.gated_mlp.reference:take_gradients_apart",
         devices=("cpu",),
         chunked=False,
     )
@@ -68,10 +72,13 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
         inputs = check.Inputs("cpu").get(operation, case)
         prepared = worker.prepare(operation, case, implementation, inputs, gradients=mode == "fwbw")
         leaves = prepared.runnable.leaves
-        assert is_interleaved(leaves["w_up"], leaves["w_gate"])
-        assert all(torch.equal(leaves[name], inputs[name]) for name in inputs)
+        assert list(leaves) == ["x", "w"]
+        assert torch.equal(leaves["w"], interleave(inputs["w_up"], inputs["w_gate"]))
         columns = worker.Worker("cpu").run(case, implementation, budget_s=0.0)
-        plain = worker.Worker("cpu").run(case, dataclasses.replace(implementation, prepare=None), budget_s=0.0)
+        assert worker.Worker("cpu").verify(case, implementation)["checked"] == "same shape"
+        call = "kernels.gated_mlp.reference:portable"
+        direct = dataclasses.replace(implementation, call=call, prepare=None, restore=None)
+        plain = worker.Worker("cpu").run(case, direct, budget_s=0.0)
         assert columns["input_bytes"] == plain["input_bytes"]
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))

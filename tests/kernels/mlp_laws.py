@@ -7,6 +7,7 @@ epsilon times the largest magnitude in every element.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +20,12 @@ from lrbench.bench.check import relative_error
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS
 from lrbench.kernels.gated_mlp.reference import (
     gated_mlp,
+    interleave,
     interleave_inputs,
     k_major_inputs,
     make_inputs,
     portable,
+    take_gradients_apart,
 )
 
 Function = Callable[..., Tensor]
@@ -30,13 +33,26 @@ Prepare = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 HALF = (torch.bfloat16, torch.float16)
 NAMES = ("y", "dx", "dw_up", "dw_gate")
 
+
+def swapped_columns(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs with K-major weights of one tensor, W_gate's before W_up's."""
+    both = torch.cat((inputs["w_gate"].detach().T, inputs["w_up"].detach().T))
+    gate, up = both.chunk(2)
+    return {"x": inputs["x"], "w_up": up.T, "w_gate": gate.T}
+
+
+def portable_on_interleaved(x: Tensor, w: Tensor) -> Tensor:
+    """Compute y from interleaved weights, taken apart first."""
+    return portable(x, *interleave(w))
+
+
 LAYOUTS: dict[str, Prepare] = {
     "interleaved": interleave_inputs,
-    "pair": dict,
-    "interleaved_columns": lambda inputs: interleave_inputs(k_major_inputs(inputs)),
-    "pair_columns": k_major_inputs,
+    "columns": k_major_inputs,
+    "swapped_columns": swapped_columns,
+    "rows": dict,
 }
-"""Name -> what lays weights out so; K-major where it says columns, else row-major."""
+"""Name -> what lays weights out so."""
 
 ORDER = 16
 """Epsilons that the order of summation may cost float32 and float64 at least, whose results are not rounded again."""
@@ -55,9 +71,12 @@ def draw(
 
 def evaluate(fn: Function, inputs: Mapping[str, Tensor], dy: Tensor | None, **kwargs: Any) -> list[Tensor]:
     """Return y and, with an output gradient, those of x and the weights."""
-    leaves = [x.detach().requires_grad_(dy is not None) for x in inputs.values()]
-    y = fn(*leaves, **kwargs)
-    return [y.detach()] + ([] if dy is None else list(torch.autograd.grad(y, leaves, dy)))
+    leaves = {name: x.detach().requires_grad_(dy is not None) for name, x in inputs.items()}
+    y = fn(*leaves.values(), **kwargs)
+    if dy is None:
+        return [y.detach()]
+    gradients = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))
+    return [y.detach(), *(take_gradients_apart(gradients) if "w" in gradients else gradients).values()]
 
 
 def bound(low: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
@@ -121,24 +140,26 @@ def check_rows_alone(
             assert relative_error(ours, whole[one].double()) <= allowed
 
 
-def check_gradients_of_some(fn: Function, *, dtype: torch.dtype, device: str, **kwargs: Any) -> None:
-    """Gradients are the same whichever others are asked for; none are under no_grad; second ones are refused."""
+def check_gradients_of_some(
+    fn: Function, *, dtype: torch.dtype, device: str, prepare: Prepare = dict, **kwargs: Any
+) -> None:
+    """Gradients are laid out as what they are of, the same whichever others are asked for; none are under no_grad."""
     plain, dy = draw(5, 16, 24, dtype=dtype, device=device)
-    for prepare in LAYOUTS.values():
-        inputs = prepare(plain)
-        expected = evaluate(fn, inputs, dy, **kwargs)[1:]
-        for wanted in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
+    inputs = prepare(plain)
+    leaves = [x.detach().requires_grad_() for x in inputs.values()]
+    y = fn(*leaves, **kwargs)
+    expected, second = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for _ in range(2))
+    for a, b, leaf in zip(expected, second, leaves, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        assert a.stride() == leaf.stride()
+    with torch.no_grad():
+        assert not fn(*leaves, **kwargs).requires_grad
+    for count in range(1, len(inputs)):
+        for wanted in itertools.combinations(range(len(inputs)), count):
             leaves = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(inputs.values())]
             found = torch.autograd.grad(fn(*leaves, **kwargs), [leaves[n] for n in wanted], dy)
             for n, gradient in zip(wanted, found, strict=True):
                 torch.testing.assert_close(gradient, expected[n], rtol=0, atol=0)
-        leaves = [x.detach().requires_grad_() for x in inputs.values()]
-        with torch.no_grad():
-            assert not fn(*leaves, **kwargs).requires_grad
-        y = fn(*leaves, **kwargs)
-        first, second = (torch.autograd.grad(y, leaves, dy, retain_graph=True) for _ in range(2))
-        for a, b in zip(first, second, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def check_bad_input(fn: Function, *, dtype: torch.dtype, device: str) -> None:

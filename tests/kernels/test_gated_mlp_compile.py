@@ -17,7 +17,7 @@ from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, select
 from lrbench.kernels.gated_mlp.reference import make_inputs
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 from lrbench.tests.kernels.mlp_laws import LAYOUTS
-from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES
+from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES, FUNCTIONS, layout_of
 
 pytestmark = pytest.mark.compile
 
@@ -43,10 +43,11 @@ def record(
     monkeypatch.setattr(module, "capability", lambda device: divmod(capability, 10))
     sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 256}
     inputs = LAYOUTS[layout](make_inputs(sizes, dtype=dtype, device="cpu", seed=0))
+    functions = FUNCTIONS[layout == "interleaved"]
     with record_launches(module) as launches:
-        module.fused(*inputs.values(), activation=activation, config=config)
+        functions[0](*inputs.values(), activation=activation, config=config)
         leaves = [x.requires_grad_() for x in inputs.values()]
-        for fn in (module.fused, module.fused_save):
+        for fn in functions:
             y = fn(*leaves, activation=activation, config=config)
             torch.autograd.grad(y, leaves, torch.zeros_like(y))
     return launches
@@ -84,11 +85,11 @@ def test_full_product(
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
-    chosen = select_tile(end="gate", apart=layout != "interleaved", tokens=4096, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", layout=layout_of(layout), tokens=4096, capability=(9, 0), item_bytes=2)
     forward = replace(chosen, **ALTERNATIVES[name])
     launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
     # One program a tile of transposes is the exception, right but slow: its products wait for each other.
-    slow = name == "programs" and layout.endswith("columns")
+    slow = name == "programs" and layout == "interleaved"
     with pytest.raises(AssertionError, match="serialised=True") if slow else nullcontext():
         check(launches[:1], 90)
 
@@ -120,9 +121,9 @@ def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.Monke
 
 def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulators of two products in a flattened loop: the assembler serialises them, and the compile tests say so."""
-    chosen = select_tile(end="gate", apart=True, tokens=4096, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", layout="rows", tokens=4096, capability=(9, 0), item_bytes=2)
     flat = replace(chosen, flatten=True)
-    launches = record(90, monkeypatch, layout="pair", config=GatedMlpConfig(forward=flat, gradient=chosen))
+    launches = record(90, monkeypatch, layout="rows", config=GatedMlpConfig(forward=flat, gradient=chosen))
     with pytest.raises(AssertionError, match="serialised=True"):
         check(launches[:1], 90)
 
@@ -134,13 +135,13 @@ def test_tokens_compile_nothing_anew() -> None:
         assert tokens.do_not_specialize
 
 
-@pytest.mark.parametrize("layout", ["interleaved_columns", "pair_columns"])
+@pytest.mark.parametrize("layout", ["interleaved", "columns"])
 def test_k_major_products_read_shared_memory_as_it_lies(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""
     ptx = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ptx")
     # The last two immediates of a product say whether A and B are transposed.
     assert set(re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)) == {("0", "0")}
-    assert "wgmma.wait_group.sync.aligned 2;" in ptx
+    assert "wgmma.wait_group.sync.aligned 1;" in ptx
 
 
 def test_pointer_loads_are_whole_sectors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
-from lrbench.kernels.gated_mlp.fused import fused, fused_interleaved, fused_save
-from lrbench.kernels.gated_mlp.reference import interleave
+from lrbench.kernels.gated_mlp.fused import fused, fused_interleaved, fused_interleaved_save, fused_save
 from lrbench.tests.kernels import mlp_laws as laws
 
 interpret = pytest.mark.interpret
@@ -27,17 +26,22 @@ TILES = {
 }
 """Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
 
+FUNCTIONS = {True: (fused_interleaved, fused_interleaved_save), False: (fused, fused_save)}
+"""Whether weights are interleaved -> functions that project again in the backward pass, and that save."""
+
 FORMS = {
     f"{name}-{layout}": (fn, prepare)
     for layout, prepare in laws.LAYOUTS.items()
-    for name, fn in (("fused", fused), ("fused_save", fused_save))
+    for name, fn in zip(("fused", "fused_save"), FUNCTIONS[layout == "interleaved"], strict=True)
 }
 """Name -> function, and what lays its weights out."""
 
-APART = [form for form in FORMS if not form.endswith("-interleaved")]
-"""Whose products have an accumulator each."""
-
 each_form = pytest.mark.parametrize("form", FORMS)
+
+
+def layout_of(form: str) -> str:
+    """Return project_kernel's name of a form's layout."""
+    return form.rpartition("-")[2].removeprefix("swapped_")
 
 
 def launches(tile: TileConfig) -> GatedMlpConfig:
@@ -60,7 +64,7 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
 def test_activations_over_their_range(activation: str) -> None:
     """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
     for scale in (1.0, 200.0):
-        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-pair_columns"]):
+        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-columns"]):
             laws.check_matches_reference(
                 fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, prepare=prepare,
                 gate_scale=scale, config=launches(SMALL),
@@ -80,8 +84,8 @@ def test_any_shape(tokens: int, d_model: int, d_ff: int) -> None:
 @interpret
 def test_launches_of_its_own_choice() -> None:
     for dtype in (torch.float16, torch.float32):
-        for prepare in laws.LAYOUTS.values():
-            laws.check_matches_reference(fused, 5, 16, 24, dtype=dtype, device="cpu", prepare=prepare)
+        for fn, prepare in FORMS.values():
+            laws.check_matches_reference(fn, 5, 16, 24, dtype=dtype, device="cpu", prepare=prepare)
 
 
 @interpret
@@ -96,15 +100,15 @@ def test_rows_alone() -> None:
 
 @interpret
 def test_laws_of_gradients() -> None:
-    for fn in (fused, fused_save):
-        laws.check_gradients_of_some(fn, dtype=torch.float32, device="cpu", config=launches(SMALL))
-        check_second_derivatives_are_refused(fn, "cpu", config=launches(SMALL))
+    for fn, prepare in FORMS.values():
+        laws.check_gradients_of_some(fn, dtype=torch.float32, device="cpu", prepare=prepare, config=launches(SMALL))
+        check_second_derivatives_are_refused(fn, prepare, "cpu", config=launches(SMALL))
 
 
-def check_second_derivatives_are_refused(fn: laws.Function, device: str, **kwargs: Any) -> None:
+def check_second_derivatives_are_refused(fn: laws.Function, prepare: laws.Prepare, device: str, **kwargs: Any) -> None:
     """The kernels differentiate once, and say so."""
     inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device=device)
-    leaves = [x.requires_grad_() for x in inputs.values()]
+    leaves = [x.requires_grad_() for x in prepare(inputs).values()]
     (dx,) = torch.autograd.grad(fn(*leaves, **kwargs), leaves[:1], dy.requires_grad_(), create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         dx.sum().backward()
@@ -133,37 +137,33 @@ def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None
     leaves = [x.detach().requires_grad_() for x in prepare(inputs).values()]
     y = fn(*leaves)
     with torch.no_grad():
-        leaves[2].mul_(2)
+        leaves[-1].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(dy)
 
 
 @interpret
-def test_one_tensor_of_interleaved_weights() -> None:
-    check_one_tensor("cpu", torch.float16, config=launches(SMALL))
+def test_bad_interleaved_weights() -> None:
+    inputs, _ = laws.draw(6, 16, 24, dtype=torch.float32, device="cpu")
+    x, w = laws.LAYOUTS["interleaved"](inputs).values()
+    for fn in FUNCTIONS[True]:
 
+        def rejects(match: str, x: Any, w: Any, fn: laws.Function = fn, error: type[Exception] = ValueError) -> None:
+            with pytest.raises(error, match=match):
+                fn(x, w)
 
-def check_one_tensor(device: str, dtype: torch.dtype, **kwargs: Any) -> None:
-    """fused_interleaved is fused on the two views, and its weights' gradient is theirs interleaved."""
-    inputs, dy = laws.draw(9, 16, 40, dtype=dtype, device=device)
-    for layout in ("interleaved", "interleaved_columns"):
-        views = laws.LAYOUTS[layout](inputs)
-        w = interleave(*(laws.LAYOUTS[layout.replace("interleaved", "pair")](inputs)[n] for n in ("w_up", "w_gate")))
-        x = inputs["x"].detach().requires_grad_()
-        w.requires_grad_()
-        for save, fn in ((False, fused), (True, fused_save)):
-            y, dx, d_up, d_gate = laws.evaluate(fn, views, dy, **kwargs)
-            out = fused_interleaved(x, w, save=save, **kwargs)
-            assert torch.equal(out, y)
-            found = torch.autograd.grad(out, (x, w), dy)
-            assert torch.equal(found[0], dx)
-            assert torch.equal(found[1], interleave(d_up, d_gate))
-            assert found[1].stride() == w.stride()
-            assert not fused_interleaved(x.detach(), w.detach(), save=save, **kwargs).requires_grad
-        for wrong in (w[:, :79], w[::2]):
-            shape = re.escape(str(tuple(wrong.shape)))
-            with pytest.raises(ValueError, match=rf"w must be contiguous or K-major \[D, 2F\], got shape {shape}"):
-                fused_interleaved(x, wrong)
+        rejects("w must be a tensor, got list", x, [1.0], error=TypeError)
+        layout = r"w must be K-major \[D, 2F\], F a multiple of 8, as interleave\(w_up, w_gate\) gives it, got shape "
+        for wrong in (w[:, :40], w.contiguous(), w[None], w[:, ::2], torch.cat((w.T, w.T), 1)[:, :16].T):
+            rejects(layout + re.escape(f"{tuple(wrong.shape)}, strides {wrong.stride()}"), x, wrong)
+        rejects(r"w must have 8 rows, one a column of x, got shape \(16, 48\)", x[:, :8].contiguous(), w)
+        rejects(r"x must have 2 dimensions \[M, D\], got shape \(1, 6, 16\)", x[None], w)
+        rejects("w must be float16 on cpu, got float32 on cpu", x.half(), w)
+        rejects("w must be float32 on cpu, got float32 on meta", x, w.to("meta"))
+        rejects(r"x must be contiguous, got strides \(1, 6\)", x.T.contiguous().T, w)
+        rejects("x must be one of float32, float16, bfloat16, got float64", x.double(), w.double())
+        with pytest.raises(ValueError, match="activation must be one of"):
+            fn(x, w, activation="swish")
 
 
 @interpret
@@ -171,8 +171,8 @@ def test_bad_input() -> None:
     for fn in (fused, fused_save):
         laws.check_bad_input(fn, dtype=torch.float32, device="cpu")
         for d_model, d_ff, match in (
-            (12, 24, r"D must be a multiple of 8, got w_up of shape \(12, 24\)"),
-            (16, 20, r"F must be a multiple of 8, got w_up of shape \(16, 20\)"),
+            (12, 24, "D must be a multiple of 8, got 12"),
+            (16, 20, "F must be a multiple of 8, got 20"),
         ):
             inputs, _ = laws.draw(3, d_model, d_ff, dtype=torch.float32, device="cpu")
             with pytest.raises(ValueError, match=match):
@@ -210,10 +210,16 @@ def test_tensors_that_descriptors_cannot_take() -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers."""
     inputs, _ = laws.draw(5, 16, 24, dtype=torch.float16, device="cpu")
     shifted = {}
-    for name, x in inputs.items():
-        shifted[name] = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+    for by, (name, x) in enumerate(inputs.items(), 1):
+        # Weights that lie apart by no multiple of 16 bytes either.
+        shifted[name] = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
         assert shifted[name].data_ptr() % 16
     assert torch.equal(fused(*shifted.values()), fused(*inputs.values()))
+    columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
+    expected = fused(inputs["x"], **columns)
+    for by, (name, w) in enumerate(columns.items(), 1):
+        columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
+    assert torch.equal(fused(inputs["x"], **columns), expected)
 
 
 GPU_SIZES = [(4096, 4096, 1792), (1024, 512, 3584), (300, 1032, 520), (65, 72, 136), (16, 2048, 1024), (1, 256, 264)]
@@ -252,12 +258,12 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
     inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
     given = prepare(inputs)
     tiles = {
-        end: select_tile(end=end, apart=form in APART, tokens=4096, capability=capability, item_bytes=2)
+        end: select_tile(end=end, layout=layout_of(form), tokens=4096, capability=capability, item_bytes=2)
         for end in ("gate", "gradient")
     }
     config = GatedMlpConfig(forward=replace(tiles["gate"], **ALTERNATIVES[name]), gradient=tiles["gradient"])
     laws.check_matches_reference(
-        fn, *sizes, dtype=torch.bfloat16, device="cuda", prepare=prepare, gradients=fn is fused, config=config
+        fn, *sizes, dtype=torch.bfloat16, device="cuda", prepare=prepare, gradients="save" not in form, config=config
     )
     first = fn(*given.values(), config=config)
     for _ in range(5):
@@ -306,16 +312,13 @@ def test_activations_over_their_range_on_gpu(form: str, dtype: torch.dtype, acti
 
 
 @gpu
-@pytest.mark.parametrize("fn", [fused, fused_save])
-def test_laws_on_gpu(fn: laws.Function) -> None:
-    laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda")
-    laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
-    check_second_derivatives_are_refused(fn, "cuda")
-
-
-@gpu
-def test_one_tensor_of_interleaved_weights_on_gpu() -> None:
-    check_one_tensor("cuda", torch.bfloat16)
+@each_form
+def test_laws_on_gpu(form: str) -> None:
+    fn, prepare = FORMS[form]
+    laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda", prepare=prepare)
+    check_second_derivatives_are_refused(fn, prepare, "cuda")
+    if "interleaved" not in form:
+        laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
 
 
 @gpu
@@ -327,9 +330,10 @@ def test_offsets_beyond_32_bits_on_gpu() -> None:
     x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
     w_up, w_gate = (torch.randn(64, 14336, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
     inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
-    for prepare in laws.LAYOUTS.values():
+    for name, prepare in laws.LAYOUTS.items():
+        fn = FUNCTIONS[name == "interleaved"][0]
         given = list(prepare(inputs).values())[1:]
-        y = fused(x, *given)
-        expected = fused(x[:64].contiguous(), *given)
+        y = fn(x, *given)
+        expected = fn(x[:64].contiguous(), *given)
         assert torch.equal(y[-(rows % 64) :], expected[: rows % 64])
         assert laws.relative_error(y[:64], expected.double()) == 0
