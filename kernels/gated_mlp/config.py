@@ -14,10 +14,6 @@ MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
 
-MANY_TOKENS = 16384
-"""From here on an H200 runs at its power limit for as long as a product takes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
     """One launch of the projection kernel.
@@ -40,7 +36,7 @@ class TileConfig:
     block_m: int
     block_f: int
     block_k: int
-    group_m: int = 8
+    group_m: int = 16
     subtiles: int = 2
     num_warps: int = 8
     num_stages: int = 3
@@ -121,9 +117,8 @@ def select_tile(
         )
     full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=layout != "rows")
     if end == "gate":
-        if capability < (10, 0) and layout == "interleaved" and tokens >= MANY_TOKENS:
-            return replace(full, subtiles=1, num_stages=3)
-        return full
+        whole = layout == "interleaved" and capability < (10, 0)
+        return replace(full, subtiles=1) if whole else full
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
