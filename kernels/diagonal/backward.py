@@ -119,7 +119,7 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
     tl.store(dc_ptr + offs_c, total * (-8.0 * _sigmoid(c, PRECISE)), mask=mask_c)
 
 
-@triton.jit(do_not_specialize=["B", "T", "C8", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
     x_ptr,
     r_ptr,
@@ -134,6 +134,7 @@ def look_back_gradient_kernel(
     dc_ptr,
     dfirst_ptr,
     word_ptr,
+    call,
     B,
     T,
     C8,
@@ -153,7 +154,8 @@ def look_back_gradient_kernel(
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads x, r, i, dh [B, T, C], c [C], the saved
     states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts [tiles, B, C] and the
-    first state's gradient [B, C]; passes w on in the words [2, B, C], zero before and after.
+    first state's gradient [B, C]; passes w on in the words [tiles, B, C], the end of time's first, beside the number of
+    the call.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
@@ -186,7 +188,7 @@ def look_back_gradient_kernel(
     )
     last = _load_state(dlast_ptr + batch * C, offs_c, mask_c, HAS_DLAST)
     state = _pass_state(
-        word_ptr, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
+        word_ptr, call, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
         CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
     )  # fmt: skip
     if WANT_DFIRST:

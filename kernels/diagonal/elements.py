@@ -258,46 +258,46 @@ def _position(B, blocks):
 
 @triton.jit
 def _pass_state(
-    word_ptr, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
+    word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
     CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Wait for the state before a tile, publish the one behind it, and return the former [1, BLOCK_C].
 
-    The tile's last row, whose map after_a, after_b leads behind the tile, does so for all. Words are zero before the
-    first tile and behind the last.
+    The tile's last row, whose map after_a, after_b leads behind the tile, does so for all.
 
     Args:
-        word_ptr: words [2, B, C].
+        word_ptr: words [tiles, B, C]; a tile publishes in its own and reads that of the tile before.
+        call: number of the call, which no word holds before the launch.
         tile, tiles: number of the tile in the order that states travel, and how many there are.
         first: state before the first tile [1, BLOCK_C].
         CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds; "" in the interpreter,
-            where programs run one after the other.
+            where programs run one after the other and a word of another call is read as NaN.
     """
     last_row = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
-    size = B.to(tl.int64) * C
-    before_ptr = word_ptr + (tile + 1) % 2 * size + batch * C
-    after_ptr = word_ptr + tile % 2 * size + batch * C
     offs = tl.broadcast_to(offs_c[None, :], (BLOCK_O, BLOCK_C))
-    if CODE == "":
-        word = tl.load(before_ptr + offs, mask=last_row & (tile > 0), other=0)
-        state = tl.where(tile > 0, word.to(tl.int32).to(tl.float32, bitcast=True), tl.where(last_row, first, 0.0))
-        after = tl.fma(after_a, state, after_b)
-        word = (after.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | ((tile + 1).to(tl.int64) << 32)
-        tl.store(after_ptr + offs, word, mask=last_row)
-    else:
-        number = tl.where(last_row, tile, -1)
-        state = tl.inline_asm_elementwise(
-            CODE,
-            CONSTRAINTS,
-            [(before_ptr + offs).to(tl.int64), (after_ptr + offs).to(tl.int64), number, first, after_a, after_b],
-            dtype=tl.float32,
-            is_pure=False,
-            pack=PACK,
-        )
-    if tile == tiles - 1:
-        tl.debug_barrier()
-        tl.store(before_ptr + offs, tl.zeros(offs.shape, dtype=tl.int64), mask=last_row)
-        tl.store(after_ptr + offs, tl.zeros(offs.shape, dtype=tl.int64), mask=last_row)
+    after_ptr = word_ptr + (tile * B.to(tl.int64) + batch) * C + offs
+    before_ptr = after_ptr - B.to(tl.int64) * C
+    state = tl.where(last_row, first, 0.0)
+    # One tile alone passes nothing on. Without a branch the compiler moves what comes behind the wait to before it,
+    # addresses of outputs above all, and registers run out.
+    if tiles > 1:
+        if CODE == "":
+            word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)
+            before = tl.where(word >> 32 == call, word.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
+            state = tl.where(last_row & (tile > 0), before, state)
+            after = tl.fma(after_a, state, after_b)
+            word = (after.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (call.to(tl.int64) << 32)
+            tl.store(after_ptr, word, mask=last_row)
+        else:
+            turn = tl.where(last_row, tile, -1)
+            state = tl.inline_asm_elementwise(
+                CODE,
+                CONSTRAINTS,
+                [before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, first, after_a, after_b],
+                dtype=tl.float32,
+                is_pure=False,
+                pack=PACK,
+            )
     return tl.sum(state, axis=0)[None, :]
 
 

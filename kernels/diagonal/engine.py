@@ -19,7 +19,7 @@ from ..scalar_decay.engine import capability
 from ..scalar_decay.validate import check_chunk_size
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import CHANNEL_MULTIPLE, DiagonalConfig, TileConfig, default_chunk_size, invalid_reason, select_config
-from .exchange import exchange_code, zero_words
+from .exchange import exchange_code, exchange_words
 from .forward import look_back_kernel, walk_kernel
 from .reduce import merge_kernel, reduce_kernel, sum_parts_kernel
 from .step import step_kernel
@@ -155,8 +155,9 @@ def run_forward(
     flags = {"OP": problem.op, "WANT_LAST": problem.want_last, "SAVE": save if problem.save else 0}
     outputs = (h, _or(last, x), _or(saved, x))
     if problem.strategy == "look_back":
+        words, call = exchange_words(x, triton.cdiv(T, tile.steps) * B * C)
         look_back_kernel[_grid(tile, x, tile.steps)](
-            *inputs, _or(first, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            *inputs, _or(first, x), *outputs, words, call, B, T, C // CHANNEL_MULTIPLE, slots,
             _ahead(problem, tile, x), HAS_FIRST=first is not None,
             **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip
@@ -195,8 +196,9 @@ def run_backward(
     outputs = (dx, dr, _or(di, x), _or(dc, x), _or(dfirst, x))
     flags = {"OP": problem.op, "WANT_DFIRST": want_dfirst}
     if one_pass:
+        words, call = exchange_words(x, parts * B * C)
         look_back_gradient_kernel[_grid(tile, x, tile.steps)](
-            *inputs, saved, dh, _or(dlast, x), *outputs, zero_words(x, 2 * B * C), B, T, C // CHANNEL_MULTIPLE, slots,
+            *inputs, saved, dh, _or(dlast, x), *outputs, words, call, B, T, C // CHANNEL_MULTIPLE, slots,
             _ahead(problem, tile, x), HAS_DLAST=dlast is not None,
             **flags, **_exchange(tile, x), **_launch(tile),
         )  # fmt: skip

@@ -82,7 +82,7 @@ def _run_tile(
         tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "T", "C8", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
     x_ptr,
     r_ptr,
@@ -93,6 +93,7 @@ def look_back_kernel(
     last_ptr,
     saved_ptr,
     word_ptr,
+    call,
     B,
     T,
     C8,
@@ -113,8 +114,8 @@ def look_back_kernel(
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order that a GPU starts programs in, as prefix scans of CUB
     rely on too: whoever waits waits for a program that runs. Reads x, r, i [B, T, C], c [C] and the first state [B, C];
-    writes h [B, T, C], the last state [B, C], saved states [B, S, C]; passes states on in the words [2, B, C], zero
-    before and after.
+    writes h [B, T, C], the last state [B, C], saved states [B, S, C]; passes states on in the words [tiles, B, C],
+    beside the number of the call.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
@@ -143,7 +144,7 @@ def look_back_kernel(
     )
     first = _load_state(first_ptr + batch * C, offs_c, mask_c, HAS_FIRST)
     state = _pass_state(
-        word_ptr, B, C, batch, tile, tl.cdiv(T, TILE), first, after_a, after_b, offs_c, mask_c,
+        word_ptr, call, B, C, batch, tile, tl.cdiv(T, TILE), first, after_a, after_b, offs_c, mask_c,
         CODE, CONSTRAINTS, PACK, BLOCK_O, BLOCK_C,
     )  # fmt: skip
     if WANT_LAST:

@@ -320,7 +320,7 @@ def _hold_lag(m, lag):
 
 @triton.jit
 def _pass_state(
-    word_ptr, size, tile, tiles, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
+    word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
     CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Wait for the state before a tile, publish the one behind it, and return the former [BLOCK_O, BLOCK_C].
@@ -328,7 +328,9 @@ def _pass_state(
     A decay that :func:`_hold_lag` names leaves the exponent alone, whose rounding would be the same at every tile.
 
     Args:
-        word_ptr: words [2, size, 2 int64], zero before the first tile and behind the last, at the sequence's channels.
+        word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile publishes in its own and reads that of
+            the tile before.
+        call: number of the call, which no word holds before the launch.
         first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
         all_m, all_a, all_b: in the last row, the tile's sum at its far end.
         lag: by how much the tile decays a state.
@@ -336,21 +338,20 @@ def _pass_state(
     """
     last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
     offs = tl.broadcast_to(2 * offs_c[None, :], all_m.shape)
-    before_ptr = word_ptr + (tile + 1) % 2 * (2 * size) + offs
-    after_ptr = word_ptr + tile % 2 * (2 * size) + offs
+    after_ptr = word_ptr + tile * (2 * size) + offs
+    before_ptr = after_ptr - 2 * size
     decay = _decay(lag)
     first_m = tl.broadcast_to(first_m, all_m.shape)
     first_a = tl.broadcast_to(first_a, all_m.shape)
     first_b = tl.broadcast_to(first_b, all_m.shape)
     if CODE != "":
-        number = tl.where(last_row, tile, -1)
-        last = tl.broadcast_to(tl.where(tile == tiles - 1, 1, 0), all_m.shape)
+        turn = tl.where(last_row, tile, -1)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], all_m.shape)
         m, a, b = tl.inline_asm_elementwise(
             CODE,
             CONSTRAINTS,
             [
-                before_ptr.to(tl.int64), after_ptr.to(tl.int64), number, last, channel,
+                before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, channel,
                 first_m, first_a, first_b, all_m, all_a, all_b,
                 tl.broadcast_to(lag, all_m.shape), tl.broadcast_to(decay, all_m.shape),
             ],
@@ -361,7 +362,9 @@ def _pass_state(
     else:
         waits = last_row & (tile > 0)
         low = tl.load(before_ptr, mask=waits, other=0)
-        m = tl.load(before_ptr + 1, mask=waits, other=0).to(tl.int32).to(tl.float32, bitcast=True)
+        high = tl.load(before_ptr + 1, mask=waits, other=0)
+        # Programs run one after the other: a word of another call is an error.
+        m = tl.where(high >> 32 == call, high.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
         m = tl.where(waits, m, first_m)
         a = tl.where(waits, low.to(tl.int32).to(tl.float32, bitcast=True), first_a)
         b = tl.where(waits, (low >> 32).to(tl.int32).to(tl.float32, bitcast=True), first_b)
@@ -372,13 +375,9 @@ def _pass_state(
         low = after_a.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         low |= after_b.to(tl.int32, bitcast=True).to(tl.int64) << 32
         high = after_m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-        high |= (tile + 1).to(tl.int64) << 32
-        kept = tl.where(tile == tiles - 1, 0, 1).to(tl.int64)
-        tl.store(after_ptr, low * kept, mask=last_row)
-        tl.store(after_ptr + 1, high * kept, mask=last_row)
-        if tile == tiles - 1:
-            tl.store(before_ptr, low * kept, mask=last_row)
-            tl.store(before_ptr + 1, high * kept, mask=last_row)
+        high |= call.to(tl.int64) << 32
+        tl.store(after_ptr, low, mask=last_row)
+        tl.store(after_ptr + 1, high, mask=last_row)
         m = tl.sum(tl.where(last_row, m, 0.0), axis=0)[None, :]
         a = tl.sum(tl.where(last_row, a, 0.0), axis=0)[None, :]
         b = tl.sum(tl.where(last_row, b, 0.0), axis=0)[None, :]

@@ -1,8 +1,8 @@
-"""How the programs of a scan pass on sums, or whole states: memory that is zero before a call, and the code.
+"""How the programs of a scan pass on sums, or whole states: the memory, and the code.
 
 Sums go through two buffers that take turns: a kernel passes its own through one and zeroes what the call before left in
-the other, without a call of its own for it. States go from tile to tile through words that the kernel leaves zero, as
-in :mod:`..diagonal.exchange`, whose words hold a flag too; here a word holds num, den and max beside it.
+the other, without a call of its own for it. States go from tile to tile as in :mod:`..diagonal.exchange`, through words
+that hold num, den and m beside the number of the call. Either way a word is written once a launch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-MAX_KEPT_BYTES = 16 * 2**20
-"""Of one buffer; beside what a call with larger ones does, zeroing them takes no time."""
-
-MAX_KEPT = 8
-"""Pairs of buffers; the one unused for longest goes first."""
+from ..diagonal.exchange import MAX_KEPT, MAX_KEPT_BYTES
 
 _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
@@ -100,11 +96,11 @@ def pass_code(channels: int, pack: int) -> tuple[str, str]:
     once and shows the former to all threads of the tile, and its operand constraints.
 
     Operands, ``pack`` neighbouring channels of each: m, num and den of the state (out), the addresses of the word to
-    read and of the word to write, the number of the tile (0 waits for nobody, -1 takes no part), whether it is the
-    last one, which leaves both words zero, the channel, the first state, the tile's sum, and by how much the tile
+    read and of the word to write, the thread's turn (the number of its tile; 0 waits for nobody and reads nothing, -1
+    takes no part), the number of the call, the channel, the first state, the tile's sum, and by how much the tile
     lowers a state's exponent or, where elements.py's _hold_lag says so, scales its num and den instead.
 
-    A word of 128 bits, which is one access, holds num, den, m and the number of the tile that it is for.
+    A word of 128 bits, which is one access, holds num, den, m and the number of the call.
 
     Args:
         channels: of a tile.
@@ -112,33 +108,32 @@ def pass_code(channels: int, pack: int) -> tuple[str, str]:
     """
     each = range(pack)
     groups = [[f"${pack * group + n}" for n in each] for group in range(16)]
-    state, (before, after, tile, last, channel), first, total, (lag, decay) = (
+    state, (before, after, turn, call, channel), first, total, (lag, decay) = (
         groups[:3], groups[3:8], groups[8:11], groups[11:14], groups[14:],
     )  # fmt: skip
     size = 4 * channels
     lines = [
         f".shared .align 16 .b8 shown[{3 * size}];",
-        ".reg .pred part, wait, more, end, held, old, stale; .reg .b32 base, number; .reg .b64 low, high;",
+        ".reg .pred part, wait, more, held, old, stale; .reg .b32 base, number; .reg .b64 low, high;",
         ".reg .b128 word; .reg .f32 m, num, den, gap, small, e1, e2;",
         "mov.b32 base, shown;",
         f"mad.lo.s32 base, {channel[0]}, 4, base;",
-        f"setp.ge.s32 part, {tile[0]}, 0;",
-        f"setp.gt.s32 wait, {tile[0]}, 0;",
-        f"setp.ne.s32 end, {last[0]}, 0;",
+        f"setp.ge.s32 part, {turn[0]}, 0;",
+        f"setp.gt.s32 wait, {turn[0]}, 0;",
         "@!part bra shared;",
     ]
     lines += [f"mov.b32 {state[part][n]}, {first[part][n]};" for part in range(3) for n in each]
     lines += [f".reg .b128 word{n};" for n in each]
     lines += ["@!wait bra there;", "again:"]
     for n in each:
-        lines += [f"ld.relaxed.gpu.global.b128 word{n}, [{before[n]}];"]
+        lines += [f"ld.relaxed.gpu.global.b128 word{n}, [{before[0]}+{16 * n}];"]
     lines += ["setp.ne.s32 more, 0, 0;"]
     for n in each:
         lines += [
             f"mov.b128 {{low, high}}, word{n};",
             f"mov.b64 {{{state[1][n]}, {state[2][n]}}}, low;",
             f"mov.b64 {{{state[0][n]}, number}}, high;",
-            f"setp.ne.or.s32 more, number, {tile[n]}, more;",
+            f"setp.ne.or.s32 more, number, {call[n]}, more;",
         ]
     lines += ["@more bra again;", "there:"]
     for n in each:
@@ -177,14 +172,10 @@ def pass_code(channels: int, pack: int) -> tuple[str, str]:
             "@stale ex2.approx.ftz.f32 small, small;",
             "@stale mul.f32 num, num, small;",
             "@stale mul.f32 den, den, small;",
-            f"add.s32 number, {tile[n]}, 1;",
             "mov.b64 low, {num, den};",
-            "mov.b64 high, {m, number};",
-            "@end mov.b64 low, 0;",
-            "@end mov.b64 high, 0;",
+            f"mov.b64 high, {{m, {call[n]}}};",
             "mov.b128 word, {low, high};",
-            f"st.relaxed.gpu.global.b128 [{after[n]}], word;",
-            f"@end st.relaxed.gpu.global.b128 [{before[n]}], word;",
+            f"st.relaxed.gpu.global.b128 [{after[0]}+{16 * n}], word;",
         ]
     lines += [_store(f"base+{part * size}", state[part]) for part in range(3)]
     # Threads of a warp may come from either branch, and the barrier wants whole warps.

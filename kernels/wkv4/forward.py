@@ -245,7 +245,7 @@ def _rerun_rows(
     return m, num, den
 
 
-@triton.jit(do_not_specialize=["B", "T", "S", "ahead"])
+@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def scan_kernel(
     k_ptr,
     v_ptr,
@@ -259,6 +259,7 @@ def scan_kernel(
     saved_ptr,
     word_ptr,
     spare_ptr,
+    call,
     B,
     T,
     S,
@@ -288,8 +289,9 @@ def scan_kernel(
     [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
     [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
     RELOAD reads k and v again for the outputs, from the cache, instead of holding them in registers; HOLD holds them as
-    they came, and needs B * T of a tile at least. SERIAL passes states from tile to tile through words [2, B, C] of two
-    int64, zero before and after; it takes exchange.py's code for PACK channels of a thread, "" in the interpreter.
+    they came, and needs B * T of a tile at least. SERIAL passes states from tile to tile through words [tiles, B, C] of
+    two int64, beside the number of the call; it takes exchange.py's code for PACK channels of a thread, "" in the
+    interpreter.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     TILE: tl.constexpr = BLOCK_I * BLOCK_O
@@ -349,7 +351,7 @@ def scan_kernel(
     m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
     if SERIAL:
         m, num, den = _pass_state(
-            word_ptr + 2 * batch * C, stride, tile, tl.cdiv(T, TILE), m, num, den, all_m, all_num, all_den, TILE * w,
+            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, TILE * w,
             offs_o, offs_c, block * BLOCK_C, mask_c, PASS, PASS_CONSTRAINTS, PACK, BLOCK_O, LEAST_STATE,
         )  # fmt: skip
     elif LOOK > 0:

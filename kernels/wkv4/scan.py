@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..diagonal.config import TileConfig
-from ..diagonal.exchange import zero_words
+from ..diagonal.exchange import exchange_words
 from ..scalar_decay.engine import capability
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
@@ -223,9 +223,9 @@ def run_forward(
         gather = gather_code(tile.block_o, tile.block_c, tile.channels)
         passing = pass_code(tile.block_c, tile.channels)
     tiles = triton.cdiv(T, tile.steps)
-    with serial_words(k) if config.serial else exchange(k, tiles, config.look) as (words, spare, look):
+    with _scan_words(config, k, tiles) as (words, spare, look, call):
         scan_kernel[_grid(tile, k, tile.steps)](
-            *tensors, words, spare, B, T, slots, _ahead(config, k),
+            *tensors, words, spare, call, B, T, slots, _ahead(config, k),
             RELOAD=(config.reload or config.hold) and not hold, HOLD=hold, SERIAL=config.serial,
             GATHER=gather[0], GATHER_CONSTRAINTS=gather[1], PASS=passing[0], PASS_CONSTRAINTS=passing[1],
             PACK=tile.channels, LOOK=look, PREFETCH=compiled, **flags, **_launch(tile),
@@ -269,11 +269,14 @@ def run_backward(
 
 
 @contextmanager
-def serial_words(k: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield what :func:`exchange` does for states that pass from tile to tile: words that the launch leaves zero."""
-    B, _, C = k.shape
-    words = zero_words(k, 4 * B * C)
-    yield words, words, 2
+def _scan_words(config: WkvConfig, k: Tensor, tiles: int) -> Iterator[tuple[Tensor, Tensor, int, int]]:
+    """Yield what :func:`exchange` does, or words for states that pass from tile to tile, and the number of the call."""
+    if config.serial:
+        words, call = exchange_words(k, tiles * k.shape[0] * k.shape[2], width=2)
+        yield words, words, 2, call
+    else:
+        with exchange(k, tiles, config.look) as (words, spare, look):
+            yield words, spare, look, 0
 
 
 def _states(k: Tensor) -> Tensor:

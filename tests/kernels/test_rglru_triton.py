@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
+from lrbench.kernels.diagonal import engine
 from lrbench.kernels.diagonal.config import DiagonalConfig, TileConfig
 from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
 from lrbench.kernels.rglru import OPERATION as RGLRU
 from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels import diagonal_laws as laws
+from lrbench.tests.kernels.words import give_words, keep_words
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -92,6 +94,63 @@ def test_batch_invariant() -> None:
     laws.check_batch_invariant(
         RGLRU, function(RGLRU, "fused"), dtype=torch.float32, device="cpu", sizes=SMALL, config=LONGER_ROWS_FORWARD
     )
+
+
+@interpret
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
+@pytest.mark.parametrize("seq_len", [9, 16, 27])
+def test_words_hold_the_states_behind_their_tiles(
+    operation: Operation, name: str, seq_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward too, where tiles are taken from the end of time; what was left in the words is another call's."""
+    fn, config = function(operation, name), LONGER_ROWS_FORWARD
+    sizes = {"batch": 2, "seq_len": seq_len, "channels": 24}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device="cpu", seed=0)
+    dh = torch.randn(2, seq_len, 24, generator=torch.Generator().manual_seed(1))
+
+    def run(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last state of part of the sequence, and the gradient of its initial state."""
+        part = [x[:, start:stop].contiguous() if x.dim() == 3 else x for x in inputs.values()]
+        state = torch.zeros(2, 24, requires_grad=True)
+        h, last = fn(*part, initial_state=state, return_last_state=True, config=config)
+        return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
+
+    with monkeypatch.context() as patch:
+        given = give_words(engine, 7, patch)
+        results = run(0, seq_len)
+    assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
+    steps = config.forward.steps
+    assert steps == config.backward.steps
+    starts = range(0, seq_len, steps)
+    for (words, others), parts in zip(
+        given,
+        ([run(0, min(start + steps, seq_len))[0] for start in starts],
+         [run(start, seq_len)[1] for start in reversed(starts)]),
+        strict=True,
+    ):  # fmt: skip
+        assert (words[:, 1] == 7).all() and (others[:, 1] == 6).all()
+        assert torch.equal(words[:, 0].view(torch.float32).view(len(starts), 2, 24), torch.stack(parts))
+
+
+@interpret
+def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another call, or this one's forward pass, has left in the words is no state of a pass."""
+    problems = [
+        laws.make_problem(
+            RGLRU, {"batch": batch, "seq_len": seq_len, "channels": channels}, dtype=torch.float32, device="cpu",
+            num_siblings=0,
+        )
+        for batch, seq_len, channels in ((2, 27, 24), (1, 40, 16), (2, 19, 32))
+    ]  # fmt: skip
+
+    def results() -> list[dict[str, torch.Tensor]]:
+        return [laws.laws.evaluate(each, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD) for each in problems]
+
+    expected = results()
+    calls = keep_words(engine, monkeypatch)
+    for parts, again in zip(2 * expected, results() + results(), strict=True):
+        assert all(torch.equal(again[key], parts[key]) for key in parts)
+    assert calls == [*range(1, 13)]
 
 
 @interpret

@@ -63,7 +63,9 @@ def test_inference(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (launch,) = launches
     assert launch.arguments["SERIAL"] and launch.arguments["HOLD"]
     check(launches, capability)
-    assert "ld.relaxed.gpu.global.b128" in compile_kernel(launch, capability).asm["ptx"]
+    ptx = compile_kernel(launch, capability).asm["ptx"]
+    pack = launch.arguments["PACK"]
+    assert ptx.count("ld.relaxed.gpu.global.b128") == ptx.count("st.relaxed.gpu.global.b128") == pack
 
 
 @pytest.mark.slow

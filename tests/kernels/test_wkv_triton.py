@@ -13,6 +13,7 @@ from lrbench.kernels.diagonal.config import TileConfig
 from lrbench.kernels.wkv4 import OPERATION, exchange, scan
 from lrbench.kernels.wkv4.config import WkvConfig, select_config
 from lrbench.tests.kernels import laws, wkv_laws
+from lrbench.tests.kernels.words import give_words, keep_words
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -216,22 +217,51 @@ def test_calls_leave_words_zero_for_the_next() -> None:
 
 @interpret
 @pytest.mark.parametrize("seq_len", [3, 8, 16, 19, 27])
-def test_passing_states_leaves_words_zero(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tile, two, three and more, the last one whole or ragged; calls of all lengths share one buffer."""
-    given = torch.zeros(4 * 2 * 24, dtype=torch.int64)
-
-    def zero_words(x: torch.Tensor, count: int) -> torch.Tensor:
-        assert count == given.numel() and not given.any()
-        return given
-
-    monkeypatch.setattr(scan, "zero_words", zero_words)
+def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tile, two, three and more, the last one whole or ragged; what was left in the words is another call's."""
     problem = wkv_laws.make_problem(
         {"batch": 2, "seq_len": seq_len, "channels": 24}, dtype=torch.float32, device="cpu", num_siblings=0
     )
-    fn = function("scan")
-    for _ in range(2):
-        fn(*problem.inputs.values(), initial_state=problem.state, config=SERIAL)
-        assert not given.any()
+    (k, v, w, u), fn = problem.inputs.values(), function("scan")
+    keywords = {"initial_state": problem.state, "return_last_state": True, "config": SERIAL}
+    expected, _ = fn(k, v, w, u, **keywords)
+    with monkeypatch.context() as patch:
+        given = give_words(scan, 7, patch)
+        assert torch.equal(fn(k, v, w, u, **keywords)[0], expected)
+    ((words, others),) = given
+    assert (words[:, 3] == 7).all() and (others[:, 3] == 6).all()
+    steps = SERIAL.forward.steps
+    num, den, top = words[:, :3].contiguous().view(torch.float32).view(-1, 2, 24, 3).unbind(-1)
+    # A ragged tile, behind which there is none, decays its state as a whole one does.
+    for tile in range(seq_len // steps):
+        whole = (tile + 1) * steps
+        _, last = fn(k[:, :whole].contiguous(), v[:, :whole].contiguous(), w, u, **keywords)
+        # The exponent is each form's own choice.
+        scale = (top[tile] - last[2]).exp()
+        torch.testing.assert_close(scale * num[tile], last[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(scale * den[tile], last[1], rtol=1e-5, atol=1e-5)
+
+
+@interpret
+def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call of another shape has left in the words is no state of this one's."""
+    problems = [
+        wkv_laws.make_problem(
+            {"batch": batch, "seq_len": seq_len, "channels": channels}, dtype=torch.float32, device="cpu",
+            num_siblings=0,
+        )
+        for batch, seq_len, channels in ((2, 27, 24), (1, 40, 16), (2, 19, 32))
+    ]  # fmt: skip
+
+    def outputs() -> list[torch.Tensor]:
+        fn = function("scan")
+        return [fn(*problem.inputs.values(), initial_state=problem.state, config=SERIAL) for problem in problems]
+
+    expected = outputs()
+    calls = keep_words(scan, monkeypatch)
+    for y, again in zip(2 * expected, outputs() + outputs(), strict=True):
+        assert torch.equal(again, y)
+    assert calls == [1, 2, 3, 4, 5, 6]
 
 
 @interpret

@@ -1,0 +1,40 @@
+"""What tests of a single pass share: launches in the interpreter on words that earlier calls have written."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbench.kernels.diagonal import exchange
+
+
+def keep_words(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a module's launches on the CPU share words as those of a stream do; return the list of their numbers."""
+    calls: list[int] = []
+
+    def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
+        words, call = exchange._next_call((x.device, 0, width), count * width)
+        calls.append(call)
+        return words, call
+
+    monkeypatch.setattr(exchange, "_kept", {})
+    monkeypatch.setattr(launcher, "exchange_words", exchange_words)
+    return calls
+
+
+def give_words(launcher: ModuleType, call: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor]]:
+    """Let a module's launches have number ``call`` and words full of values under the number before, more than they
+    need; return the list of the words [count, int32 values] of each launch and of those that it does not need."""
+    given: list[tuple[Tensor, Tensor]] = []
+
+    def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
+        words = torch.full((2 * count, 2 * width), 1, dtype=torch.int32)
+        words[:, -1] = call - 1
+        given.append((words[:count], words[count:]))
+        return words.view(torch.int64), call
+
+    monkeypatch.setattr(launcher, "exchange_words", exchange_words)
+    return given
