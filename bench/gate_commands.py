@@ -303,7 +303,8 @@ def _measure_live(
     finally:
         progress.end()
     if output is not None:
-        with store.RunWriter(output, file_name(planned, uuid.uuid4().hex).replace("sweep-", "live-", 1)) as writer:
+        name = file_name(planned, uuid.uuid4().hex).replace(store.SWEEP_PREFIX, store.LIVE_PREFIX, 1)
+        with store.RunWriter(output, name) as writer:
             for record in records:
                 writer.append(record)
         display.note(f"results: {writer.path}")

@@ -1,7 +1,7 @@
 """Results on disk: one parquet file per run, a journal while it runs, and reading both back.
 
 While a run is on, every finished row is appended to ``<name>.jsonl`` and synced to disk; at the end the rows become
-``<name>.parquet`` by atomic rename and the journal goes. A sweep that was killed leaves its journal; :func:`recover`
+``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
 Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import itertools
 import json
 import os
 import typing
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 JOURNAL_SUFFIX = ".jsonl"
-SWEEP_PREFIX = "sweep-"
+SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
+"""What the names of runs begin with."""
 """How the names of a sweep's files begin."""
 
 OTHER_ROW_SETS = ("roofs", "profile")
@@ -169,9 +171,9 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def recover(folder: Path) -> list[Path]:
-    """Turn the journals of sweeps that died into parquet files.
+    """Turn the journals of runs that died into parquet files.
 
-    A journal has a sweep's name and a first line with a row's columns. Other files are left alone, and so is a journal
+    A journal has a run's name and a first line with a row's columns. Other files are left alone, and so is a journal
     that its writer still holds.
 
     Returns:
@@ -179,7 +181,8 @@ def recover(folder: Path) -> list[Path]:
         ``<name>.jsonl.bad`` and is among them.
     """
     made = []
-    for journal in sorted(folder.glob(f"{SWEEP_PREFIX}*{JOURNAL_SUFFIX}")):
+    journals = (folder.glob(f"{prefix}*{JOURNAL_SUFFIX}") for prefix in (SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX))
+    for journal in sorted(itertools.chain.from_iterable(journals)):
         with contextlib.suppress(BlockingIOError, FileNotFoundError, IsADirectoryError, PermissionError):
             made += _recover(journal)
     return made

@@ -59,14 +59,17 @@ def cpu(
 
 def measure_subject(subject: Subject, settings: list[Setting], rounds: int, output: Path) -> bool:
     """Measure and print the settings of a subject, keep the rows in ``output``; return whether every bar is held."""
-    from ..store import RunWriter
+    from .. import store
     from . import gpu
 
     console, errors = _console(), Console(stderr=True)
+    output.mkdir(parents=True, exist_ok=True)
+    for path in store.recover(output):
+        errors.print(f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}", markup=False)
     console.print(f"{subject.summary} {_device_name()}, {rounds} rounds")
     verdicts = []
-    name = f"bars-{subject.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
-    with RunWriter(output, name) as writer:
+    name = f"{store.BARS_PREFIX}{subject.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
+    with store.RunWriter(output, name) as writer:
         for setting, measured in gpu.measure(
             subject,
             settings,

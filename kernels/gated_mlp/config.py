@@ -14,6 +14,10 @@ MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
 
+LARGE = 2**41
+"""Multiply-adds of a projection from which an H200 is at its power limit for most of the 12 ms that both take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
     """One launch of the projection kernel.
@@ -80,22 +84,32 @@ def _invalid_tile(config: TileConfig) -> str | None:
 
 
 def select_tile(
-    *, end: str, layout: str, tokens: int, capability: tuple[int, int], item_bytes: int, aligned: bool = True
+    *,
+    end: str,
+    layout: str,
+    tokens: int,
+    work: int,
+    capability: tuple[int, int],
+    item_bytes: int,
+    aligned: bool = True,
 ) -> TileConfig:
     """Choose a launch.
 
-    Where an H200 runs at its power limit, D = 8192 with 65,536 tokens and D = 16384 with 16,384, energy counts. There
-    the transpose of K-major weights, interleaved by eight, takes 91.4 and 84.5 ms, x with K-major ones apart 93.9 and
-    86.5, with row-major ones interleaved 94.6 and 88.6, a flattened loop of two accumulators from 107; cuBLAS's product
-    alone 89.9 and 83.1. Of the first, one subtile at 3 stages takes 91.0 and 83.5 (at D = 4096, 5 % more for 1,024
-    tokens and 1.5 % for 4,096), a loop that is not flattened 92.0 and 84.9, interleaved one by one 91.1 and 83.9 (4 %
-    more elsewhere). Of row-major weights, loads by a warp of their own, multicast to pairs of blocks and tiles of
-    192 rows gained nothing; they are in commit a5b8aa2 alone.
+    Where an H200 runs at its power limit, energy counts. At D = 8192 with 65,536 tokens and D = 16384 with 16,384, each
+    run on end, the transpose of K-major weights, interleaved by eight, takes 91.4 and 84.5 ms, x with K-major ones
+    apart 93.9 and 86.5, with row-major ones interleaved 94.6 and 88.6, a flattened loop of two accumulators from 107,
+    cuBLAS's product alone 89.9 and 83.1; the first with a loop that is not flattened 92.0 and 84.9, with weights
+    interleaved one by one 91.1 and 83.9 (4 % more at smaller sizes). In turn with each other: groups of 16 rows of
+    tiles, 132 of which are about square in bytes, take 87.8 and 80.4 where groups of 8 take 92.5 and 84.4 and groups of
+    4 more; with them 3 stages and one subtile 89.8 and 82.1, 4 and one 91.3 and 84.0, 4 and two 92.5 and 84.5, but at D
+    = 4096 with 16,384 tokens 5.57, 5.51 and 5.51. Of row-major weights, loads by a warp of their own, multicast to
+    pairs of blocks and tiles of 192 rows gained nothing; they are in commit a5b8aa2 alone.
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
         layout: of the weights; see project_kernel.
         tokens: M.
+        work: multiply-adds of one projection, M D F.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
         aligned: whether every tensor begins at a multiple of 16 bytes, as descriptors want, and two weights lie near
@@ -117,8 +131,9 @@ def select_tile(
         )
     full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=layout != "rows")
     if end == "gate":
-        whole = layout == "interleaved" and capability < (10, 0)
-        return replace(full, subtiles=1) if whole else full
+        if layout != "interleaved" or capability >= (10, 0):
+            return full
+        return replace(full, subtiles=1, num_stages=3 if work >= LARGE else 4)
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
@@ -141,10 +156,11 @@ def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int
 def _case_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, layout: str
 ) -> GatedMlpConfig:
+    tokens = sizes["batch"] * sizes["seq_len"]
     tiles = (
         select_tile(
-            end=end, layout=layout, tokens=sizes["batch"] * sizes["seq_len"], capability=capability,
-            item_bytes=4 if dtype == "fp32" else 2,
+            end=end, layout=layout, tokens=tokens, work=tokens * sizes["d_model"] * sizes["d_ff"],
+            capability=capability, item_bytes=4 if dtype == "fp32" else 2,
         )
         for end in (forward, "gradient")
     )  # fmt: skip

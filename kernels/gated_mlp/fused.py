@@ -234,6 +234,7 @@ def project(
             end=end,
             layout=layout,
             tokens=rows,
+            work=rows * x.shape[1] * columns,
             capability=capability(x.device),
             item_bytes=x.element_size(),
             aligned=all(t.data_ptr() % 16 == 0 for t in given) and abs(gap) < MAX_STRIDE // x.element_size(),

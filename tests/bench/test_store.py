@@ -81,13 +81,14 @@ def test_a_second_writer_of_the_same_name_is_refused(tmp_path: Path) -> None:
         store.RunWriter(tmp_path, "run")
 
 
-def test_recover_makes_parquet_of_a_journal_cut_short(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["sweep-dead", "bars-dead", "live-dead"])
+def test_recover_makes_parquet_of_a_journal_cut_short(tmp_path: Path, name: str) -> None:
     line = line_of(RECORD)
-    (tmp_path / "sweep-dead.jsonl").write_bytes(line + line[:50])
-    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet"]
-    assert rows(tmp_path / "sweep-dead.parquet") == [dataclasses.asdict(RECORD)]
+    (tmp_path / f"{name}.jsonl").write_bytes(line + line[:50])
+    assert store.recover(tmp_path) == [tmp_path / f"{name}.parquet"]
+    assert rows(tmp_path / f"{name}.parquet") == [dataclasses.asdict(RECORD)]
     assert store.recover(tmp_path) == []
-    assert not (tmp_path / "sweep-dead.jsonl").exists()
+    assert not (tmp_path / f"{name}.jsonl").exists()
 
 
 @pytest.mark.parametrize(

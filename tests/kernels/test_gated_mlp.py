@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -161,8 +162,11 @@ def test_declared_launches_are_those_chosen() -> None:
         assert target is not None
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
             config = resolve(target)(sizes, dtype, (9, 0))
+            work = 4096 * 4096 * 14336
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
-                chosen = select_tile(end=end, layout=layout, tokens=4096, capability=(9, 0), item_bytes=item_bytes)
+                chosen = select_tile(
+                    end=end, layout=layout, tokens=4096, work=work, capability=(9, 0), item_bytes=item_bytes
+                )
                 assert tile == chosen
 
 
@@ -193,11 +197,11 @@ def test_invalid_launches(change: dict[str, int], reason: str) -> None:
 def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> None:
     for tokens in (1, 64, 65, 4096):
         for item_bytes in (2, 4):
-            for layout in ("interleaved", "columns", "rows"):
+            for layout, per_token in itertools.product(("interleaved", "columns", "rows"), (2**10, 2**40)):
                 for aligned in (False, True):
                     tile = select_tile(
-                        end=end, layout=layout, tokens=tokens, capability=capability, item_bytes=item_bytes,
-                        aligned=aligned,
+                        end=end, layout=layout, tokens=tokens, work=tokens * per_token, capability=capability,
+                        item_bytes=item_bytes, aligned=aligned,
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None
                     assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and aligned and item_bytes == 2)

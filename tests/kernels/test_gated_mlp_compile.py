@@ -13,7 +13,7 @@ import torch
 from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp import project
-from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, select_tile
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, interleaved_config, select_tile
 from lrbench.kernels.gated_mlp.reference import make_inputs
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 from lrbench.tests.kernels.mlp_laws import LAYOUTS
@@ -62,6 +62,13 @@ def test_launches(capability: int, layout: str, monkeypatch: pytest.MonkeyPatch)
     check(launches, capability)
 
 
+def test_launches_of_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"batch": 1, "seq_len": 16384, "d_model": 16384, "d_ff": 53248}
+    config = interleaved_config(sizes, "bf16", (9, 0))
+    assert config.forward.num_stages == 3
+    check(record(90, monkeypatch, config=config)[:1], 90)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tokens", [1, 256])
@@ -85,7 +92,7 @@ def test_full_product(
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
-    chosen = select_tile(end="gate", layout=layout_of(layout), tokens=4096, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", layout=layout_of(layout), tokens=4096, work=0, capability=(9, 0), item_bytes=2)
     forward = replace(chosen, **ALTERNATIVES[name])
     launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
     # One program a tile of transposes is the exception, right but slow: its products wait for each other.
@@ -121,7 +128,7 @@ def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.Monke
 
 def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulators of two products in a flattened loop: the assembler serialises them, and the compile tests say so."""
-    chosen = select_tile(end="gate", layout="rows", tokens=4096, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", layout="rows", tokens=4096, work=0, capability=(9, 0), item_bytes=2)
     flat = replace(chosen, flatten=True)
     launches = record(90, monkeypatch, layout="rows", config=GatedMlpConfig(forward=flat, gradient=chosen))
     with pytest.raises(AssertionError, match="serialised=True"):
