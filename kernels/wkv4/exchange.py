@@ -16,7 +16,10 @@ import torch
 import triton
 from torch import Tensor
 
-from ..diagonal.exchange import MAX_KEPT, MAX_KEPT_BYTES
+from ..diagonal.exchange import MAX_KEPT
+
+MAX_KEPT_BYTES = 16 * 2**20
+"""Of one of two buffers for sums; beside what a call with larger ones does, zeroing them takes little time."""
 
 _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
