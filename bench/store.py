@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 JOURNAL_SUFFIX = ".jsonl"
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
-"""How the names of a sweep's files begin."""
 
 OTHER_ROW_SETS = ("roofs", "profile")
 

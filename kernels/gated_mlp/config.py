@@ -10,6 +10,9 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 DIM_MULTIPLE = 8
 """D and F come in multiples of a 16-byte access of half-precision elements, which descriptors ask of every row."""
 
+INTERLEAVE_COLUMNS = 8
+"""Columns of W_up, and then of W_gate, that interleaved weights hold side by side."""
+
 MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 

@@ -54,10 +54,26 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights as they are held: W_up and W_gate [D, F], contiguous or K-major, or interleaved [D, 2F] and None."""
+    """Weights as they are held: W_up and W_gate [D, F], or interleaved [D, 2F] and None; see project_kernel's LAYOUT.
+
+    Pre-activations too, of the same order: [M, F] or [M, 2F].
+    """
 
     first: Tensor
     gate: Tensor | None
+    layout: str
+
+    @classmethod
+    def of(cls, first: Tensor, gate: Tensor | None) -> Weights:
+        """Return the weights of a call."""
+        return cls(first, gate, "interleaved" if gate is None else "columns" if is_k_major(first) else "rows")
+
+    def laid_out(self) -> Weights:
+        """Return the weights in their layout: hooks on saved tensors may give them back in another."""
+        if self.layout == "rows":
+            return self if self.gate is None else Weights(self.first.contiguous(), self.gate.contiguous(), self.layout)
+        first, gate = (None if x is None else x.T.contiguous().T for x in (self.first, self.gate))
+        return self if first is None else Weights(first, gate, self.layout)
 
     @property
     def columns(self) -> int:
@@ -65,21 +81,16 @@ class Weights:
         return self.first.shape[1] // (2 if self.gate is None else 1)
 
     @property
-    def layout(self) -> str:
-        """The name that project_kernel has for it."""
-        return "interleaved" if self.gate is None else "columns" if is_k_major(self.first) else "rows"
-
-    @property
     def gap(self) -> int:
-        """How many elements the gate's weight lies behind the first, as addresses go; 0 of interleaved ones."""
-        if self.gate is None:
+        """How many elements the gate's columns lie behind the other ones, as addresses go; 0 in other layouts."""
+        if self.gate is None or self.layout != "columns":
             return 0
         return (self.gate.data_ptr() - self.first.data_ptr()) // self.first.element_size()
 
     def like(self, rows: int) -> Weights:
         """Return uninitialised tensors of ``rows`` rows in the same order: pre-activations or their gradients."""
         first = self.first.new_empty(rows, self.first.shape[1])
-        return Weights(first, None if self.gate is None else torch.empty_like(first))
+        return Weights(first, None if self.gate is None else torch.empty_like(first), self.layout)
 
 
 def fused(
@@ -175,12 +186,12 @@ class _GatedMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: Tensor, gate: Tensor | None, problem: Problem) -> Tensor:
-        weights = Weights(first, gate)
+        weights = Weights.of(first, gate)
         y = x.new_empty(x.shape[0], weights.columns)
         saved = weights.like(x.shape[0]) if problem.save else None
         project(x, weights, problem, y=y, pre=saved)
         ctx.save_for_backward(x, first, gate, *((saved.first, saved.gate) if saved else ()))
-        ctx.problem = problem
+        ctx.problem, ctx.layout = problem, weights.layout
         return y
 
     @staticmethod
@@ -188,22 +199,26 @@ class _GatedMlp(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, first, gate, *saved = ctx.saved_tensors
         wants_x, *wants_w = ctx.needs_input_grad[:3]
-        weights = Weights(first, gate)
-        dy = dy.contiguous()
+        weights = Weights(first, gate, ctx.layout).laid_out()
+        x, dy = x.contiguous(), dy.contiguous()
         d_pre = weights.like(x.shape[0])
         if saved:
-            gate_gradient(Weights(*saved), dy, d_pre, ctx.problem)
+            kept, kept_gate = saved
+            kept_gate = None if kept_gate is None else kept_gate.contiguous()
+            gate_gradient(Weights(kept.contiguous(), kept_gate, ctx.layout), dy, d_pre, ctx.problem)
         else:
             project(x, weights, ctx.problem, pre=d_pre, dy=dy)
         dx = None
-        if wants_x:
-            dx = d_pre.first @ first.T
-            if gate is not None and d_pre.gate is not None:
-                dx.addmm_(d_pre.gate, gate.T)
-        d_first, d_gate = (
-            _weight_gradient(x, d, weights.layout) if wanted and d is not None else None
-            for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
-        )
+        # Gradients have the dtype of what they are of, whatever products are cast to around here.
+        with torch.autocast(x.device.type, enabled=False):
+            if wants_x:
+                dx = d_pre.first @ weights.first.T
+                if weights.gate is not None and d_pre.gate is not None:
+                    dx.addmm_(d_pre.gate, weights.gate.T)
+            d_first, d_gate = (
+                _weight_gradient(x, d, ctx.layout) if wanted and d is not None else None
+                for d, wanted in zip((d_pre.first, d_pre.gate), wants_w, strict=True)
+            )
         return dx, d_first, d_gate, None
 
 
@@ -237,7 +252,7 @@ def project(
             work=rows * x.shape[1] * columns,
             capability=capability(x.device),
             item_bytes=x.element_size(),
-            aligned=all(t.data_ptr() % 16 == 0 for t in given) and abs(gap) < MAX_STRIDE // x.element_size(),
+            aligned=all(t.data_ptr() % 16 == 0 for t in given) and _one_descriptor(weights),
         )
     block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
     parts = config.subtiles
@@ -248,7 +263,8 @@ def project(
     def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
-        return TensorDescriptor.from_tensor(tensor.detach(), list(block))
+        # Of one row a contiguous tensor may have any stride.
+        return TensorDescriptor(tensor.detach(), list(tensor.shape), [tensor.shape[1], 1], list(block))
 
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
@@ -282,6 +298,12 @@ def project(
     )
 
 
+def _one_descriptor(weights: Weights) -> bool:
+    """Return whether one descriptor can hold the weights: two of them lie behind each other, not too far apart."""
+    first, gap = weights.first, abs(weights.gap)
+    return weights.layout != "columns" or first.numel() <= gap < MAX_STRIDE // first.element_size()
+
+
 def _weight_tiles(
     weights: Weights, config: TileConfig, tile: Callable[..., Tensor | TensorDescriptor | None]
 ) -> tuple[Tensor | TensorDescriptor | None, Tensor | TensorDescriptor | None]:
@@ -293,7 +315,8 @@ def _weight_tiles(
         return tile(first, config.block_k, config.block_f), tile(gate, config.block_k, config.block_f)
     if not config.use_tma:
         return first.T.detach(), None
-    # One tensor of both: addresses are all that a descriptor knows of memory.
+    # One tensor of both: addresses are all that a descriptor knows of memory. That the distance need not be a multiple
+    # of a row is as measured on Hopper.
     rows, columns = first.shape
     base, apart = (first, weights.gap) if weights.gap >= 0 else (gate, -weights.gap)
     block = [2, config.block_f, config.block_k]

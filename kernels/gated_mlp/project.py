@@ -26,14 +26,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .config import INTERLEAVE_COLUMNS
+
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 TANH_SCALE = tl.constexpr(0.7978845608028654)
 TANH_CUBIC = tl.constexpr(0.044715)
 TANH_SATURATED = tl.constexpr(20.0)
 
-IN_TURN = tl.constexpr(8)
-"""Columns of W_up, and then of W_gate, that interleaved weights hold side by side."""
+INTERLEAVE = tl.constexpr(INTERLEAVE_COLUMNS)
 
 
 @triton.jit
@@ -131,7 +132,7 @@ def _store_both(
     if LAYOUT == "interleaved":
         BM: tl.constexpr = up.shape[0]
         BF: tl.constexpr = up.shape[1]
-        blocks: tl.constexpr = (BM, BF // IN_TURN, IN_TURN)
+        blocks: tl.constexpr = (BM, BF // INTERLEAVE, INTERLEAVE)
         both = tl.join(tl.reshape(up.to(DTYPE), blocks), tl.reshape(gate.to(DTYPE), blocks))
         both = tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BM, 2 * BF))
         _store(tensor, both, row, 2 * col, M, 2 * F, DTYPE, USE_TMA)
@@ -188,7 +189,7 @@ def _tile(
             x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
             w_tile = _load(w, 2 * col, k, 2 * F, D, 2 * BLOCK_F, BLOCK_K, USE_TMA)
             both = tl.dot(w_tile, x_tile.T, both, input_precision=PRECISION)
-        both = tl.reshape(both, (BLOCK_F // IN_TURN, 2, IN_TURN, BLOCK_M))
+        both = tl.reshape(both, (BLOCK_F // INTERLEAVE, 2, INTERLEAVE, BLOCK_M))
         up, gate = tl.split(tl.permute(both, (0, 2, 3, 1)))
         up, gate = tl.reshape(up, (BLOCK_F, BLOCK_M)).T, tl.reshape(gate, (BLOCK_F, BLOCK_M)).T
     elif LAYOUT == "columns":
@@ -245,7 +246,7 @@ def project_kernel(
     pointers; those that a pass does not need are None.
 
     Reads x [M, D] and the weights, by LAYOUT
-        "interleaved": w [2F, D], IN_TURN rows of W_up^T and as many of W_gate^T in turn;
+        "interleaved": w [2F, D], INTERLEAVE rows of W_up^T and as many of W_gate^T in turn;
         "columns": w, W_up^T [F, D], and W_gate^T gap * UNIT elements behind it; with USE_TMA both in one [2, F, D], in
             the order in which they lie in memory;
         "rows": w and w_gate [D, F].
@@ -277,21 +278,21 @@ def gate_gradient_kernel(
 ):  # fmt: skip
     """Make the gradients of saved pre-activations.
 
-    Grid: (ceil(M / BLOCK_M), ceil(F / BLOCK_F)). Reads dy [M, F] and pre [M, 2F], IN_TURN columns of up and of gate in
-    turn, or with PAIR pre and pre_gate [M, F]; writes d_pre and d_pre_gate like them.
+    Grid: (ceil(M / BLOCK_M), ceil(F / BLOCK_F)). Reads dy [M, F] and pre [M, 2F], INTERLEAVE columns of up and of gate
+    in turn, or with PAIR pre and pre_gate [M, F]; writes d_pre and d_pre_gate like them.
     """
     F = F8 * 8
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    blocks = tl.program_id(1) * (BLOCK_F // IN_TURN) + tl.arange(0, BLOCK_F // IN_TURN)
-    mask = (rows < M)[:, None, None] & (blocks * IN_TURN < F)[None, :, None]
+    blocks = tl.program_id(1) * (BLOCK_F // INTERLEAVE) + tl.arange(0, BLOCK_F // INTERLEAVE)
+    mask = (rows < M)[:, None, None] & (blocks * INTERLEAVE < F)[None, :, None]
     line = rows.to(tl.int64)[:, None, None] * F
-    within = tl.arange(0, IN_TURN)[None, None, :]
-    offs = line + blocks[None, :, None] * IN_TURN + within
+    within = tl.arange(0, INTERLEAVE)[None, None, :]
+    offs = line + blocks[None, :, None] * INTERLEAVE + within
     if PAIR:
         offs_up, offs_gate = offs, offs
     else:
-        offs_up = 2 * line + blocks[None, :, None] * (2 * IN_TURN) + within
-        offs_gate = offs_up + IN_TURN
+        offs_up = 2 * line + blocks[None, :, None] * (2 * INTERLEAVE) + within
+        offs_gate = offs_up + INTERLEAVE
         pre_gate, d_pre_gate = pre, d_pre
     grad = tl.load(dy + offs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(pre + offs_up, mask=mask, other=0.0).to(tl.float32)

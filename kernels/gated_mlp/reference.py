@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..scalar_decay.reference import compute_dtype
-from .config import DIM_MULTIPLE
+from .config import INTERLEAVE_COLUMNS
 from .validate import check_activation, check_layout, check_projections
 
 
@@ -88,7 +88,8 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
     Columns 0 to 7 of w are W_up's first eight, 8 to 15 W_gate's, 16 to 23 W_up's next, and so on: eight columns lie
     between two elements that a matrix unit leaves with one thread. w is K-major, each column in one piece, as
     torch.nn.Linear holds weights and as matrix units read them best. (As a permutation of the 2F columns of weights
-    side by side this is not its own inverse; the function is: what it makes of a pair, it makes a pair of.)
+    side by side this is not its own inverse; the function is: what it makes of a pair, it makes a pair of.) Weights
+    interleaved column by column look the same and are not: store weights apart.
 
     Args:
         w_up: W_up [D, F] of any strides, F a multiple of 8, or interleaved weights [D, 2F].
@@ -100,15 +101,16 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
     Raises:
         ValueError: on a shape, dtype or device that does not fit; the message names the argument.
     """
+    for name, weight in (("w_up", w_up), ("w_gate", w_gate)):
+        if not isinstance(weight, Tensor) and (name == "w_up" or weight is not None):
+            raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
     if w_up.dim() != 2:
         raise ValueError(f"w_up must have 2 dimensions, got shape {tuple(w_up.shape)}")
     columns = w_up.shape[1]
     if w_gate is None:
-        if columns % (2 * DIM_MULTIPLE):
-            raise ValueError(
-                f"w_up must have a multiple of {2 * DIM_MULTIPLE} interleaved columns, got shape {tuple(w_up.shape)}"
-            )
-        blocks = w_up.T.unflatten(0, (-1, 2, DIM_MULTIPLE))
+        if columns % (both := 2 * INTERLEAVE_COLUMNS):
+            raise ValueError(f"w_up must have a multiple of {both} interleaved columns, got shape {tuple(w_up.shape)}")
+        blocks = w_up.T.unflatten(0, (-1, 2, INTERLEAVE_COLUMNS))
         return blocks[:, 0].flatten(0, 1).contiguous().T, blocks[:, 1].flatten(0, 1).contiguous().T
     if w_gate.shape != w_up.shape:
         raise ValueError(f"w_gate must have shape {tuple(w_up.shape)}, got {tuple(w_gate.shape)}")
@@ -116,9 +118,9 @@ def interleave(w_up: Tensor, w_gate: Tensor | None = None) -> Tensor | tuple[Ten
         raise ValueError(
             f"w_gate must be {w_up.dtype} on {w_up.device}, as w_up is, got {w_gate.dtype} on {w_gate.device}"
         )
-    if columns % DIM_MULTIPLE:
-        raise ValueError(f"w_up must have a multiple of {DIM_MULTIPLE} columns, got shape {tuple(w_up.shape)}")
-    blocks = (w.T.unflatten(0, (-1, DIM_MULTIPLE)) for w in (w_up, w_gate))
+    if columns % INTERLEAVE_COLUMNS:
+        raise ValueError(f"w_up must have a multiple of {INTERLEAVE_COLUMNS} columns, got shape {tuple(w_up.shape)}")
+    blocks = (w.T.unflatten(0, (-1, INTERLEAVE_COLUMNS)) for w in (w_up, w_gate))
     return torch.stack(tuple(blocks), dim=1).flatten(0, 2).T
 
 

@@ -66,17 +66,22 @@ def check_interleaved(x: Tensor, w: Tensor) -> None:
     for name, tensor in (("x", x), ("w", w)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if x.dim() != 2:
+        raise ValueError(f"x must have 2 dimensions [M, D], got shape {tuple(x.shape)}")
+    if x.dtype not in TRITON_DTYPES:
+        raise ValueError(f"x must be one of {', '.join(map(dtype_name, TRITON_DTYPES))}, got {dtype_name(x.dtype)}")
+    for name, tensor in (("x", x), ("w", w)):
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} must have no empty dimension, got shape {tuple(tensor.shape)}")
     if w.dim() != 2 or w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
         raise ValueError(
             f"w must be K-major [D, 2F], F a multiple of {DIM_MULTIPLE}, as interleave(w_up, w_gate) gives it, got "
             f"shape {tuple(w.shape)}, strides {w.stride()}"
         )
-    if x.dim() == 2 and w.shape[0] != x.shape[1]:
+    if w.shape[0] != x.shape[1]:
         raise ValueError(f"w must have {x.shape[1]} rows, one a column of x, got shape {tuple(w.shape)}")
     if w.dtype != x.dtype or w.device != x.device:
         raise ValueError(f"w must be {dtype_name(x.dtype)} on {x.device}, got {dtype_name(w.dtype)} on {w.device}")
-    # Halves of its columns have the shape of the two weights.
-    check_projections(x, *w.chunk(2, dim=1))
     if not x.is_contiguous():
         raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
 

@@ -273,6 +273,7 @@ def _scan_words(config: WkvConfig, k: Tensor, tiles: int) -> Iterator[tuple[Tens
     """Yield what :func:`exchange` does, or words for states that pass from tile to tile, and the number of the call."""
     if config.serial:
         words, call = exchange_words(k, tiles * k.shape[0] * k.shape[2], width=2)
+        # There are no spare words, and any number but 0 says that there are several tiles.
         yield words, words, 2, call
     else:
         with exchange(k, tiles, config.look) as (words, spare, look):

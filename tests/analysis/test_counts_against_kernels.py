@@ -102,9 +102,12 @@ def measured(
     operation = get_operation(op)
     keywords = {} if chunk_size is None else {"chunk_size": chunk_size}
     tensors = resolve(operation.inputs)(sizes, dtype=torch.float16, device="cpu", seed=0)
-    leaves = [tensors[name].requires_grad_(name in operation.differentiable) for name in operation.arguments]
+    implementation = operation.implementation(impl)
+    if implementation.prepare is not None:
+        tensors = resolve(implementation.prepare)(tensors)
+    leaves = [tensor.requires_grad_(name in operation.leaves(tensors)) for name, tensor in tensors.items()]
     outputs: list[torch.Tensor] = []
-    call = resolve(operation.implementation(impl).call)
+    call = resolve(implementation.call)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     passes: dict[str, Callable[[], object]] = {
         "fw": lambda: outputs.append(call(*leaves, **keywords)),
@@ -236,7 +239,10 @@ def test_lightning_tiles_are_what_its_config_selects(impl: str, dims: tuple[int,
 @pytest.mark.parametrize("end", ["gate", "save", "gradient"])
 def test_gated_mlp_tiles_are_what_its_config_selects(tokens: int, kernels: str, end: str) -> None:
     run = Projections(kernels=kernels, tokens=tokens, d_model=64, d_ff=64)
-    launch = select_tile(end=end, apart=run.pair, tokens=tokens, capability=(9, 0), item_bytes=2)
+    launch = select_tile(
+        end=end, layout="columns" if run.pair else "interleaved", tokens=tokens, work=tokens * 64 * 64,
+        capability=(9, 0), item_bytes=2,
+    )  # fmt: skip
     assert (launch.block_m, launch.block_f, launch.block_k) == (run.tile.block_m, run.tile.block_f, run.tile.block_k)
 
 

@@ -131,6 +131,63 @@ def test_saved_tensors_may_come_back_elsewhere(form: str) -> None:
 
 @interpret
 @each_form
+@pytest.mark.parametrize("tile", ["descriptors", "pointers"])
+def test_saved_tensors_may_come_back_in_another_layout(form: str, tile: str) -> None:
+    """Hooks that move tensors to pinned memory, as torch's save_on_cpu, give contiguous ones back; others some."""
+    fn, prepare = FORMS[form]
+    inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
+    given = prepare(inputs)
+    config = launches(TILES[tile])
+    expected = laws.evaluate(fn, given, dy, config=config)
+    for which in range(1, 3):
+        seen: list[torch.Tensor] = []
+
+        def back(kept: torch.Tensor, seen: list[torch.Tensor] = seen, which: int = which) -> torch.Tensor:
+            seen.append(kept)
+            return torch.empty(kept.size(), dtype=kept.dtype).copy_(kept) if len(seen) > which else kept
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, back):
+            found = laws.evaluate(fn, given, dy, config=config)
+        assert len(seen) >= 2
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, check_stride=True)
+
+
+@interpret
+@each_form
+def test_one_token_of_any_stride(form: str) -> None:
+    """Torch calls a tensor of one row contiguous whatever its row stride."""
+    fn, prepare = FORMS[form]
+    inputs, dy = laws.draw(1, 16, 24, dtype=torch.float16, device="cpu")
+    expected = laws.evaluate(fn, prepare(inputs), dy)
+    inputs["x"], dy = (torch.cat((t, t[:, :4]), 1)[:, : t.shape[1]] for t in (inputs["x"], dy))
+    assert inputs["x"].stride() == (20, 1)
+    assert inputs["x"].is_contiguous()
+    for one, other in zip(laws.evaluate(fn, prepare(inputs), dy), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@interpret
+def test_weights_that_overlap() -> None:
+    check_weights_that_overlap("cpu")
+
+
+def check_weights_that_overlap(device: str) -> None:
+    """Tied weights, and ones that share rows of one tensor, which no descriptor holds."""
+    inputs, dy = laws.draw(70, 32, 64, dtype=torch.float16, device=device)
+    both = torch.cat((inputs["w_up"].T, inputs["w_gate"].T))
+    for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
+        columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
+        found, expected = (
+            laws.evaluate(fused, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
+            for layout in (lambda w: w, torch.Tensor.contiguous)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert laws.relative_error(one, other.double()) < 1e-3
+
+
+@interpret
+@each_form
 def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None:
     fn, prepare = FORMS[form]
     inputs, dy = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
@@ -161,7 +218,9 @@ def test_bad_interleaved_weights() -> None:
         rejects("w must be float16 on cpu, got float32 on cpu", x.half(), w)
         rejects("w must be float32 on cpu, got float32 on meta", x, w.to("meta"))
         rejects(r"x must be contiguous, got strides \(1, 6\)", x.T.contiguous().T, w)
-        rejects("x must be one of float32, float16, bfloat16, got float64", x.double(), w.double())
+        rejects("x must be one of float32, float16, bfloat16, got float64", x.double(), w)
+        rejects("x must be one of float32, float16, bfloat16, got int64", x.long(), w)
+        rejects(r"w must have no empty dimension, got shape \(16, 0\)", x, w[:, :0])
         with pytest.raises(ValueError, match="activation must be one of"):
             fn(x, w, activation="swish")
 
@@ -322,9 +381,14 @@ def test_laws_on_gpu(form: str) -> None:
 
 
 @gpu
+def test_weights_that_overlap_on_gpu() -> None:
+    check_weights_that_overlap("cuda")
+
+
+@gpu
 @pytest.mark.slow
 def test_offsets_beyond_32_bits_on_gpu() -> None:
-    """More than 2^31 elements in the weights and in y; only some rows are compared."""
+    """More than 2^31 elements in y; only some rows are compared."""
     inputs, _ = laws.draw(64, 64, 64, dtype=torch.bfloat16, device="cuda")
     rows = 2**31 // 14336 + 200
     x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
