@@ -19,12 +19,32 @@ def matching_rows(results: Sequence[Path], key: Mapping[str, Any], wanted: Seque
     Raises:
         ValueError: no results in a path, or of another schema version.
     """
-    from .frames import read_table
-
-    table: pa.Table = read_table(results, [*dict.fromkeys(["status", *key, *wanted])])
-    rows: Sequence[int] = range(len(table))
+    columns = _load_columns(results, [*COMMON, *key, *wanted])
+    rows: Sequence[int] = range(len(columns["status"]))
     for name, value in {**key, "status": "ok"}.items():
-        column = table[name].combine_chunks()
+        column = columns[name]
         rows = [n for n in rows if column[n].as_py() == value]
-    columns = {name: table[name].combine_chunks() for name in wanted}
-    return [{name: column[n].as_py() for name, column in columns.items()} for n in rows]
+    return [{name: columns[name][n].as_py() for name in wanted} for n in rows]
+
+
+COMMON = ("status", "chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
+"""Columns that are read along: a file costs more to open than a column to read."""
+
+_loaded: dict[tuple[tuple[Path, int, int], ...], dict[str, pa.Array]] = {}
+"""Columns of the results that were read last, by their files, times and sizes: one answer asks for rows twice."""
+
+
+def _load_columns(results: Sequence[Path], names: Sequence[str]) -> Mapping[str, pa.Array]:
+    """Return columns of results, read from their files where they are not at hand."""
+    from .frames import read_table, result_files
+
+    files = result_files(results)
+    stats = (path.stat() for path in files)
+    key = tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in zip(files, stats, strict=True))
+    if key not in _loaded:
+        _loaded.clear()
+    columns = _loaded.setdefault(key, {})
+    if missing := [name for name in dict.fromkeys(names) if name not in columns]:
+        table: pa.Table = read_table(files, missing)
+        columns.update({name: table[name].combine_chunks() for name in missing})
+    return columns
