@@ -24,6 +24,7 @@ from .elements import (
     _pass_state,
     _position,
     _prefetch_tile,
+    _prefetch_words,
     _rate,
     _scan_rows,
     _sigmoid,
@@ -173,6 +174,7 @@ def look_back_gradient_kernel(
     dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
     h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
     if CODE != "":
+        _prefetch_words(word_ptr, B, C, batch, behind, block * BLOCK_C, BLOCK_C)
         then = (tile - ahead) * TILE
         if (ahead > 0) & (then >= 0):
             row = batch * T * C

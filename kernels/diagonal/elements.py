@@ -144,6 +144,14 @@ def _prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.co
 
 
 @triton.jit
+def _prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
+    """Bring the words that a tile will publish into the L2 cache: they are used once a call, and whoever waits for one
+    would first wait for memory."""
+    row = tile.to(tl.int64) * B + batch
+    _prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
+
+
+@triton.jit
 def _issue_loads():
     """Keep every load above this line in flight at once: the assembler moves them down to their first use, one wait
     behind the other, but not past a barrier, which itself waits for no data."""

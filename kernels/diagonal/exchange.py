@@ -53,8 +53,11 @@ def exchange_code(pack: int) -> tuple[str, str]:
             f"selp.f32 {state[n]}, {first[n]}, 0f00000000, part{n};",
             f"mov.b64 word{n}, {{{state[n]}, {call[n]}}};",
         ]
+    # Two words an access, which count as two to the memory model: half as many polls are on their way.
+    pairs = [(n, f"{{word{n}, word{n + 1}}}") for n in range(0, pack, 2)] if pack > 1 else [(0, "word0")]
+    kind = "v2.b64" if pack > 1 else "b64"
     lines += ["again:"]
-    lines += [f"@wait{n} ld.relaxed.gpu.global.b64 word{n}, [{before[n]}];" for n in each]
+    lines += [f"@wait{n} ld.relaxed.gpu.global.{kind} {word}, [{before[n]}];" for n, word in pairs]
     lines += ["setp.ne.s32 more, 0, 0;"]
     for n in each:
         lines += [
@@ -63,11 +66,8 @@ def exchange_code(pack: int) -> tuple[str, str]:
         ]
     lines += ["@more bra again;"]
     for n in each:
-        lines += [
-            f"fma.rn.f32 next{n}, {a[n]}, {state[n]}, {b[n]};",
-            f"mov.b64 word{n}, {{next{n}, {call[n]}}};",
-            f"@part{n} st.relaxed.gpu.global.b64 [{after[n]}], word{n};",
-        ]
+        lines += [f"fma.rn.f32 next{n}, {a[n]}, {state[n]}, {b[n]};", f"mov.b64 word{n}, {{next{n}, {call[n]}}};"]
+    lines += [f"@part{n} st.relaxed.gpu.global.{kind} [{after[n]}], {word};" for n, word in pairs]
     constraints = ["=&f"] * pack + ["l"] * (2 * pack) + ["r"] * (2 * pack) + ["f"] * (3 * pack)
     return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
 

@@ -21,6 +21,7 @@ from .elements import (
     _pass_state,
     _position,
     _prefetch_tile,
+    _prefetch_words,
     _rate,
     _scan_rows,
     _store_last_row,
@@ -130,6 +131,7 @@ def look_back_kernel(
     offs, left, mask = _tile(offs_t, offs_c, mask_c, C, end)
     x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
     if CODE != "":
+        _prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
         then = (tile + ahead) * TILE
         if (ahead > 0) & (then < T):
             row = batch * T * C

@@ -332,6 +332,10 @@ def scan_kernel(
             if (ahead > 0) & (end >= (ahead + 1) * TILE):
                 _prefetch(k_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
                 _prefetch(v_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
+            if SERIAL:
+                # The words that this tile will publish; whoever waits for one would first wait for memory.
+                words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
+                _prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
         if HOLD:
             row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
