@@ -71,14 +71,13 @@ def select_config(
 ) -> WkvConfig:
     """Choose the launches.
 
-    As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: 16-bit inputs held as they came, states
-    passed from tile to tile, take 48 and 112 us; with states added up from sums 58 and 146, with states passed but k
-    and v read again 52 and 131, at 96 registers, which spill, 64 and 145; in loops over runs of 16 or 8 steps at 6 or 8
-    blocks a multiprocessor, which commit 130da97 has, 57 and 133 or 65 and 153. Adding up, loading 8 sums at once is
-    ahead of 16 by 2 % to 3 %, tiles of 8 warps are behind by 14 %, rows held as weights are behind with 16-bit inputs,
-    with float32 inputs ahead by 8 % at 168 registers. Held and passed, the forward scan of 16-bit inputs takes about 30
-    instructions an element, where an H200 that moves 6 bytes an element at full speed has time for 40; that of float32
-    inputs 46, of 80; the backward scan about 105, for 10 bytes.
+    As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: where 16-bit inputs are held as they came and
+    states passed from tile to tile, adding states up from sums takes 21 % and 30 % longer, reading k and v again 8 %
+    and 17 %, 96 registers, which spill, 33 % and 29 %; with a backward pass, adding up takes 3 % and 4 % longer. Adding
+    up, loading 8 sums at once is ahead of 16 by 2 % to 3 %, tiles of 8 warps are behind by 14 %, rows held as weights
+    are behind with 16-bit inputs, with float32 inputs ahead by 8 % at 168 registers. Held and passed, the forward scan
+    of 16-bit inputs takes about 30 instructions an element, where an H200 that moves 6 bytes an element at full speed
+    has time for 40; that of float32 inputs 46, of 80; the backward scan about 105, for 10 bytes.
 
     Args:
         strategy: "scan" or "walk" (one program a sequence and block of channels).
@@ -104,7 +103,7 @@ def select_config(
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
         return WkvConfig(forward=forward, backward=backward, reload=False, look=8, ahead=AHEAD)
     forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
-    held = not saving and batch * channels >= MIN_SERIAL
+    held = batch * channels >= MIN_SERIAL
     return WkvConfig(forward=forward, backward=backward, hold=held, serial=held, look=8, ahead=AHEAD)
 
 

@@ -333,9 +333,11 @@ def scan_kernel(
                 _prefetch(k_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
                 _prefetch(v_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
             if SERIAL:
-                # The words that this tile will publish; whoever waits for one would first wait for memory.
-                words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
-                _prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
+                # Whoever waits for a word that this tile publishes would first wait for memory; with channels enough
+                # to keep that busy, which need nothing ahead, reading words costs more.
+                if ahead > 0:
+                    words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
+                    _prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
         if HOLD:
             row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
