@@ -32,19 +32,19 @@ OPERATION = Operation(
     implementations=(
         _on_interleaved_weights(
             name="fused",
-            call="kernels.gated_mlp.fused:fused_interleaved",
+            call="kernels.gated_mlp.fused:fused",
             default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
         ),
         _on_interleaved_weights(
             name="fused_save",
-            call="kernels.gated_mlp.fused:fused_interleaved_save",
+            call="kernels.gated_mlp.fused:fused_save",
             default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
         ),
         _kernel(
             name="fused_pair",
-            call="kernels.gated_mlp.fused:fused",
+            call="kernels.gated_mlp.fused:fused_pair",
             prepare="kernels.gated_mlp.reference:k_major_inputs",
             default_config="kernels.gated_mlp.config:pair_config",
             summary="as fused, on the two weights apart, as torch.nn.Linear holds them",

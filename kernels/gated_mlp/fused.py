@@ -93,69 +93,72 @@ class Weights:
         return Weights(first, None if self.gate is None else torch.empty_like(first), self.layout)
 
 
-def fused(
-    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
-) -> Tensor:
+def fused(x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None) -> Tensor:
     """Compute y = act(x W_gate) * (x W_up) in one kernel that writes y alone; the backward pass projects again.
 
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
-        w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
-            (``linear.weight.T``), or both contiguous, which is slower.
+        w: both weights in one, ``interleave(w_up, w_gate)`` [D, 2F], in x's dtype; :func:`fused_pair` takes them apart.
         activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
         config: launches; chosen for the device and the sizes when None.
 
     Returns:
-        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights are laid out as they are.
+        y [M, F] in x's dtype; differentiable once, in x and w. The gradient of w is interleaved as w is.
 
     Raises:
         ValueError: on an argument the kernel does not take; the message names it, what was expected and what came.
 
     Source: Shazeer, GLU Variants Improve Transformer (2020), equations 5 and 6.
     """
-    return _run(x, w_up, w_gate, save=False, activation=activation, config=config)
+    return _run(x, w, save=False, activation=activation, config=config)
 
 
-def fused_save(
-    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
-) -> Tensor:
+def fused_save(x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None) -> Tensor:
     """Compute the same, and keep the pre-activations [M, 2F] in x's dtype for the backward pass.
 
     Arguments, result and errors as in :func:`fused`; without gradients it is that.
     """
-    return _run(x, w_up, w_gate, save=True, activation=activation, config=config)
+    return _run(x, w, save=True, activation=activation, config=config)
 
 
-def fused_interleaved(
-    x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
+def fused_pair(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
 ) -> Tensor:
-    """Compute the same from interleaved weights, the quickest layout; their gradient is one tensor too.
+    """Compute the same from two weights.
 
     Args:
         x: [M, D], as in :func:`fused`.
-        w: ``interleave(w_up, w_gate)`` [D, 2F], in x's dtype.
+        w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
+            (``linear.weight.T``), or both contiguous, which is slower.
         activation, config: as in :func:`fused`.
 
     Returns:
-        y [M, F] in x's dtype; differentiable once, in x and w.
+        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights are laid out as they are.
 
     Raises:
         ValueError: as in :func:`fused`.
     """
-    return _run_interleaved(x, w, save=False, activation=activation, config=config)
+    return _run_pair(x, w_up, w_gate, save=False, activation=activation, config=config)
 
 
-def fused_interleaved_save(
-    x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
+def fused_pair_save(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None
 ) -> Tensor:
     """Compute the same, and keep the pre-activations [M, 2F] in x's dtype for the backward pass.
 
-    Arguments, result and errors as in :func:`fused_interleaved`; without gradients it is that.
+    Arguments, result and errors as in :func:`fused_pair`; without gradients it is that.
     """
-    return _run_interleaved(x, w, save=True, activation=activation, config=config)
+    return _run_pair(x, w_up, w_gate, save=True, activation=activation, config=config)
 
 
-def _run(
+def _run(x: Tensor, w: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None) -> Tensor:
+    check_activation(activation)
+    check_interleaved(x, w)
+    check_kernel_support(x, w.shape[0], w.shape[1] // 2)
+    return _GatedMlp.apply(x, w, None, _problem((x, w), activation, save, config))
+
+
+def _run_pair(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
     check_activation(activation)
@@ -163,13 +166,6 @@ def _run(
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     return _GatedMlp.apply(x, w_up, w_gate, _problem((x, w_up, w_gate), activation, save, config))
-
-
-def _run_interleaved(x: Tensor, w: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None) -> Tensor:
-    check_activation(activation)
-    check_interleaved(x, w)
-    check_kernel_support(x, w.shape[0], w.shape[1] // 2)
-    return _GatedMlp.apply(x, w, None, _problem((x, w), activation, save, config))
 
 
 def _problem(given: tuple[Tensor, ...], activation: str, save: bool, config: GatedMlpConfig | None) -> Problem:

@@ -144,6 +144,8 @@ def test_inputs_are_the_declared_arguments() -> None:
 def test_declared_code_exists() -> None:
     for implementation in OPERATION.implementations:
         assert callable(resolve(implementation.call)), implementation.name
+        if "triton" in implementation.requires:
+            assert implementation.call.endswith(f":{implementation.name}")
         if implementation.supports:
             supports = resolve(implementation.supports)
             assert supports(SIZES, "bf16", None) is None

@@ -11,7 +11,7 @@ import torch
 
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
-from lrbench.kernels.gated_mlp.fused import fused, fused_interleaved, fused_interleaved_save, fused_save
+from lrbench.kernels.gated_mlp.fused import fused, fused_pair, fused_pair_save, fused_save
 from lrbench.tests.kernels import mlp_laws as laws
 
 interpret = pytest.mark.interpret
@@ -26,13 +26,13 @@ TILES = {
 }
 """Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
 
-FUNCTIONS = {True: (fused_interleaved, fused_interleaved_save), False: (fused, fused_save)}
+FUNCTIONS = {True: (fused, fused_save), False: (fused_pair, fused_pair_save)}
 """Whether weights are interleaved -> functions that project again in the backward pass, and that save."""
 
 FORMS = {
-    f"{name}-{layout}": (fn, prepare)
+    f"{fn.__name__}-{layout}": (fn, prepare)
     for layout, prepare in laws.LAYOUTS.items()
-    for name, fn in zip(("fused", "fused_save"), FUNCTIONS[layout == "interleaved"], strict=True)
+    for fn in FUNCTIONS[layout == "interleaved"]
 }
 """Name -> function, and what lays its weights out."""
 
@@ -64,7 +64,7 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
 def test_activations_over_their_range(activation: str) -> None:
     """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
     for scale in (1.0, 200.0):
-        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_save-columns"]):
+        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_pair_save-columns"]):
             laws.check_matches_reference(
                 fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, prepare=prepare,
                 gate_scale=scale, config=launches(SMALL),
@@ -179,7 +179,7 @@ def check_weights_that_overlap(device: str) -> None:
     for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
         columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
         found, expected = (
-            laws.evaluate(fused, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
+            laws.evaluate(fused_pair, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
             for layout in (lambda w: w, torch.Tensor.contiguous)
         )
         for one, other in zip(found, expected, strict=True):
@@ -223,11 +223,13 @@ def test_bad_interleaved_weights() -> None:
         rejects(r"w must have no empty dimension, got shape \(16, 0\)", x, w[:, :0])
         with pytest.raises(ValueError, match="activation must be one of"):
             fn(x, w, activation="swish")
+        with pytest.raises(TypeError, match=rf"{fn.__name__}\(\) takes 2 positional arguments but 3 were given"):
+            fn(*inputs.values())
 
 
 @interpret
 def test_bad_input() -> None:
-    for fn in (fused, fused_save):
+    for fn in FUNCTIONS[False]:
         laws.check_bad_input(fn, dtype=torch.float32, device="cpu")
         for d_model, d_ff, match in (
             (12, 24, "D must be a multiple of 8, got 12"),
@@ -246,7 +248,7 @@ def test_bad_input() -> None:
 
 @interpret
 def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fused_save writes pre-activations only where a backward pass can come."""
+    """Pre-activations are written only where a backward pass can come."""
     ends: list[object] = []
     project = module.project
 
@@ -256,11 +258,11 @@ def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "project", spy)
     inputs, _ = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
-    fused_save(*inputs.values(), config=launches(SMALL))
+    fused_pair_save(*inputs.values(), config=launches(SMALL))
     with torch.no_grad():
-        fused_save(*[x.requires_grad_() for x in inputs.values()], config=launches(SMALL))
+        fused_pair_save(*[x.requires_grad_() for x in inputs.values()], config=launches(SMALL))
     assert ends == [None, None]
-    fused_save(*inputs.values(), config=launches(SMALL))
+    fused_pair_save(*inputs.values(), config=launches(SMALL))
     assert ends[2] is not None
 
 
@@ -273,12 +275,12 @@ def test_tensors_that_descriptors_cannot_take() -> None:
         # Weights that lie apart by no multiple of 16 bytes either.
         shifted[name] = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
         assert shifted[name].data_ptr() % 16
-    assert torch.equal(fused(*shifted.values()), fused(*inputs.values()))
+    assert torch.equal(fused_pair(*shifted.values()), fused_pair(*inputs.values()))
     columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
-    expected = fused(inputs["x"], **columns)
+    expected = fused_pair(inputs["x"], **columns)
     for by, (name, w) in enumerate(columns.items(), 1):
         columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
-    assert torch.equal(fused(inputs["x"], **columns), expected)
+    assert torch.equal(fused_pair(inputs["x"], **columns), expected)
 
 
 GPU_SIZES = [(4096, 4096, 1792), (1024, 512, 3584), (300, 1032, 520), (65, 72, 136), (16, 2048, 1024), (1, 256, 264)]
