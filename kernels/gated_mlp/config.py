@@ -11,11 +11,12 @@ DIM_MULTIPLE = 8
 """D and F come in multiples of a 16-byte access of half-precision elements, which descriptors ask of every row."""
 
 INTERLEAVE_COLUMNS = 8
-"""Columns of W_up, and then of W_gate, that interleaved weights hold side by side."""
+"""Columns of W_up, and then of W_gate, that interleaved weights hold side by side: rows of an accumulator that a matrix
+unit leaves with one thread lie so far apart. F is a multiple of them."""
+assert DIM_MULTIPLE % INTERLEAVE_COLUMNS == 0
 
 MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
-
 
 LARGE = 2**41
 """Multiply-adds of a projection from which an H200 is at its power limit for most of the 12 ms that both take."""

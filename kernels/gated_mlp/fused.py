@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -52,12 +52,16 @@ class Problem:
     config: GatedMlpConfig | None
 
 
+class PreActivations(NamedTuple):
+    """Up and gate [M, F], or interleaved [M, 2F] and None, in the order of the weights; or their gradients."""
+
+    first: Tensor
+    gate: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights as they are held: W_up and W_gate [D, F], or interleaved [D, 2F] and None; see project_kernel's LAYOUT.
-
-    Pre-activations too, of the same order: [M, F] or [M, 2F].
-    """
+    """Weights as they are held: W_up and W_gate [D, F], or interleaved [D, 2F] and None; layout is project_kernel's."""
 
     first: Tensor
     gate: Tensor | None
@@ -70,10 +74,8 @@ class Weights:
 
     def laid_out(self) -> Weights:
         """Return the weights in their layout: hooks on saved tensors may give them back in another."""
-        if self.layout == "rows":
-            return self if self.gate is None else Weights(self.first.contiguous(), self.gate.contiguous(), self.layout)
-        first, gate = (None if x is None else x.T.contiguous().T for x in (self.first, self.gate))
-        return self if first is None else Weights(first, gate, self.layout)
+        lay = Tensor.contiguous if self.layout == "rows" else _k_major
+        return Weights(lay(self.first), None if self.gate is None else lay(self.gate), self.layout)
 
     @property
     def columns(self) -> int:
@@ -87,10 +89,14 @@ class Weights:
             return 0
         return (self.gate.data_ptr() - self.first.data_ptr()) // self.first.element_size()
 
-    def like(self, rows: int) -> Weights:
-        """Return uninitialised tensors of ``rows`` rows in the same order: pre-activations or their gradients."""
+    def pre_activations(self, rows: int) -> PreActivations:
+        """Return uninitialised pre-activations of ``rows`` rows."""
         first = self.first.new_empty(rows, self.first.shape[1])
-        return Weights(first, None if self.gate is None else torch.empty_like(first), self.layout)
+        return PreActivations(first, None if self.gate is None else torch.empty_like(first))
+
+
+def _k_major(weight: Tensor) -> Tensor:
+    return weight.T.contiguous().T
 
 
 def fused(x: Tensor, w: Tensor, *, activation: str = "silu", config: GatedMlpConfig | None = None) -> Tensor:
@@ -184,9 +190,9 @@ class _GatedMlp(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, first: Tensor, gate: Tensor | None, problem: Problem) -> Tensor:
         weights = Weights.of(first, gate)
         y = x.new_empty(x.shape[0], weights.columns)
-        saved = weights.like(x.shape[0]) if problem.save else None
+        saved = weights.pre_activations(x.shape[0]) if problem.save else None
         project(x, weights, problem, y=y, pre=saved)
-        ctx.save_for_backward(x, first, gate, *((saved.first, saved.gate) if saved else ()))
+        ctx.save_for_backward(x, first, gate, *(saved or ()))
         ctx.problem, ctx.layout = problem, weights.layout
         return y
 
@@ -197,11 +203,10 @@ class _GatedMlp(torch.autograd.Function):
         wants_x, *wants_w = ctx.needs_input_grad[:3]
         weights = Weights(first, gate, ctx.layout).laid_out()
         x, dy = x.contiguous(), dy.contiguous()
-        d_pre = weights.like(x.shape[0])
+        d_pre = weights.pre_activations(x.shape[0])
         if saved:
-            kept, kept_gate = saved
-            kept_gate = None if kept_gate is None else kept_gate.contiguous()
-            gate_gradient(Weights(kept.contiguous(), kept_gate, ctx.layout), dy, d_pre, ctx.problem)
+            kept = PreActivations(*(None if pre is None else pre.contiguous() for pre in saved))
+            gate_gradient(kept, dy, d_pre, ctx.problem)
         else:
             project(x, weights, ctx.problem, pre=d_pre, dy=dy)
         dx = None
@@ -229,7 +234,7 @@ def project(
     problem: Problem,
     *,
     y: Tensor | None = None,
-    pre: Weights | None = None,
+    pre: PreActivations | None = None,
     dy: Tensor | None = None,
 ) -> None:
     """Launch project_kernel: write y, and pre where given; or with dy the pre-activations' gradients into pre."""
@@ -272,8 +277,8 @@ def project(
         tile(None if pre is None else pre.gate, *pre_block),
         tile(dy, out_rows, block_f // out_columns),
         rows,
-        x.shape[1] // 8,
-        columns // 8,
+        x.shape[1] // DIM_MULTIPLE,
+        columns // DIM_MULTIPLE,
         gap // unit,
         UNIT=unit,
         ACTIVATION=problem.activation,
@@ -319,12 +324,12 @@ def _weight_tiles(
     return TensorDescriptor(base.T.detach(), [2, columns, rows], [apart, rows, 1], block), None
 
 
-def gate_gradient(saved: Weights, dy: Tensor, d_pre: Weights, problem: Problem) -> None:
+def gate_gradient(saved: PreActivations, dy: Tensor, d_pre: PreActivations, problem: Problem) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     rows, columns = dy.shape
     grid = (triton.cdiv(rows, GRADIENT_BLOCK_M), triton.cdiv(columns, GRADIENT_BLOCK_F))
     gate_gradient_kernel[grid](
-        saved.first, saved.gate, dy, d_pre.first, d_pre.gate, rows, columns // 8,
+        saved.first, saved.gate, dy, d_pre.first, d_pre.gate, rows, columns // DIM_MULTIPLE,
         ACTIVATION=problem.activation, PAIR=saved.gate is not None,
         BLOCK_M=GRADIENT_BLOCK_M, BLOCK_F=GRADIENT_BLOCK_F, num_warps=4,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .config import INTERLEAVE_COLUMNS
+from .config import DIM_MULTIPLE, INTERLEAVE_COLUMNS
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -35,6 +35,7 @@ TANH_CUBIC = tl.constexpr(0.044715)
 TANH_SATURATED = tl.constexpr(20.0)
 
 INTERLEAVE = tl.constexpr(INTERLEAVE_COLUMNS)
+MULTIPLE = tl.constexpr(DIM_MULTIPLE)
 
 
 @triton.jit
@@ -234,7 +235,7 @@ def _tile(
 
 @triton.jit(do_not_specialize=["M", "gap"])
 def project_kernel(
-    x, w, w_gate, y, pre, pre_gate, dy, M, D8, F8, gap: tl.int64,
+    x, w, w_gate, y, pre, pre_gate, dy, M, D_multiples, F_multiples, gap: tl.int64,
     UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr,
     PRECISION: tl.constexpr, USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
@@ -250,12 +251,13 @@ def project_kernel(
         "columns": w, W_up^T [F, D], and W_gate^T gap * UNIT elements behind it; with USE_TMA both in one [2, F, D], in
             the order in which they lie in memory;
         "rows": w and w_gate [D, F].
-    D8 and F8, D / 8 and F / 8, tell the compiler that rows are aligned. By END it writes
+    D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are aligned. By END
+    it writes
         "gate": y [M, F];
         "save": y, and the pre-activations into pre and pre_gate [M, F], or interleaved as w is into pre [M, 2F];
         "gradient": from dy [M, F] the gradients of the pre-activations, in the same places.
     """
-    D, F = D8 * 8, F8 * 8
+    D, F = D_multiples * MULTIPLE, F_multiples * MULTIPLE
     if PERSISTENT:
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
         # Flattened with the loop over k, the next tile's loads are under way while this one is gated.
@@ -273,7 +275,7 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def gate_gradient_kernel(
-    pre, pre_gate, dy, d_pre, d_pre_gate, M, F8,
+    pre, pre_gate, dy, d_pre, d_pre_gate, M, F_multiples,
     ACTIVATION: tl.constexpr, PAIR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """Make the gradients of saved pre-activations.
@@ -281,7 +283,7 @@ def gate_gradient_kernel(
     Grid: (ceil(M / BLOCK_M), ceil(F / BLOCK_F)). Reads dy [M, F] and pre [M, 2F], INTERLEAVE columns of up and of gate
     in turn, or with PAIR pre and pre_gate [M, F]; writes d_pre and d_pre_gate like them.
     """
-    F = F8 * 8
+    F = F_multiples * MULTIPLE
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     blocks = tl.program_id(1) * (BLOCK_F // INTERLEAVE) + tl.arange(0, BLOCK_F // INTERLEAVE)
     mask = (rows < M)[:, None, None] & (blocks * INTERLEAVE < F)[None, :, None]
