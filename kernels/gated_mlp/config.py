@@ -19,7 +19,7 @@ MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
 LARGE = 2**41
-"""Multiply-adds of a projection from which an H200 is at its power limit for most of the 12 ms that both take."""
+"""Multiply-adds of a projection from which an H200 runs at its power limit for most of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +99,10 @@ def select_tile(
 ) -> TileConfig:
     """Choose a launch.
 
-    Where an H200 runs at its power limit, energy counts. At D = 8192 with 65,536 tokens and D = 16384 with 16,384, each
-    run on end, the transpose of K-major weights, interleaved by eight, takes 91.4 and 84.5 ms, x with K-major ones
-    apart 93.9 and 86.5, with row-major ones interleaved 94.6 and 88.6, a flattened loop of two accumulators from 107,
-    cuBLAS's product alone 89.9 and 83.1; the first with a loop that is not flattened 92.0 and 84.9, with weights
-    interleaved one by one 91.1 and 83.9 (4 % more at smaller sizes). In turn with each other: groups of 16 rows of
-    tiles, 132 of which are about square in bytes, take 87.8 and 80.4 where groups of 8 take 92.5 and 84.4 and groups of
-    4 more; with them 3 stages and one subtile 89.8 and 82.1, 4 and one 91.3 and 84.0, 4 and two 92.5 and 84.5, but at D
-    = 4096 with 16,384 tokens 5.57, 5.51 and 5.51. Of row-major weights, loads by a warp of their own, multicast to
-    pairs of blocks and tiles of 192 rows gained nothing; they are in commit a5b8aa2 alone.
+    Tiles of 128 by 128 fill a multiprocessor's registers with accumulators, and a step of 64 along D is a line of
+    memory. In groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as
+    of W. With an accumulator each of up and gate the loop is not flattened: the assembler would serialise every
+    product (ptxas C7515).
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
@@ -116,8 +111,7 @@ def select_tile(
         work: multiply-adds of one projection, M D F.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
-        aligned: whether every tensor begins at a multiple of 16 bytes, as descriptors want, and two weights lie near
-            enough for one.
+        aligned: whether descriptors can hold the tensors, which :func:`.fused.no_descriptors` says.
     """
     if item_bytes == 4:
         # Products in full float32 run on the vector units.
@@ -137,6 +131,7 @@ def select_tile(
     if end == "gate":
         if layout != "interleaved" or capability >= (10, 0):
             return full
+        # A whole tile's store fits beside 4 stages; at the power limit 3 are quicker.
         return replace(full, subtiles=1, num_stages=3 if work >= LARGE else 4)
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
