@@ -37,6 +37,8 @@ from .validate import (
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 GRADIENT_BLOCK_M, GRADIENT_BLOCK_F = 8, 256
+DESCRIPTOR_ALIGNMENT = 16
+"""Bytes of which the address of a descriptor's tensor is a multiple."""
 MAX_STRIDE = 2**40
 """Bytes between two rows of a descriptor's tensor."""
 INTERPRETER_PROGRAMS = 3
@@ -242,9 +244,12 @@ def project(
     rows, columns, layout, gap = x.shape[0], weights.columns, weights.layout, weights.gap
     # A distance in whole groups of elements tells the compiler that rows of both weights are aligned.
     unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
-    given = [t for t in (x, weights.first, weights.gate, dy) if t is not None]
+    reason = no_descriptors(x, weights, dy)
     if problem.config is not None:
-        config = problem.config.gradient if end == "gradient" else problem.config.forward
+        which = "gradient" if end == "gradient" else "forward"
+        config = getattr(problem.config, which)
+        if config.use_tma and reason:
+            raise ValueError(f"{reason}; config.{which} has use_tma")
     else:
         config = select_tile(
             end=end,
@@ -253,7 +258,7 @@ def project(
             work=rows * x.shape[1] * columns,
             capability=capability(x.device),
             item_bytes=x.element_size(),
-            aligned=all(t.data_ptr() % 16 == 0 for t in given) and _one_descriptor(weights),
+            aligned=reason is None,
         )
     block_m, block_f, block_k = config.block_m, config.block_f, config.block_k
     parts = config.subtiles
@@ -299,10 +304,23 @@ def project(
     )
 
 
-def _one_descriptor(weights: Weights) -> bool:
-    """Return whether one descriptor can hold the weights: two of them lie behind each other, not too far apart."""
-    first, gap = weights.first, abs(weights.gap)
-    return weights.layout != "columns" or first.numel() <= gap < MAX_STRIDE // first.element_size()
+def no_descriptors(x: Tensor, weights: Weights, dy: Tensor | None) -> str | None:
+    """Return which argument descriptors cannot hold, what they need and what came, or None where they hold all."""
+    up = "w" if weights.gate is None else "w_up"
+    for name, tensor in (("x", x), (up, weights.first), ("w_gate", weights.gate), ("dy", dy)):
+        if tensor is not None and (past := tensor.data_ptr() % DESCRIPTOR_ALIGNMENT):
+            return f"{name} must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes, got {past} bytes past one"
+    if weights.layout != "columns":
+        return None
+    # One descriptor of both weights has their distance as a stride.
+    size, gap, limit = weights.first.numel(), abs(weights.gap), MAX_STRIDE // weights.first.element_size()
+    if not size <= gap < limit:
+        return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"
+    row = weights.first.shape[0]
+    # As measured, on Hopper alone, it need not be a multiple of the next stride.
+    if gap % row and capability(x.device)[0] != 9:
+        return f"w_gate must begin a multiple of {row} elements behind or before w_up, got {gap}"
+    return None
 
 
 def _weight_tiles(
@@ -316,8 +334,7 @@ def _weight_tiles(
         return tile(first, config.block_k, config.block_f), tile(gate, config.block_k, config.block_f)
     if not config.use_tma:
         return first.T.detach(), None
-    # One tensor of both: addresses are all that a descriptor knows of memory. That the distance need not be a multiple
-    # of a row is as measured on Hopper.
+    # One tensor of both: addresses are all that a descriptor knows of memory.
     rows, columns = first.shape
     base, apart = (first, weights.gap) if weights.gap >= 0 else (gate, -weights.gap)
     block = [2, config.block_f, config.block_k]

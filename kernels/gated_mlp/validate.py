@@ -93,5 +93,8 @@ def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     for name, size in (("D", D), ("F", F)):
         if size % DIM_MULTIPLE:
             raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
+    if x.device.type == "cuda" and triton.knobs.runtime.interpret:
+        # The interpreter copies tensors to the host one by one, but two weights can be reached from the first.
+        raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")
     if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise ValueError(f"x must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")

@@ -104,13 +104,26 @@ def check_matches_reference(
 ) -> None:
     """y and the gradients of x and both weights equal the definition's in float64."""
     inputs, dy = draw(tokens, d_model, d_ff, dtype=dtype, device=device, gate_scale=gate_scale)
+    check_matches_reference_on(fn, inputs, dy if gradients else None, activation=activation, prepare=prepare, **kwargs)
+
+
+def check_matches_reference_on(
+    fn: Function,
+    inputs: Mapping[str, Tensor],
+    dy: Tensor | None,
+    *,
+    activation: str = "silu",
+    prepare: Prepare = dict,
+    **kwargs: Any,
+) -> None:
+    """The same on given inputs, with gradients where there is one of the output."""
+    dtype = inputs["x"].dtype
     exact = evaluate(
-        gated_mlp, {n: x.double() for n, x in inputs.items()}, dy.double() if gradients else None,
+        gated_mlp, {n: x.double() for n, x in inputs.items()}, None if dy is None else dy.double(),
         activation=activation,
     )  # fmt: skip
-    low = evaluate(portable, inputs, dy if gradients else None, activation=activation)
-    given = prepare(inputs)
-    found = evaluate(fn, given, dy if gradients else None, activation=activation, **kwargs)
+    low = evaluate(portable, inputs, dy, activation=activation)
+    found = evaluate(fn, prepare(inputs), dy, activation=activation, **kwargs)
     for name, ours, rough, true in zip(NAMES, found, low, exact, strict=False):
         assert ours.shape == true.shape, name
         assert ours.dtype == dtype, name

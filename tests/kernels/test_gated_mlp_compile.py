@@ -95,10 +95,21 @@ def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -
     chosen = select_tile(end="gate", layout=layout_of(layout), tokens=4096, work=0, capability=(9, 0), item_bytes=2)
     forward = replace(chosen, **ALTERNATIVES[name])
     launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
-    # One program a tile of transposes is the exception, right but slow: its products wait for each other.
+    # One program a tile of transposes is right but slow, and never chosen: its products wait for each other.
     slow = name == "programs" and layout == "interleaved"
     with pytest.raises(AssertionError, match="serialised=True") if slow else nullcontext():
         check(launches[:1], 90)
+
+
+@pytest.mark.parametrize("end", ["gate", "save", "gradient"])
+@pytest.mark.parametrize("tokens", [65, 4096, 65536])
+def test_transposes_are_walked_by_persistent_programs(tokens: int, end: str) -> None:
+    """With a program a tile of 128 tokens, products would wait for each other on Hopper."""
+    for width in (128, 16384):
+        tile = select_tile(
+            end=end, layout="interleaved", tokens=tokens, work=tokens * width * width, capability=(9, 0), item_bytes=2
+        )
+        assert tile.persistent and tile.flatten
 
 
 def compiled_text(launch: Launch, capability: int, stage: str) -> str:

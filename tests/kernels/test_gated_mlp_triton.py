@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
 from lrbench.kernels.gated_mlp.fused import fused, fused_pair, fused_pair_save, fused_save
+from lrbench.kernels.gated_mlp.validate import check_kernel_support
 from lrbench.tests.kernels import mlp_laws as laws
 
 interpret = pytest.mark.interpret
@@ -178,12 +180,7 @@ def check_weights_that_overlap(device: str) -> None:
     both = torch.cat((inputs["w_up"].T, inputs["w_gate"].T))
     for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
         columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
-        found, expected = (
-            laws.evaluate(fused_pair, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
-            for layout in (lambda w: w, torch.Tensor.contiguous)
-        )
-        for one, other in zip(found, expected, strict=True):
-            assert laws.relative_error(one, other.double()) < 1e-3
+        laws.check_matches_reference_on(fused_pair, {"x": inputs["x"], **columns}, dy)
 
 
 @interpret
@@ -201,7 +198,12 @@ def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None
 
 @interpret
 def test_bad_interleaved_weights() -> None:
-    inputs, _ = laws.draw(6, 16, 24, dtype=torch.float32, device="cpu")
+    check_bad_interleaved_weights("cpu")
+
+
+def check_bad_interleaved_weights(device: str) -> None:
+    """Interleaved weights that cannot be multiplied or taken apart are refused, by name."""
+    inputs, _ = laws.draw(6, 16, 24, dtype=torch.float32, device=device)
     x, w = laws.LAYOUTS["interleaved"](inputs).values()
     for fn in FUNCTIONS[True]:
 
@@ -215,8 +217,8 @@ def test_bad_interleaved_weights() -> None:
             rejects(layout + re.escape(f"{tuple(wrong.shape)}, strides {wrong.stride()}"), x, wrong)
         rejects(r"w must have 8 rows, one a column of x, got shape \(16, 48\)", x[:, :8].contiguous(), w)
         rejects(r"x must have 2 dimensions \[M, D\], got shape \(1, 6, 16\)", x[None], w)
-        rejects("w must be float16 on cpu, got float32 on cpu", x.half(), w)
-        rejects("w must be float32 on cpu, got float32 on meta", x, w.to("meta"))
+        rejects(f"w must be float16 on {x.device}, got float32 on {x.device}", x.half(), w)
+        rejects(f"w must be float32 on {x.device}, got float32 on meta", x, w.to("meta"))
         rejects(r"x must be contiguous, got strides \(1, 6\)", x.T.contiguous().T, w)
         rejects("x must be one of float32, float16, bfloat16, got float64", x.double(), w)
         rejects("x must be one of float32, float16, bfloat16, got int64", x.long(), w)
@@ -281,6 +283,53 @@ def test_tensors_that_descriptors_cannot_take() -> None:
     for by, (name, w) in enumerate(columns.items(), 1):
         columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
     assert torch.equal(fused_pair(inputs["x"], **columns), expected)
+    for fn, given, name, past in (
+        (fused_pair, shifted, "x", 2),
+        (fused_pair, {"x": inputs["x"], **columns}, "w_up", 2),
+        (fused, {"x": inputs["x"], "w": shifted_interleaved(inputs)}, "w", 2),
+    ):
+        match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
+        with pytest.raises(ValueError, match=match):
+            fn(*given.values(), config=launches(SMALL))
+        fn(*given.values(), config=launches(TILES["pointers"]))
+
+
+def shifted_interleaved(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return interleaved weights that begin one element past a multiple of 16 bytes."""
+    w = laws.LAYOUTS["interleaved"](inputs)["w"]
+    return torch.zeros(w.numel() + 1, dtype=w.dtype)[1:].view(w.T.shape).copy_(w.T).T
+
+
+@interpret
+def test_weights_that_no_descriptor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch of one's own with descriptors says so; elsewhere than on Hopper, weights lie whole rows apart."""
+    inputs, _ = laws.draw(5, 16, 24, dtype=torch.float16, device="cpu")
+    both = torch.cat((inputs["w_up"].T.flatten(), torch.zeros(8), inputs["w_gate"].T.flatten())).half()
+
+    def apart(by: int) -> dict[str, torch.Tensor]:
+        weights = {"w_up": both[: 24 * 16], "w_gate": both[24 * 16 + by :][: 24 * 16]}
+        return {"x": inputs["x"], **{name: w.view(24, 16).T for name, w in weights.items()}}
+
+    with pytest.raises(
+        ValueError, match=r"w_gate must begin from 384 to \d+ elements behind or before w_up, got 376; "
+    ):
+        fused_pair(*apart(-8).values(), config=launches(SMALL))
+    expected = fused_pair(*apart(8).values(), config=launches(SMALL))
+    monkeypatch.setattr(module, "capability", lambda device: (10, 0))
+    with pytest.raises(
+        ValueError, match="w_gate must begin a multiple of 16 elements behind or before w_up, got 392; "
+    ):
+        fused_pair(*apart(8).values(), config=launches(SMALL))
+    assert torch.equal(fused_pair(*apart(8).values()), expected)
+    fused_pair(*apart(0).values(), config=launches(SMALL))
+
+
+@interpret
+def test_the_interpreter_refuses_gpu_tensors() -> None:
+    """It copies each tensor to the host, but from one weight the kernel reaches the other."""
+    x: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="x must be on the CPU under TRITON_INTERPRET=1, got a tensor on cuda:0"):
+        check_kernel_support(x, 16, 24)
 
 
 GPU_SIZES = [(4096, 4096, 1792), (1024, 512, 3584), (300, 1032, 520), (65, 72, 136), (16, 2048, 1024), (1, 256, 264)]
@@ -385,6 +434,11 @@ def test_laws_on_gpu(form: str) -> None:
 @gpu
 def test_weights_that_overlap_on_gpu() -> None:
     check_weights_that_overlap("cuda")
+
+
+@gpu
+def test_bad_interleaved_weights_on_gpu() -> None:
+    check_bad_interleaved_weights("cuda")
 
 
 @gpu
