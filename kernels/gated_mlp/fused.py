@@ -207,8 +207,9 @@ class _GatedMlp(torch.autograd.Function):
         x, dy = x.contiguous(), dy.contiguous()
         d_pre = weights.pre_activations(x.shape[0])
         if saved:
-            kept = PreActivations(*(None if pre is None else pre.contiguous() for pre in saved))
-            gate_gradient(kept, dy, d_pre, ctx.problem)
+            kept, kept_gate = saved
+            kept_gate = None if kept_gate is None else kept_gate.contiguous()
+            gate_gradient(PreActivations(kept.contiguous(), kept_gate), dy, d_pre, ctx.problem)
         else:
             project(x, weights, ctx.problem, pre=d_pre, dy=dy)
         dx = None
