@@ -107,11 +107,13 @@ class PlannedCase:
     """A case and the code it runs.
 
     ``target`` is carried along rather than looked up again in the worker, so a caller of the sweep can measure an
-    implementation that no declaration names: its ``call`` is any "module:function" relative to the package.
+    implementation that no declaration names: its ``call`` is any "module:function" relative to the package. To be
+    compiled only, a case may be given the launches that another one chooses, ``config_of``, too large to be called.
     """
 
     case: Case
     target: Implementation | Baseline
+    config_of: Case | None = None
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:

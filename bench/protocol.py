@@ -22,6 +22,7 @@ def encode_request(
         "action": action,
         "case": dataclasses.asdict(item.case),
         "target": _encode_target(item.target),
+        "config_of": None if item.config_of is None else dataclasses.asdict(item.config_of),
         "budget_s": budget_s,
         "shared": shared,
         "device_kind": device_kind,
@@ -30,7 +31,12 @@ def encode_request(
 
 def decode_request(request: Mapping[str, Any]) -> PlannedCase:
     """Return the case and its target of a request."""
-    return PlannedCase(case=Case(**request["case"]), target=_decode_target(request["target"]))
+    other = request["config_of"]
+    return PlannedCase(
+        case=Case(**request["case"]),
+        target=_decode_target(request["target"]),
+        config_of=None if other is None else Case(**other),
+    )
 
 
 def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:

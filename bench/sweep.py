@@ -175,7 +175,7 @@ def _outcomes(
         else:
             refused.append((item, refusal))
     if settings.jobs > 1 and environment.device_kind == "cuda" and runnable:
-        _compile_ahead(runnable, settings, progress)
+        _compile_ahead(runnable, environment.capability, settings, progress)
     progress.begin(len(todo), "measuring")
     yield from refused
     with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
@@ -250,17 +250,23 @@ def default_jobs(device_kind: str) -> int:
     return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
 
 
-def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
     """Return the cases worth compiling ahead.
 
     Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
     between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
     come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
-    short. Outside packages may compile per shape. What needs no compiler is left out.
+    short. Where an implementation says which launches it chooses (``default_config``), there is a case for each choice
+    that these two leave out: the shortest, which takes the launches of a larger one where that is too large. Outside
+    packages may compile per shape. What needs no compiler is left out.
+
+    Args:
+        capability: compute capability such as "9.0" for which launches are chosen; None does not ask for choices.
     """
     chosen: dict[tuple[Any, ...], PlannedCase] = {}
     longest: dict[tuple[Any, ...], PlannedCase] = {}
     too_long: dict[tuple[Any, ...], PlannedCase] = {}
+    by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
     for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
         case, target = item.case, item.target
         if isinstance(target, Implementation):
@@ -275,12 +281,36 @@ def compile_cases(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
         mode = "fwbw" if case.mode == "bw" else case.mode
         key = (case.op, case.impl, case.dtype, case.state_dtype, mode, sizes)
         shortest = chosen.setdefault(key, item)
+        by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
         longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
-        if longer and _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest)):
+        if longer and _may_be_called(item, shortest):
             longest[key] = item
         elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
             too_long.setdefault(key, cut)
-    return [*chosen.values(), *({**too_long, **longest}).values()]
+    further = {**too_long, **longest}
+    others = []
+    for key, shortest in chosen.items():
+        chosen_there = {_choice(item, capability) for item in (shortest, further.get(key, shortest))}
+        for config, item in by_config[key].items():
+            if config not in chosen_there:
+                others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
+    return [*chosen.values(), *further.values(), *others]
+
+
+def _choice(item: PlannedCase, capability: str | None) -> Any:
+    """Return the launches that an implementation chooses for a case, None where it does not say."""
+    target, case = item.target, item.case
+    if capability is None or not isinstance(target, Implementation):
+        return None
+    if target.default_config is None or case.mode == "step":
+        return None
+    major, minor = capability.split(".")
+    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)))
+
+
+def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:
+    """Return whether a case is small enough to be called only to compile, or no larger than the shortest."""
+    return _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest))
 
 
 def _cut(item: PlannedCase, *, longer_than: int) -> PlannedCase | None:
@@ -308,13 +338,15 @@ def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[Planne
     return [batch for batch in batches if batch]
 
 
-def _compile_ahead(planned: Sequence[PlannedCase], settings: Settings, progress: Progress) -> None:
+def _compile_ahead(
+    planned: Sequence[PlannedCase], capability: str | None, settings: Settings, progress: Progress
+) -> None:
     """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
 
     Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
     timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
-    cases = compile_cases(planned)
+    cases = compile_cases(planned, capability)
     if not cases:
         return
     progress.begin(len(cases), "compiling")

@@ -94,10 +94,18 @@ class Worker:
         )
         return columns | timing.columns()
 
-    def compile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
-        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
+    def compile(self, case: Case, target: Implementation | Baseline, config_of: Case | None = None) -> dict[str, Any]:
+        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk.
+
+        Args:
+            config_of: a case whose launches are compiled, where they are not the case's own.
+        """
+        config = None
+        if config_of is not None and isinstance(target, Implementation) and target.default_config is not None:
+            capability = torch.cuda.get_device_capability()
+            config = resolve(target.default_config)(config_of.sizes, config_of.dtype, capability)
         with autotuning.untimed():
-            return {"compile_s": self.make_ready(case, target).compile_s}
+            return {"compile_s": self.make_ready(case, target, config).compile_s}
 
     def profile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
@@ -166,11 +174,16 @@ class Worker:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.SAME_SHAPE, "rel_error": verdict.rel_error}
 
-    def make_ready(self, case: Case, target: Implementation | Baseline) -> Ready:
-        """Return the case ready to be timed, called once: its compilation is behind it."""
+    def make_ready(self, case: Case, target: Implementation | Baseline, config: Any = None) -> Ready:
+        """Return the case ready to be timed, called once: its compilation is behind it.
+
+        Args:
+            config: launches of an implementation of ours; None leaves the choice to it.
+        """
         operation = baselines.get_operation(case.op)
         gradients = case.mode in ("fwbw", "bw")
-        prepared = prepare(operation, case, target, self.inputs.get(operation, case), gradients=gradients)
+        inputs = self.inputs.get(operation, case)
+        prepared = prepare(operation, case, target, inputs, gradients=gradients, config=config)
         start = time.perf_counter()
         call, prepare_call = _timed_parts(prepared, case.mode)
         call(prepare_call())
@@ -196,6 +209,7 @@ def prepare(
     inputs: Mapping[str, Tensor],
     *,
     gradients: bool,
+    config: Any = None,
 ) -> Prepared:
     """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for."""
     if isinstance(target, Baseline):
@@ -203,7 +217,7 @@ def prepare(
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
-        runnable = _runnable(operation, case, target, inputs, gradients=gradients)
+        runnable = _runnable(operation, case, target, inputs, gradients=gradients, config=config)
     tensors = {id(x): x for x in runnable.leaves.values()}
     if isinstance(target, Implementation):
         tensors |= {id(x): x for x in inputs.values()}
@@ -211,9 +225,15 @@ def prepare(
 
 
 def _runnable(
-    operation: Operation, case: Case, target: Implementation, inputs: Mapping[str, Tensor], *, gradients: bool
+    operation: Operation,
+    case: Case,
+    target: Implementation,
+    inputs: Mapping[str, Tensor],
+    *,
+    gradients: bool,
+    config: Any,
 ) -> Runnable:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if config is None else {"config": config}
     if case.mode == "step":
         if target.step_call is None:
             raise ValueError(f"{target.name} must name its step_call to be timed in mode step")
@@ -344,7 +364,7 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
         item = decode_request(request)
         worker.references.folder = Path(request["shared"]) if request["shared"] else None
         if request["action"] == "compile":
-            columns = worker.compile(item.case, item.target)
+            columns = worker.compile(item.case, item.target, item.config_of)
         elif request["action"] == "profile":
             columns = worker.profile(item.case, item.target)
         elif request["action"] == "verify":

@@ -408,6 +408,22 @@ def test_compile_ahead_takes_no_case_that_fills_the_memory() -> None:
     assert sorted(chosen) == [(m, c, t) for m in ("fw", "fwbw") for c in (768, 2048) for t in (128, 4096)]
 
 
+def test_compile_ahead_takes_a_case_for_each_choice_of_launches() -> None:
+    """Choices of products too large to be called come with the shortest case, once each."""
+    from lrbench.bench.plan import Request, plan
+
+    axes = Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused", "fused_pair"))
+    planned = plan(axes, device_kind="cuda")
+    without, chosen = sweep.compile_cases(planned), sweep.compile_cases(planned, "9.0")
+    assert chosen[: len(without)] == without
+    further = [(i.case.impl, i.case.d_ff, i.case.seq_len, i.config_of) for i in chosen[len(without) :]]
+    assert [(*what, large and large.seq_len) for *what, large in further] == [
+        ("fused", 14336, 1024, 65536),
+        ("fused", 28672, 1024, 16384),
+        ("fused", 53248, 1024, 4096),
+    ]
+
+
 def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> None:
     from lrbench.bench.plan import Request, plan
 

@@ -14,6 +14,7 @@ from lrbench.bench import check, worker
 from lrbench.bench.case import Case
 from lrbench.bench.protocol import decode_request, encode_request
 from lrbench.kernels import Implementation, get_operation
+from lrbench.kernels.gated_mlp.config import interleaved_config
 from lrbench.kernels.gated_mlp.reference import interleave
 from lrbench.tests.bench import faults
 
@@ -21,6 +22,9 @@ from lrbench.tests.bench import faults
 def test_a_request_survives_the_wire() -> None:
     item = faults.planned("right")
     request = json.loads(json.dumps(encode_request(item, action="run", budget_s=0.0, shared=None)))
+    assert decode_request(request) == item
+    item = dataclasses.replace(item, config_of=dataclasses.replace(item.case, batch=64))
+    request = json.loads(json.dumps(encode_request(item, action="compile", budget_s=0.0, shared=None)))
     assert decode_request(request) == item
 
 
@@ -48,6 +52,31 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
     columns = worker.Worker("cpu").verify(case, item.target)
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
+
+
+def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = get_operation("gated_mlp").implementation("fused")
+    sizes = {"batch": 1, "d_model": 16384, "d_ff": 53248}
+    small, large = (
+        Case(
+            kernel="gated-mlp", op="gated_mlp", impl="fused", provider="lrbench", mode="fw", dtype="bf16",
+            seq_len=seq_len, **sizes,
+        )
+        for seq_len in (1024, 65536)
+    )  # fmt: skip
+    made: list[tuple[Case, object]] = []
+
+    def make_ready(case: Case, _: object, config: object) -> worker.Ready:
+        made.append((case, config))
+        return worker.Ready(call=print, prepare=print, inputs=[], compile_s=0.0)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    own = worker.Worker("cpu")
+    monkeypatch.setattr(own, "make_ready", make_ready)
+    for config_of in (None, large):
+        own.compile(small, target, config_of)
+    assert made == [(small, None), (small, interleaved_config(large.sizes, "bf16", (9, 0)))]
+    assert made[1][1] != interleaved_config(small.sizes, "bf16", (9, 0))
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:

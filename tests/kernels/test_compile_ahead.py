@@ -12,9 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lrbench.bench.check import DTYPES
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.sweep import compile_cases, refuse_ours
+from lrbench.bench.tune import default_config
+from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.common.offline import record_launches
 from lrbench.kernels.diagonal import engine as diagonal
+from lrbench.kernels.gated_mlp import fused as gated_mlp
 from lrbench.kernels.lightning import lightning1, lightning2, tiles, validate
 from lrbench.kernels.scalar_decay import engine, front
 from lrbench.kernels.spec import Implementation
@@ -23,18 +26,20 @@ from lrbench.tests.kernels.compiling import require_compiler
 
 pytestmark = pytest.mark.compile
 
-LAUNCHERS = (wkv, diagonal, engine, lightning1, lightning2)
+LAUNCHERS = (wkv, diagonal, engine, lightning1, lightning2, gated_mlp)
+CAPABILITY = (9, 0)
 
 
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     require_compiler()
     for module in LAUNCHERS:
-        monkeypatch.setattr(module, "capability", lambda device: (9, 0))
+        monkeypatch.setattr(module, "capability", lambda device: CAPABILITY)
     monkeypatch.setattr(tiles, "DESCRIPTOR_ALIGNMENT", 1)
+    monkeypatch.setattr(gated_mlp, "no_descriptors", lambda *_: None)
     # What the launchers check is that a kernel could run here; it only has to be recorded.
     monkeypatch.setattr(front, "_check_support", lambda *_, **__: None)
-    for module in (wkv, diagonal, validate):
+    for module in (wkv, diagonal, validate, gated_mlp):
         monkeypatch.setattr(module, "check_kernel_support", lambda *_: None)
 
 
@@ -43,24 +48,16 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     case, target = item.case, item.target
     assert isinstance(target, Implementation)
     operation = get_operation(case.op)
-    assert case.batch is not None and case.seq_len is not None
-    # Inputs that differ in nothing but batch and length, whose places a shape with distinct ones shows.
-    given = resolve(operation.inputs)(
-        {**case.sizes, "batch": 3, "seq_len": 5}, dtype=DTYPES[case.dtype], device="cpu", seed=0
-    )
-    options: dict[str, Any] = {"state_dtype": DTYPES[case.state_dtype or "fp32"]}
-    if target.chunked and case.chunk_size is not None:
-        options["chunk_size"] = case.chunk_size
+    config = item.config_of and default_config(target, item.config_of.sizes, item.config_of.dtype, CAPABILITY)
+    gradients = case.mode != "fw"
     with FakeTensorMode(), contextlib.ExitStack() as stack:
-        inputs = {}
-        for name, x in given.items():
-            shape = (case.batch, case.seq_len, *x.shape[2:]) if x.shape[:2] == (3, 5) else x.shape
-            inputs[name] = torch.empty(shape, dtype=x.dtype, requires_grad=name in operation.differentiable)
+        given = resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device="cpu", seed=0)
+        runnable = prepare(operation, case, target, given, gradients=gradients, config=config).runnable
         recorded = [stack.enter_context(record_launches(module)) for module in LAUNCHERS]
-        with torch.set_grad_enabled(case.mode != "fw"):
-            y = resolve(target.call)(*inputs.values(), **options)
-        if case.mode != "fw":
-            torch.autograd.grad(y, [inputs[name] for name in operation.differentiable], torch.empty_like(y))
+        with torch.set_grad_enabled(gradients):
+            y = runnable.forward()
+        if gradients:
+            torch.autograd.grad(y, list(runnable.leaves.values()), torch.empty_like(y))
     return {launch.compile_key() for launches in recorded for launch in launches}
 
 
@@ -73,6 +70,8 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
         pytest.param(Request(kernel="rglru", preset="default", ops=("rglru", "linear_scan")), id="rglru"),
         pytest.param(Request(kernel="lightning", preset="default", head_dims=(128,)), id="lightning"),
         pytest.param(Request(kernel="tfla", preset="default", head_dims=(128,)), id="tfla"),
+        pytest.param(Request(kernel="gated-mlp", preset="default"), id="gated-mlp"),
+        pytest.param(Request(kernel="gated-mlp", seq_lens=(16, 4096, 65536), d_models=(8192,)), id="gated-mlp-ends"),
         pytest.param(
             Request(kernel="tfla", preset="default", head_dims=(256,), impls=("tfla", "limit_chunk")),
             id="tfla-wide",
@@ -90,7 +89,10 @@ def test_everything_is_compiled_ahead(request_: Request) -> None:
         and refuse_ours(item.target, item.case.mode, item.case.dtype, item.case.state_dtype, item.case.sizes) is None
     ]
     keys = {item.case: compile_keys(item) for item in planned}
-    ahead = set().union(*(keys.get(item.case) or compile_keys(item) for item in compile_cases(planned)))
+    ahead: set[tuple[Any, ...]] = set()
+    for item in compile_cases(planned, "9.0"):
+        known = None if item.config_of else keys.get(item.case)
+        ahead |= known or compile_keys(item)
     late = {
         f"{key[0]} of {case.impl}, {case.mode}, T = {case.seq_len}, batch {case.batch}, chunk {case.chunk_size}"
         for case, wanted in keys.items()
