@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.device import on_device_of
 from ..scalar_decay.engine import capability
 from ..scalar_decay.validate import check_chunk_size
 from .backward import look_back_gradient_kernel, walk_gradient_kernel
@@ -89,6 +90,7 @@ def diagonal(
     return (h, last) if return_last_state else h
 
 
+@on_device_of("x")
 def step(
     op: str,
     x: Tensor,
@@ -141,6 +143,7 @@ class _Diagonal(torch.autograd.Function):
         return *gradients, None
 
 
+@on_device_of("x")
 def run_forward(
     problem: Problem, x: Tensor, r: Tensor, i: Tensor | None, c: Tensor | None, first: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -171,6 +174,7 @@ def run_forward(
     return h, last, saved
 
 
+@on_device_of("x")
 def run_backward(
     problem: Problem,
     x: Tensor,
@@ -212,6 +216,7 @@ def run_backward(
     return dx, dr, di, None if dc is None else _sum_parts(dc), dfirst
 
 
+@on_device_of("parts")
 def _sum_parts(parts: Tensor) -> Tensor:
     """Return the sum [C] of parts [N, B, C], in one short launch."""
     C = parts.shape[2]
@@ -222,6 +227,7 @@ def _sum_parts(parts: Tensor) -> Tensor:
     return total
 
 
+@on_device_of("dh")
 def _chunk_states(
     problem: Problem,
     tile: TileConfig,

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..common.device import on_device_of
 from ..scalar_decay.engine import capability
 from .config import DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
@@ -231,6 +232,7 @@ def _weight_gradient(x: Tensor, d_pre: Tensor, layout: str) -> Tensor:
     return x.T @ d_pre if layout == "rows" else (d_pre.T @ x).T
 
 
+@on_device_of("x")
 def project(
     x: Tensor,
     weights: Weights,
@@ -342,6 +344,7 @@ def _weight_tiles(
     return TensorDescriptor(base.T.detach(), [2, columns, rows], [apart, rows, 1], block), None
 
 
+@on_device_of("dy")
 def gate_gradient(saved: PreActivations, dy: Tensor, d_pre: PreActivations, problem: Problem) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     rows, columns = dy.shape

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.device import on_device_of
 from ..scalar_decay.engine import capability
 from .config import Lightning1Config, SweepConfig, padded, select_lightning1
 from .decays import MAX_SLOPE, head_rate, power
@@ -85,6 +86,7 @@ def quadratic_kernel(
     store_tile(out_dst, out.to(x.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
 
 
+@on_device_of("z")
 def run_quadratic(
     config: SweepConfig, x: Tensor, y: Tensor, z: Tensor, slope: Tensor, scale: float, *, future: bool
 ) -> Tensor:

@@ -30,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.device import on_device_of
 from ..scalar_decay.engine import capability
 from .config import Lightning2Config, LoopConfig, invalid_reason, padded, select_lightning2
 from .decays import head_rate, power
@@ -177,6 +178,7 @@ def backward_kernel(
         tl.store(d_initial_ptr + dkv_offs, dkv, mask=dkv_mask)
 
 
+@on_device_of("z")
 def run_loop(
     kernel: Any,
     config: LoopConfig,

@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.device import on_device_of
 from .config import (
     EngineConfig,
     MixConfig,
@@ -111,6 +112,7 @@ def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Ten
     return torch.empty(shape, device=like.device, dtype=dtype)
 
 
+@on_device_of("v")
 def run_gates(
     problem: Problem,
     config: EngineConfig[Any],
@@ -152,6 +154,7 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
+@on_device_of("values")
 def run_states(
     problem: Problem,
     config: StatesConfig,
@@ -204,6 +207,7 @@ def run_states(
     return states, n_states, last, n_last, anchors
 
 
+@on_device_of("q")
 def run_normaliser(
     problem: Problem,
     config: NormaliserConfig,
@@ -236,6 +240,7 @@ def run_normaliser(
     return n_last
 
 
+@on_device_of("z")
 def run_mix(
     problem: Problem,
     config: MixConfig,
@@ -287,6 +292,7 @@ class Walk:
     anchors: Tensor | None = None
 
 
+@on_device_of("z")
 def run_walk(
     problem: Problem,
     config: WalkConfig,
@@ -589,6 +595,7 @@ def _walk_backward(
     return dq.out, dk.out, dv.out, d_initial, dq.row_sums, dk.row_sums, dk.anchors
 
 
+@on_device_of("q_dq")
 def run_gates_backward(
     problem: Problem,
     q_dq: Tensor,

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..common.device import on_device_of
 from . import validate
 from .config import EngineConfig, default_chunk_size, next_power_of_two
 from .declare import HEAD_DIM_MULTIPLE, LIMIT_CHUNK_SIZES, MAX_HEAD_DIM, MIN_HEAD_DIM
@@ -105,6 +106,7 @@ def _per_head(k: Tensor, v: Tensor) -> Tensor:
     return k[:, :, :1].expand(-1, -1, v.shape[2], -1)
 
 
+@on_device_of("v")
 def run_step(
     q: Tensor,
     k: Tensor,

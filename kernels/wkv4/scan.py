@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..common.device import on_device_of
 from ..diagonal.config import TileConfig
 from ..diagonal.exchange import exchange_words
 from ..scalar_decay.engine import capability
@@ -105,15 +106,9 @@ def step(
     """Advance by one token (T = 1); arguments and result as in :func:`scan`. Not differentiable."""
     check_wkv(k, v, w, u, initial_state, state_dtype)
     check_kernel_support(k)
-    B, T, C = k.shape
-    if T != 1:
-        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {T}")
-    y, last = torch.empty_like(k), _states(k)
-    first = [w if x is None else x.detach() for x in initial_state or (None,) * 3]
-    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](
-        k.detach(), v.detach(), w.detach(), u.detach(), *first, y, last, B,
-        C=C, HAS_FIRST=initial_state is not None, BLOCK_C=STEP_BLOCK, num_warps=4,
-    )  # fmt: skip
+    if k.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {k.shape[1]}")
+    y, last = run_step(k, v, w, u, initial_state)
     return (y, (last[0], last[1], last[2])) if return_last_state else y
 
 
@@ -187,6 +182,20 @@ class _Wkv(torch.autograd.Function):
         return dk, dv, dw, du, *first, None, None
 
 
+@on_device_of("k")
+def run_step(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None) -> tuple[Tensor, Tensor]:
+    """Return y [B, 1, C] and the new state [3, B, C]."""
+    B, _, C = k.shape
+    y, last = torch.empty_like(k), _states(k)
+    first = [w if x is None else x.detach() for x in initial_state or (None,) * 3]
+    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](
+        k.detach(), v.detach(), w.detach(), u.detach(), *first, y, last, B,
+        C=C, HAS_FIRST=initial_state is not None, BLOCK_C=STEP_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return y, last
+
+
+@on_device_of("k")
 def run_forward(
     problem: Problem,
     k: Tensor,
@@ -233,6 +242,7 @@ def run_forward(
     return y, last, saved
 
 
+@on_device_of("k")
 def run_backward(
     problem: Problem,
     k: Tensor,

@@ -1,0 +1,246 @@
+"""Kernels run on the device of their inputs, whichever is current, and inputs of two devices are refused.
+
+Without GPUs, launches are recorded and devices pretended; with two of them results are held to the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from lrbench import kernels
+from lrbench.bench import check
+from lrbench.bench.case import Case
+from lrbench.bench.worker import prepare
+from lrbench.kernels import FAMILIES, Implementation, Operation, get_operation, resolve
+from lrbench.kernels.common.device import on_device_of
+from lrbench.kernels.common.offline import Recorder, record_launches
+from lrbench.tests.kernels.compiling import require_compiler
+
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")
+    if not found.ispkg
+]
+KERNELS = {
+    value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
+}
+IMPLEMENTATIONS = [
+    (operation, implementation)
+    for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
+    for implementation in operation.implementations
+    if "triton" in implementation.requires
+]
+each_implementation = pytest.mark.parametrize(
+    ("operation", "implementation"), IMPLEMENTATIONS, ids=lambda value: value.name
+)
+SIZES = {
+    "batch": 2, "seq_len": 300, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 64, "channels": 64, "d_model": 64,
+    "d_ff": 128,
+}  # fmt: skip
+CHUNK_SIZE = 64
+
+
+def case_of(operation: Operation, implementation: Implementation) -> Case:
+    """Return a case of several chunks."""
+    return Case(
+        kernel=operation.kernel,
+        op=operation.name,
+        impl=implementation.name,
+        provider="lrbench",
+        mode="fwbw",
+        dtype="bf16",
+        chunk_size=CHUNK_SIZE if implementation.chunked else None,
+        **{name: SIZES[name] for name in operation.sizes},
+    )
+
+
+def given_to(operation: Operation, implementation: Implementation, seq_len: int) -> dict[str, Tensor]:
+    """Return the implementation's inputs, in the layout in which it takes them, on the CPU."""
+    inputs = resolve(operation.inputs)({**SIZES, "seq_len": seq_len}, dtype=torch.bfloat16, device="cpu", seed=0)
+    return dict(inputs) if implementation.prepare is None else resolve(implementation.prepare)(inputs)
+
+
+def state_of(operation: Operation, implementation: Implementation) -> Any:
+    """Return a state to start from, or None where the operation has none."""
+    if not implementation.state_dtypes:
+        return None
+    return check.state_before_step(operation, case_of(operation, implementation), "cpu")
+
+
+@pytest.fixture
+def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the checks that a kernel could run here; it only has to be recorded."""
+    require_compiler()
+    for module in MODULES:
+        for name in ("check_kernel_support", "_check_support"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *_, **__: None)
+
+
+class Launches(list[tuple[Any, int]]):
+    """Kernels in the order of their launches, each with the device that was current."""
+
+    current = 0
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        """Stand in for torch.cuda.device."""
+        before, self.current = self.current, index
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+@pytest.fixture
+def launches(_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    """Pretend that every tensor lies on the second of two GPUs while the first is current, and record launches."""
+    seen = Launches()
+    monkeypatch.setattr(torch.cuda, "device", seen.device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: seen.current)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 1)
+    monkeypatch.setattr(Recorder, "__call__", lambda self, *_, **__: seen.append((self.kernel, seen.current)))
+    with ExitStack() as stack:
+        for module in MODULES:
+            stack.enter_context(record_launches(module))
+        yield seen
+    assert seen.current == 0
+
+
+def run(operation: Operation, implementation: Implementation) -> None:
+    """Run forward and backward with and without a state, and a decoding step."""
+    inputs, state = given_to(operation, implementation, SIZES["seq_len"]), state_of(operation, implementation)
+    options: dict[str, Any] = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
+    function = resolve(implementation.call)
+    leaves = [x.detach().requires_grad_(name in operation.leaves(inputs)) for name, x in inputs.items()]
+    results = [function(*leaves, **options)]
+    if state is not None:
+        results.append(function(*leaves, initial_state=state, return_last_state=True, **options))
+    for result in results:
+        outputs = [x for x in flatten(result) if x.requires_grad]
+        torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
+    if implementation.step_call is not None:
+        token = given_to(operation, implementation, seq_len=1)
+        resolve(implementation.step_call)(*token.values(), initial_state=state, return_last_state=True)
+
+
+def flatten(result: Any) -> list[Tensor]:
+    """Return the tensors of nested tuples."""
+    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
+
+
+@pytest.mark.compile
+@each_implementation
+def test_kernels_run_where_their_inputs_are(
+    operation: Operation, implementation: Implementation, launches: Launches
+) -> None:
+    run(operation, implementation)
+    assert launches
+    assert [kernel.__name__ for kernel, device in launches if device != 1] == []
+
+
+@pytest.mark.compile
+def test_every_kernel_is_among_them(launches: Launches) -> None:
+    """What the test above runs is all there is, so a kernel that is added too."""
+    for operation, implementation in IMPLEMENTATIONS:
+        run(operation, implementation)
+    missed = {kernel for kernel in KERNELS if kernel not in [launched for launched, _ in launches]}
+    assert KERNELS
+    assert [kernel.__name__ for kernel in missed] == []
+
+
+@pytest.mark.compile
+def test_a_launcher_that_fails_leaves_the_current_device(launches: Launches) -> None:
+    """The tensor may be given by name, and one on the CPU changes nothing."""
+
+    @on_device_of("x")
+    def launcher(scale: float, x: Tensor) -> None:
+        raise RuntimeError(f"failed on {launches.current}")
+
+    with pytest.raises(RuntimeError, match="failed on 1"):
+        launcher(1.0, torch.zeros(1))
+    with pytest.raises(RuntimeError, match="failed on 1"):
+        launcher(scale=1.0, x=torch.zeros(1))
+    assert launches.current == 0
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="failed on 0"):
+        patch.setattr(Tensor, "is_cuda", False)
+        launcher(1.0, torch.zeros(1))
+
+
+@pytest.mark.compile
+def test_the_current_device_is_not_set_again(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", None)
+    with launches.device(1):
+        assert on_device_of("x")(lambda x: launches.current)(torch.zeros(1)) == 1
+
+
+@pytest.mark.compile
+@each_implementation
+def test_inputs_of_two_devices_are_refused(
+    operation: Operation, implementation: Implementation, _anywhere: None
+) -> None:
+    """Whichever is elsewhere; where the first one is, the error names one that it leaves behind."""
+    for target, seq_len in ((implementation.call, SIZES["seq_len"]), (implementation.step_call, 1)):
+        if target is None:
+            continue
+        function = resolve(target)
+        inputs, state = given_to(operation, implementation, seq_len), state_of(operation, implementation)
+        first, *others = inputs
+        for name in others:
+            with pytest.raises(ValueError, match=f"^{name} must be .*on cpu, got .*meta"):
+                function(*{**inputs, name: inputs[name].to("meta")}.values())
+        with pytest.raises(ValueError, match=r"^\w+ must be .*on meta, got .*cpu"):
+            function(*{**inputs, first: inputs[first].to("meta")}.values())
+        parts = [] if state is None else flatten(state)
+        for index in range(len(parts)):
+            moved = [part.to("meta") if n == index else part for n, part in enumerate(parts)]
+            with pytest.raises(ValueError, match=r"^initial_state ?\w* must be on cpu, got meta"):
+                function(*inputs.values(), initial_state=tuple(moved) if len(parts) > 1 else moved[0])
+
+
+def check_against_reference(operation: Operation, implementation: Implementation, case: Case, device: str) -> None:
+    """Hold the output and every gradient, and a decoding step's output, to the definition in float64."""
+    inputs = check.Inputs(device).get(operation, case)
+    expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
+    runnable = prepare(operation, case, implementation, inputs, gradients=True).runnable
+    out = runnable.forward()
+    gradients = runnable.restore(check.differentiate(out, runnable.leaves, expected.grad_out))
+    verdict = check.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
+    assert verdict.failure is None
+    if implementation.step_call is not None:
+        case = replace(case, mode="step", seq_len=1, chunk_size=None)
+        inputs, state = check.Inputs(device).get(operation, case), check.state_before_step(operation, case, device)
+        expected = check.expect_step(operation, case, inputs, state)
+        out = resolve(implementation.step_call)(*inputs.values(), initial_state=state)
+        assert check.compare({"out": out}, expected, case.state_dtype).failure is None
+
+
+@pytest.mark.gpu
+@each_implementation
+def test_matches_reference_beside_the_current_device_on_gpu(
+    operation: Operation, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where devices reach each other's memory a launch on the wrong one may go well, so devices are held too."""
+    if (count := torch.cuda.device_count()) < 2:
+        pytest.skip(f"needs two CUDA devices: torch {torch.__version__} sees {count}")
+    driver, used = triton.runtime.driver.active, []
+    current_device = driver.get_current_device
+    monkeypatch.setattr(driver, "get_current_device", lambda: used.append(current_device()) or used[-1])
+    with torch.cuda.device(0):
+        check_against_reference(operation, implementation, case_of(operation, implementation), "cuda:1")
+        assert torch.cuda.current_device() == 0
+    assert set(used) == {1}
