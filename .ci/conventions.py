@@ -46,6 +46,8 @@ def violations(path: str, text: str) -> Iterator[Violation]:
             yield from _imports(path, tree)
         if path.startswith(DEVICE_TAKERS):
             yield from _device_literals(tree)
+        if folder == "kernels":
+            yield from _unguarded_launches(tree)
 
 
 def _block_pointers(tree: ast.Module) -> Iterator[Violation]:
@@ -137,6 +139,21 @@ def _device_literals(tree: ast.Module) -> Iterator[Violation]:
         literals = [value for value in values if _names_cuda(value)]
         if literals or (name == "cuda" and isinstance(node.func, ast.Attribute)):
             yield node.lineno, message
+
+
+def _unguarded_launches(tree: ast.AST) -> Iterator[Violation]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and any(map(_sets_device, node.decorator_list)):
+            continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            kernel = ast.unparse(node.func.value)
+            if kernel.endswith("kernel"):
+                yield node.lineno, f"{kernel} runs on whatever device is current: decorate its launcher, @on_device_of"
+        yield from _unguarded_launches(node)
+
+
+def _sets_device(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "on_device_of"
 
 
 def _names_cuda(node: ast.expr) -> bool:

@@ -50,6 +50,8 @@ def sum_kernel(x_ptr):
         ("kernels/a/b.py", 'x = torch.zeros(3, device="cuda")', "no device is named"),
         ("bench/baselines/fla.py", 'x.to("cuda:1")', "no device is named"),
         ("analysis/a.py", "x.cuda()", "no device is named"),
+        ("kernels/a/b.py", "def run(x):\n    sum_kernel[(3,)](x)", "sum_kernel runs on whatever device is current"),
+        ("kernels/a/b.py", "@cache\ndef run(kernel, x):\n    kernel[(3,)](x)", "whatever device is current"),
         (
             "notebooks/report.ipynb",
             json.dumps({"cells": [{"cell_type": "code", "outputs": [{"text": "1"}], "execution_count": 1}]}),
@@ -68,6 +70,8 @@ def test_finds(path: str, text: str, expected: str) -> None:
     [
         ("kernels/a/b.py", KERNEL),
         ("kernels/a/b.py", "@triton.jit\ndef load_tile(x):\n    '''Load a tile.'''"),
+        ("kernels/a/b.py", '@on_device_of("x")\ndef run(x):\n    for _ in range(2):\n        sum_kernel[(3,)](x)'),
+        ("kernels/a/b.py", "y = functions[name](x)"),
         ("kernels/a/b.py", "import torch\nfrom ..common import tiles\nfrom ...kernels.spec import resolve"),
         ("bench/worker.py", 'device = torch.device("cuda", 0)'),
         ("bench/worker.py", "from .. import __version__, analysis\nfrom ..kernels import get_operation"),
