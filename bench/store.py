@@ -93,9 +93,13 @@ class RunWriter:
         self.close()
 
     def append(self, record: Record) -> None:
-        """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised."""
-        self.records.append(record)
-        line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
+        """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
+
+        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8.
+        """
+        row = _encodable(dataclasses.asdict(record))
+        self.records.append(Record(**row))
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
         end = self._file.tell()
         try:
             self._file.write(line)
@@ -125,7 +129,7 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, row: type = Rec
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([dict(each) for each in rows], schema=arrow_schema(row))
+    table = pa.Table.from_pylist([_encodable(each) for each in rows], schema=arrow_schema(row))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -149,8 +153,12 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
     for line in lines:
         row = _parse(line)
         try:
-            pa.Table.from_pylist([row or {}], schema=schema)
-        except (pa.ArrowException, OverflowError):
+            stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
+            # The conversion cuts fractions off, and no writer wrote an infinity.
+            json.dumps(stored, allow_nan=False)
+            if row is not None and any(stored[name] != value for name, value in row.items()):
+                row = None
+        except (pa.ArrowException, ValueError, OverflowError):
             row = None
         if row is not None and row["schema_version"] == SCHEMA_VERSION:
             rows.append(row)
@@ -166,14 +174,30 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     needed = {"run_id", "case_id", "schema_version"}
-    return row if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+    return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+
+
+def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns with what UTF-8 cannot encode in their text replaced by its escape."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+def _is_journal(lines: Sequence[bytes]) -> bool:
+    """Whether a file holds a row's columns and begins like a journal: damage makes no other JSON of a row."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if not isinstance(json.loads(lines[0]), dict):
+            return False
+    return any(_parse(line) is not None for line in lines)
 
 
 def recover(folder: Path) -> list[Path]:
     """Turn the journals of runs that died into parquet files.
 
-    A journal has a run's name and a first line with a row's columns. Other files are left alone, and so is a journal
-    that its writer still holds.
+    A journal has a run's name and a line with a row's columns, and does not begin with JSON that is no object. Other
+    files are left alone, and so is a journal that its writer still holds.
 
     Returns:
         The files made. A journal with lines that are no rows, or whose parquet file is there already, is kept as
@@ -192,7 +216,7 @@ def _recover(journal: Path) -> list[Path]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lines = file.readlines()
         # Without a link, the run ended between the opening and the lock.
-        if os.fstat(file.fileno()).st_nlink == 0 or (lines and _parse(lines[0]) is None):
+        if os.fstat(file.fileno()).st_nlink == 0 or (lines and not _is_journal(lines)):
             return []
         rows = read_journal(lines)
         good = [row for row in rows if row is not None]

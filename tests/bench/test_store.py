@@ -101,6 +101,7 @@ def test_recover_makes_parquet_of_a_journal_cut_short(tmp_path: Path, name: str)
         ("sweep-notes.jsonl", b'{"run_id": "a", "case_id": "b", "schema_version": 1, "mine": 2}\n'),
         ("sweep-notes.jsonl", b'{"seq_len": "abc"}\n'),
         ("sweep-notes.jsonl", b"1\n" + line_of(RECORD)),
+        ("sweep-notes.jsonl", b"\x00\x00\n\n\xff\n"),
         ("sweep-notes.jsonl", b"\xff\xfe[[[" + b"[" * 100_000),
     ],
 )
@@ -118,6 +119,10 @@ def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str,
         line_of(RECORD, seq_len="abc"),
         line_of(RECORD, schema_version=2),
         b"1\n",
+        line_of(RECORD, seq_len=1.5),
+        line_of(RECORD, compile_s=float("nan")),
+        line_of(RECORD, time_samples_ms=[0.1, float("inf")]),
+        line_of(RECORD).replace(b"0.30000000000000004", b"1e400"),
         b'{"seq_len": 1}\n',
         b"\x00\x00\x00\n",
     ],
@@ -130,6 +135,28 @@ def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(tmp_path: Path
     assert rows(tmp_path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
     assert aside.read_bytes() == line_of(RECORD) + bad + line_of(FAILED)
     assert store.recover(tmp_path) == []
+
+
+@pytest.mark.parametrize("first", [b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", line_of(RECORD)[:50] + b"\n", b"{}\n"])
+def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / "sweep-dead.jsonl").write_bytes(first + line_of(RECORD))
+    aside = tmp_path / "sweep-dead.jsonl.bad"
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
+    assert rows(tmp_path) == [dataclasses.asdict(RECORD)]
+    assert aside.read_bytes() == first + line_of(RECORD)
+
+
+def test_text_that_utf8_cannot_encode_is_kept_as_its_escape(tmp_path: Path) -> None:
+    """Undecodable bytes, of a file's name say, are half a surrogate pair in Python's text."""
+    broken = dataclasses.replace(FAILED, reason="no file \udcff here: ä")
+    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason="no file \\udcff here: ä"))]
+    path = write(tmp_path, RECORD, broken)
+    assert rows(path) == kept
+    assert [each.name for each in tmp_path.iterdir()] == ["run.parquet"]
+    path.unlink()
+    (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD) + line_of(broken))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet"]
+    assert rows(tmp_path) == kept
 
 
 def test_recover_sets_a_journal_without_one_good_row_aside(tmp_path: Path) -> None:
