@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..analysis import accelerators
 from ..analysis.roofs import check_output, write_roofs
-from . import baselines, display, inventory, ncu, plan
+from . import baselines, display, inventory, ncu, plan, store
 from . import calibrate as calibration
 from .environment import Environment, probe_environment
 from .estimate import describe_s, estimate_s
@@ -153,9 +153,7 @@ def nothing_planned(request: Request, environment: Environment) -> str:
 
 def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
-    lines = [
-        f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in outcome.recovered
-    ]
+    lines = store.recovered_notes(outcome.recovered)
     if outcome.resumed:
         lines.append(f"{len(outcome.resumed)} cases were already there")
     if outcome.remaining:

@@ -211,6 +211,11 @@ def recover(folder: Path) -> list[Path]:
     return made
 
 
+def recovered_notes(paths: Iterable[Path]) -> list[str]:
+    """Return what to say of the files that :func:`recover` made."""
+    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in paths]
+
+
 def _recover(journal: Path) -> list[Path]:
     with open(journal, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -63,9 +63,8 @@ def measure_subject(subject: Subject, settings: list[Setting], rounds: int, outp
     from . import gpu
 
     console, errors = _console(), Console(stderr=True)
-    output.mkdir(parents=True, exist_ok=True)
-    for path in store.recover(output):
-        errors.print(f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}", markup=False)
+    for line in store.recovered_notes(store.recover(output)):
+        errors.print(line, markup=False)
     console.print(f"{subject.summary} {_device_name()}, {rounds} rounds")
     verdicts = []
     name = f"{store.BARS_PREFIX}{subject.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
