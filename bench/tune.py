@@ -98,9 +98,7 @@ def calls(
     import torch
 
     gradients = mode != "fw"
-    leaves = operation.leaves(inputs)
-    for name, tensor in inputs.items():
-        tensor.requires_grad_(gradients and name in leaves)
+    leaves = operation.leaves(inputs, gradients=gradients)
     tensors = list(inputs.values())
     grad_out: list[Any] = []
 

@@ -245,9 +245,7 @@ def _runnable(
         options["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):
         options["state_dtype"] = check.DTYPES[case.state_dtype]
-    leaves = operation.leaves(inputs)
-    for name, tensor in inputs.items():
-        tensor.requires_grad_(gradients and name in leaves)
+    leaves = operation.leaves(inputs, gradients=gradients)
     tensors = list(inputs.values())
     runnable = Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
     return runnable if target.restore is None else dataclasses.replace(runnable, restore=resolve(target.restore))

@@ -107,9 +107,15 @@ class Operation:
         known = ", ".join(i.name for i in self.implementations)
         raise ValueError(f"implementation must be one of {known} for {self.name}, got {name!r}")
 
-    def leaves(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of an implementation's inputs that get gradients: not arguments that have none."""
+    def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
+        """Return those of an implementation's inputs that get gradients: not arguments that have none.
+
+        Args:
+            gradients: whether they, and no other input, require gradients from now on; if not, none does.
+        """
         fixed = set(self.arguments) - set(self.differentiable)
+        for name, tensor in inputs.items():
+            tensor.requires_grad_(gradients and name not in fixed)
         return {name: tensor for name, tensor in inputs.items() if name not in fixed}
 
 

@@ -105,12 +105,11 @@ def measured(
     implementation = operation.implementation(impl)
     if implementation.prepare is not None:
         tensors = resolve(implementation.prepare)(tensors)
-    leaves = [tensor.requires_grad_(name in operation.leaves(tensors)) for name, tensor in tensors.items()]
+    wanted = list(operation.leaves(tensors).values())
     outputs: list[torch.Tensor] = []
     call = resolve(implementation.call)
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
     passes: dict[str, Callable[[], object]] = {
-        "fw": lambda: outputs.append(call(*leaves, **keywords)),
+        "fw": lambda: outputs.append(call(*tensors.values(), **keywords)),
         "bw": lambda: torch.autograd.grad(outputs[0], wanted, torch.ones_like(outputs[0])),
     }
     recorders = {}
