@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -279,6 +280,7 @@ def _measure_live(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure two implementations in turn and return the rows of each."""
     from . import display, plan, store
+    from .commands import check_folder
     from .environment import current_environment
     from .live import groups, side_by_side
     from .sweep import file_name
@@ -288,25 +290,28 @@ def _measure_live(
         raise ValueError(f"--live compares two implementations, got {first} twice")
     # Names are checked before torch is imported: a typing mistake answers at once.
     plan.plan(request, device_kind="cuda")
+    if output is not None:
+        check_folder(output)
     environment = current_environment()
     planned = plan.plan(request, device_kind=environment.device_kind)
     display.note(f"measuring on {environment.device_name} ({environment.device_kind}): {len(planned)} cases in turn")
     if all(len({item.case.impl for item in group}) < 2 for group in groups(planned, ignore)):
         raise ValueError(f"no case of {first} matches one of {second}: {_why_unmatched(planned, ignore, environment)}")
     progress = display.SweepProgress()
-    progress.begin(len(planned), "measuring in turn")
     records = []
-    try:
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if output is not None:
+            name = file_name(planned, uuid.uuid4().hex, store.LIVE_PREFIX)
+            writer = stack.enter_context(store.RunWriter(output, name))
+        progress.begin(len(planned), "measuring in turn")
+        stack.callback(progress.end)
         for record in side_by_side(planned, environment, ignore=ignore, rounds=rounds, started=progress.started):
+            if writer is not None:
+                writer.append(record)
             records.append(record)
             progress.finished(next(i for i in planned if i.case.case_id == record.case_id), record.status)
-    finally:
-        progress.end()
-    if output is not None:
-        name = file_name(planned, uuid.uuid4().hex).replace(store.SWEEP_PREFIX, store.LIVE_PREFIX, 1)
-        with store.RunWriter(output, name) as writer:
-            for record in records:
-                writer.append(record)
+    if writer is not None:
         display.note(f"results: {writer.path}")
     rows = [dataclasses.asdict(record) for record in records]
     return [row for row in rows if row["impl"] == first], [row for row in rows if row["impl"] == second]

@@ -151,10 +151,10 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     )
 
 
-def file_name(planned: Sequence[PlannedCase], run_id: str) -> str:
+def file_name(planned: Sequence[PlannedCase], run_id: str, prefix: str = store.SWEEP_PREFIX) -> str:
     """Return the name of a run's file: sweep-<kernel>-<UTC date and time>-<first 8 digits of the run id>."""
     kernel = planned[0].case.kernel if planned else "none"
-    return f"{store.SWEEP_PREFIX}{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
+    return f"{prefix}{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
 
 
 def _outcomes(

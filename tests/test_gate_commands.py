@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
@@ -17,6 +18,10 @@ import pytest
 
 from lrbench import cli
 from lrbench.bench import live
+from lrbench.bench.case import Record
+from lrbench.bench.derived import Run, build_record
+from lrbench.bench.environment import Environment
+from lrbench.bench.plan import PlannedCase
 
 from .analysis.measured import failed, measured, run_of, samples, write
 
@@ -206,6 +211,28 @@ def test_compare_live(lrbench: Lrbench, tmp_path: Path) -> None:
     assert (case["a"]["impl"], case["b"]["impl"]) == ("torch", "mlstm_kernels.native_custbw")
     (path,) = tmp_path.glob("live-tfla-*.parquet")
     assert len(pq.read_table(path)) == 2
+
+
+def test_compare_live_keeps_what_was_measured_before_it_died(
+    lrbench: Lrbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is on disk when it is measured, and a file when the run ends, however it ends."""
+
+    def dies(planned: Sequence[PlannedCase], environment: Environment, **_: Any) -> Iterator[Record]:
+        run = Run.start("r" * 32, environment, None)
+        yield build_record(run, planned[0], {"status": "oom", "reason": "no memory", "columns": {}})
+        (journal,) = tmp_path.glob("live-tfla-*.jsonl")
+        assert journal.read_bytes().count(b"\n") == 1
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(live, "side_by_side", dies)
+    arguments = ("compare", "torch", "parallel", "--live", "--op", "mlstm_sig", "--mode", "fw", "--dtype", "fp32")
+    code, _, err = lrbench(*arguments, "--ignore", "chunk_size", "--output", tmp_path)
+    assert code != 0
+    assert "the device is gone" in err
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("live-tfla-")
+    assert pq.read_table(path)["reason"].to_pylist() == ["no memory"]
 
 
 @pytest.mark.parametrize(
