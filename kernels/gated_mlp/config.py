@@ -129,10 +129,10 @@ def select_tile(
         )
     full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=layout != "rows")
     if end == "gate":
-        if layout != "interleaved" or capability >= (10, 0):
+        if layout == "rows" or capability >= (10, 0):
             return full
-        # A whole tile's store fits beside 4 stages; at the power limit 3 are quicker.
-        return replace(full, subtiles=1, num_stages=3 if work >= LARGE else 4)
+        # Of interleaved weights a whole tile's store fits beside 4 stages; at the power limit 3 are quicker.
+        return replace(full, subtiles=1 if layout == "interleaved" else 2, num_stages=3 if work >= LARGE else 4)
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 

@@ -13,7 +13,7 @@ and sums are looked for far behind."""
 
 MIN_SERIAL = 4096
 """Channels of all sequences from which the data of a tile of time take longer than the hop of a state past it: at 6
-bytes an element of 128 steps 3 MB, 0.8 us."""
+bytes an element of 128 steps, or 12 of 64, 3 MB, 0.8 us."""
 
 AHEAD = 128
 """Programs ahead of which the forward scan brings k and v into the L2 cache, of the 528 that an H200 runs at once: at
@@ -73,11 +73,12 @@ def select_config(
 
     As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: where 16-bit inputs are held as they came and
     states passed from tile to tile, adding states up from sums takes 21 % and 30 % longer, reading k and v again 8 %
-    and 17 %, 96 registers, which spill, 33 % and 29 %; with a backward pass, adding up takes 3 % and 4 % longer. Adding
-    up, loading 8 sums at once is ahead of 16 by 2 % to 3 %, tiles of 8 warps are behind by 14 %, rows held as weights
-    are behind with 16-bit inputs, with float32 inputs ahead by 8 % at 168 registers. Held and passed, the forward scan
-    of 16-bit inputs takes about 30 instructions an element, where an H200 that moves 6 bytes an element at full speed
-    has time for 40; that of float32 inputs 46, of 80; the backward scan about 105, for 10 bytes.
+    and 17 %, 96 registers, which spill, 33 % and 29 %; with a backward pass, adding up takes 3 % and 4 % longer, of
+    float32 inputs forward 8 % and 19 %, which may be held as weights too. Adding up, loading 8 sums at once is ahead of
+    16 by 2 % to 3 %, tiles of 8 warps are behind by 14 %, rows held as weights are behind with 16-bit inputs, with
+    float32 inputs ahead by 8 % at 168 registers. Held and passed, the forward scan of 16-bit inputs takes about 30
+    instructions an element, where an H200 that moves 6 bytes an element at full speed has time for 40; the backward
+    scan about 105, for 10 bytes.
 
     Args:
         strategy: "scan" or "walk" (one program a sequence and block of channels).
@@ -99,12 +100,14 @@ def select_config(
         else:
             forward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=4, maxnreg=168 if saving else 128)
         return WkvConfig(forward=forward, backward=backward, look=32)
+    held = batch * channels >= MIN_SERIAL
     if item_bytes == 4:
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
-        return WkvConfig(forward=forward, backward=backward, reload=False, look=8, ahead=AHEAD)
-    forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
-    held = batch * channels >= MIN_SERIAL
-    return WkvConfig(forward=forward, backward=backward, hold=held, serial=held, look=8, ahead=AHEAD)
+    else:
+        forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
+    return WkvConfig(
+        forward=forward, backward=backward, reload=item_bytes != 4, hold=held, serial=held, look=8, ahead=AHEAD
+    )
 
 
 def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:

@@ -332,10 +332,9 @@ def scan_kernel(
             if (ahead > 0) & (end >= (ahead + 1) * TILE):
                 _prefetch(k_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
                 _prefetch(v_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
-            if SERIAL:
-                # Whoever waits for a word that this tile publishes would first wait for memory; with channels enough
-                # to keep that busy, which need nothing ahead, reading words costs more.
-                if ahead > 0:
+                if SERIAL:
+                    # Whoever waits for a word that this tile publishes would first wait for memory. With channels
+                    # enough to keep that busy, which need nothing ahead, reading words costs more.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
                     _prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
