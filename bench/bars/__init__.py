@@ -7,4 +7,7 @@ Sides take turns in every round, so that what else the machine does falls on all
 the best one counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same,
 with a remark. Exit 0 if every bar is held, 1 if one is missed or could not be measured, 2 if nothing can be
 measured here.
+
+Where two threads do not reach 1.6 times the matrix products of one, a machine does not have two free cores: a bar of
+``cpu`` that is missed there is not decidable, and marked so; it is missed all the same.
 """

@@ -47,13 +47,22 @@ def cpu(
     except ValueError as error:
         errors.print(str(error))
         raise typer.Exit(2) from None
+    gains = [mlstm_cpu.thread_gain()]
     for done in mlstm_cpu.measure_interleaved(entries, rounds=rounds, warmup=warmup):
         errors.print(f"round {done} of {rounds}", end="\r")
+    gains.append(mlstm_cpu.thread_gain())
     measured = [entry.measured() for entry in entries]
     verdicts = judge(mlstm_cpu.BARS, measured)
+    threads, free = mlstm_cpu.THREADS, min(gains) >= mlstm_cpu.FREE_CORES_GAIN
     console = _console()
     console.print(measured_table(measured))
-    console.print(verdict_table(verdicts))
+    console.print(verdict_table(verdicts, decidable=free))
+    console.print(f"{threads} threads reach {gains[0]:.3g} times one before the sides, {gains[1]:.3g} times after them")
+    if not free:
+        console.print(
+            f"below {mlstm_cpu.FREE_CORES_GAIN:g} times: this machine does not have {threads} free cores, "
+            "a missed bar is not decidable here"
+        )
     raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
 
 

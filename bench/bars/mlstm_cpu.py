@@ -2,18 +2,24 @@
 
 Every side runs at each of its chunk lengths, twice in a row, all of them interleaved in every round; the second time
 counts, and of each side the best chunk length.
+What two threads do beyond one is measured before and after: two hyperthreads of a core, or cores that others use, do no
+more multiply-adds than one, and the sides' ratio is not that of two cores then.
 With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
 """
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...analysis.statistics import median
 from ...kernels import get_operation, resolve
+from ..clock import CpuClock
 from .model import Bar
 from .verdicts import Measured
 
@@ -30,6 +36,17 @@ BARS = (
     Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5),
     Bar(ours="default", theirs="native_custbw", mode="fwbw", ratio=1.5),
 )
+
+THREADS = 2
+"""The cores that the bars are about."""
+
+FREE_CORES_GAIN = 1.6
+"""What so many threads reach at least, in rates of one, where each has a core to itself."""
+
+GAIN_ROUNDS, GAIN_SAMPLES, GAIN_SIDE = 5, 3, 1024
+
+SPIN_S = 0.1
+"""Longer than threads of a pool that is not used wait awake, some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +81,35 @@ def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 
                 entry.samples_ms.append(elapsed_ms)
         if index >= 0:
             yield index + 1
+
+
+def thread_gain() -> float:
+    """Return how many times one thread's rate of float32 matrix products :data:`THREADS` threads reach.
+
+    Measured in a process of its own: setting the number of threads changes MKL's choices for good.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_thread_gain).result()
+
+
+def measure_thread_gain(side: int = GAIN_SIDE) -> float:
+    """Return :func:`thread_gain`, measured in this process; leaves torch's number of threads as it was."""
+    import torch
+
+    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
+    out = torch.empty_like(a)
+    before, timer = torch.get_num_threads(), CpuClock()
+    samples_ms: dict[int, list[float]] = {1: [], THREADS: []}
+    try:
+        for _ in range(GAIN_ROUNDS):
+            for threads, samples in samples_ms.items():
+                torch.set_num_threads(threads)
+                time.sleep(SPIN_S)
+                torch.mm(a, b, out=out)
+                samples += timer.sample(lambda _: torch.mm(a, b, out=out), lambda: None, GAIN_SAMPLES)[0]
+    finally:
+        torch.set_num_threads(before)
+    return median(samples_ms[1]) / median(samples_ms[THREADS])
 
 
 def build_entries() -> list[Entry]:

@@ -97,8 +97,9 @@ def measured_table(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return the table of the bars."""
+def verdict_table(verdicts: Sequence[Verdict], *, decidable: bool = True) -> Table:
+    """Return the table of the bars; where the machine is not one they are about, a missed one is not ``decidable``."""
+    missed = "missed" if decidable else "missed, not decidable here"
     table = Table("mode", "ours", "theirs", "ratio", "95 % interval", "bar", "")
     for verdict in verdicts:
         interval = verdict.interval
@@ -109,7 +110,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
             "" if verdict.ratio is None else f"{verdict.ratio:.3g}",
             "" if interval is None else f"{interval.low:.3g} - {interval.high:.3g}",
             f"{verdict.bar.ratio:.3g}",
-            "held" if verdict.held else "missed" if verdict.ratio is not None else "not measured",
+            "held" if verdict.held else missed if verdict.ratio is not None else "not measured",
         )
     return table
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +114,13 @@ def test_sides_take_turns() -> None:
     assert [len(entry.samples_ms) for entry in entries] == [2, 2]
 
 
+@pytest.mark.parametrize("gains", [(1.9, 1.8), (1.9, 1.5), (1.5, 1.9)])
 @pytest.mark.parametrize(("theirs_ms", "code"), [(4.0, 0), (1.0, 1)])
-def test_exit_code_says_whether_the_bars_are_held(theirs_ms: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_says_whether_the_bars_are_held(
+    theirs_ms: float, code: int, gains: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... whatever the machine; where it has no two free cores, a missed bar is marked, with its ratio all the same."""
+
     def measured(entries: list[mlstm_cpu.Entry], **_: int) -> list[int]:
         for one in entries:
             one.samples_ms.extend([theirs_ms if one.side.startswith("native") else 2.0] * 6)
@@ -127,9 +134,43 @@ def test_exit_code_says_whether_the_bars_are_held(theirs_ms: float, code: int, m
     ]
     monkeypatch.setattr(mlstm_cpu, "build_entries", lambda: entries)
     monkeypatch.setattr(mlstm_cpu, "measure_interleaved", measured)
+    left = iter(gains)
+    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: next(left))
     result = CliRunner().invoke(command.app, ["cpu"])
     assert result.exit_code == code
     assert ("held" if code == 0 else "missed") in result.stdout
+    assert f"2 threads reach {gains[0]} times one before the sides, {gains[1]} times after them" in result.stdout
+    free = min(gains) > 1.6
+    assert ("does not have 2 free cores" in result.stdout) is not free
+    assert result.stdout.count("missed, not decidable here") == (0 if free or code == 0 else 4)
+    missed = [line for line in result.stdout.splitlines() if "missed" in line and "│" in line]
+    assert len(missed) == 4 * code and all(" 0.5 " in line for line in missed)
+
+
+@pytest.mark.parametrize(("of_two_ms", "gain"), [(5.0, 2.0), (8.0, 1.25)])
+def test_two_threads_are_held_against_one(of_two_ms: float, gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are timed with either number of threads, in turn; what torch computed on before is set again."""
+    import torch
+
+    counts: list[int] = []
+
+    class Clock:
+        def sample(self, call: Callable[[Any], Any], _: object, count: int) -> tuple[list[float], None]:
+            call(None)
+            counts.append(torch.get_num_threads())
+            return [10.0 if counts[-1] == 1 else of_two_ms] * count, None
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(mlstm_cpu, "CpuClock", Clock)
+    monkeypatch.setattr(mlstm_cpu, "SPIN_S", 0)
+    assert mlstm_cpu.measure_thread_gain(side=16) == pytest.approx(gain)
+    assert counts == [1, 2] * mlstm_cpu.GAIN_ROUNDS
+    assert torch.get_num_threads() == before
+
+
+def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
+    gain = mlstm_cpu.thread_gain()
+    assert math.isfinite(gain) and gain > 0
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
