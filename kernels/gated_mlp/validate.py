@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 
-from ..scalar_decay.validate import INPUT_DTYPES, dtype_name
+from ..scalar_decay.validate import (
+    TRITON_DTYPES,
+    check_dimensions,
+    check_dtype,
+    check_not_empty,
+    check_on_gpu,
+    dtype_name,
+)
 from .config import ACTIVATIONS, DIM_MULTIPLE
-
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_activation(activation: str) -> None:
@@ -20,17 +24,12 @@ def check_activation(activation: str) -> None:
 
 def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
     """Raise unless x [M, D] and w_up, w_gate [D, F] are floating, not empty, and agree in dtype and device."""
-    for name, tensor in (("x", x), ("w_up", w_up), ("w_gate", w_gate)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.dim() != 2:
-            shape = "[M, D]" if name == "x" else "[D, F]"
-            raise ValueError(f"{name} must have 2 dimensions {shape}, got shape {tuple(tensor.shape)}")
-    if x.dtype not in INPUT_DTYPES:
-        raise ValueError(f"x must be one of {', '.join(map(dtype_name, INPUT_DTYPES))}, got {dtype_name(x.dtype)}")
-    for name, tensor in (("x", x), ("w_up", w_up), ("w_gate", w_gate)):
-        if 0 in tensor.shape:
-            raise ValueError(f"{name} must have no empty dimension, got shape {tuple(tensor.shape)}")
+    given = {"x": (x, "[M, D]"), "w_up": (w_up, "[D, F]"), "w_gate": (w_gate, "[D, F]")}
+    for name, (tensor, dims) in given.items():
+        check_dimensions(name, tensor, dims)
+    check_dtype("x", x)
+    for name, (tensor, _) in given.items():
+        check_not_empty(name, tensor)
     if w_up.shape[0] != x.shape[1]:
         raise ValueError(f"w_up must have {x.shape[1]} rows, one a column of x, got shape {tuple(w_up.shape)}")
     if w_gate.shape != w_up.shape:
@@ -63,17 +62,12 @@ def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
 
 def check_interleaved(x: Tensor, w: Tensor) -> None:
     """Raise unless w [D, 2F] can be interleaved weights for x [M, D]: K-major, of x's dtype, on its device."""
+    check_dimensions("x", x, "[M, D]")
+    check_dimensions("w", w, "[D, 2F]")
+    check_dtype("x", x, TRITON_DTYPES)
     for name, tensor in (("x", x), ("w", w)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if x.dim() != 2:
-        raise ValueError(f"x must have 2 dimensions [M, D], got shape {tuple(x.shape)}")
-    if x.dtype not in TRITON_DTYPES:
-        raise ValueError(f"x must be one of {', '.join(map(dtype_name, TRITON_DTYPES))}, got {dtype_name(x.dtype)}")
-    for name, tensor in (("x", x), ("w", w)):
-        if 0 in tensor.shape:
-            raise ValueError(f"{name} must have no empty dimension, got shape {tuple(tensor.shape)}")
-    if w.dim() != 2 or w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
+        check_not_empty(name, tensor)
+    if w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
         raise ValueError(
             f"w must be K-major [D, 2F], F a multiple of {DIM_MULTIPLE}, as interleave(w_up, w_gate) gives it, got "
             f"shape {tuple(w.shape)}, strides {w.stride()}"
@@ -88,13 +82,10 @@ def check_interleaved(x: Tensor, w: Tensor) -> None:
 
 def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     """Raise unless the Triton kernels take x [M, D] and weights [D, F] here."""
-    if x.dtype not in TRITON_DTYPES:
-        raise ValueError(f"x must be one of {', '.join(map(dtype_name, TRITON_DTYPES))}, got {dtype_name(x.dtype)}")
     for name, size in (("D", D), ("F", F)):
         if size % DIM_MULTIPLE:
             raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
     if x.device.type == "cuda" and triton.knobs.runtime.interpret:
         # The interpreter copies tensors to the host one by one, but two weights can be reached from the first.
         raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")
-    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"x must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")
+    check_on_gpu("x", x)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ..scalar_decay import validate
 from .config import supports
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_arguments(
@@ -36,10 +33,6 @@ def check_arguments(
 
 def check_kernel_support(q: Tensor, v: Tensor) -> None:
     """Raise ValueError on a dtype, device or head dim that the kernels do not take."""
-    if v.dtype not in DTYPES:
-        expected = ", ".join(map(validate.dtype_name, DTYPES))
-        raise ValueError(f"v must be one of {expected}, got {validate.dtype_name(v.dtype)}")
-    if v.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"v must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {v.device}")
+    validate.check_on_gpu("v", v)
     if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
         raise ValueError(reason)

@@ -16,7 +16,6 @@ from .engine import scalar_decay
 from .reference import State
 from .step import step_kernel
 
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STATE_DTYPES = (torch.float32, torch.bfloat16)
 SCHEMES = {"tfla": "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 """Implementation -> how it processes a chunk."""
@@ -26,11 +25,7 @@ STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 def _check_support(q: Tensor, v: Tensor, *, gate: str) -> None:
     values = "x" if gate == "ssd" else "v"
-    if v.dtype not in TRITON_DTYPES:
-        expected = ", ".join(map(validate.dtype_name, TRITON_DTYPES))
-        raise ValueError(f"{values} must be one of {expected}, got {validate.dtype_name(v.dtype)}")
-    if v.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"{values} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {v.device}")
+    validate.check_on_gpu(values, v)
     for name, dim in (("head_dim_qk", q.shape[3]), ("head_dim_v", v.shape[3])):
         if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
             expected = f"a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"

@@ -6,16 +6,47 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from .reference import State, compute_dtype
 
 INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+TRITON_DTYPES = INPUT_DTYPES[1:]
+"""Of inputs that kernels take."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_dimensions(name: str, x: object, dims: str) -> None:
+    """Raise unless ``x`` is a tensor of dimensions such as "[B, T, C]"."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    count = dims.count(",") + 1
+    if x.dim() != count:
+        raise ValueError(f"{name} must have {count} dimensions {dims}, got shape {tuple(x.shape)}")
+
+
+def check_dtype(name: str, x: Tensor, dtypes: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
+    """Raise unless ``x`` is of one of the dtypes."""
+    if x.dtype not in dtypes:
+        raise ValueError(f"{name} must be one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
+
+
+def check_not_empty(name: str, x: Tensor) -> None:
+    """Raise unless ``x`` holds an element."""
+    if 0 in x.shape:
+        raise ValueError(f"{name} must have no empty dimension, got shape {tuple(x.shape)}")
+
+
+def check_on_gpu(name: str, x: Tensor) -> None:
+    """Raise unless kernels can run on ``x``'s dtype and device."""
+    check_dtype(name, x, TRITON_DTYPES)
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"{name} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")
 
 
 def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -36,17 +67,11 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("q", "k",
     """Raise unless q, k [B, T, H, K] and v [B, T, H, V] agree in everything but V and hold at least one element."""
     name_q, name_k, name_v = names
     for name, x in zip(names, (q, k, v), strict=True):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have 4 dimensions [B, T, H, D], got shape {tuple(x.shape)}")
-    if q.dtype not in INPUT_DTYPES:
-        expected = ", ".join(map(dtype_name, INPUT_DTYPES))
-        raise ValueError(f"{name_q} must be one of {expected}, got {dtype_name(q.dtype)}")
-    if 0 in q.shape:
-        raise ValueError(f"{name_q} must have no empty dimension, got shape {tuple(q.shape)}")
+        check_dimensions(name, x, "[B, T, H, D]")
+    check_dtype(name_q, q)
+    check_not_empty(name_q, q)
     if v.shape[-1] == 0:
-        raise ValueError(f"{name_v} must have no empty dimension, got shape {tuple(v.shape)}")
+        check_not_empty(name_v, v)
     check_tensor(name_q, q, q.shape, q.dtype, q.device)
     check_tensor(name_k, k, q.shape, q.dtype, q.device)
     check_tensor(name_v, v, (*q.shape[:3], v.shape[3]), q.dtype, q.device)

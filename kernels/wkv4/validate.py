@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ..diagonal.config import CHANNEL_MULTIPLE
 from ..scalar_decay.reference import compute_dtype
-from ..scalar_decay.validate import INPUT_DTYPES, check_state_dtype, check_tensor, dtype_name
+from ..scalar_decay.validate import (
+    check_dimensions,
+    check_dtype,
+    check_not_empty,
+    check_on_gpu,
+    check_state_dtype,
+    check_tensor,
+)
 from .reference import State
-
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_wkv(
@@ -26,14 +30,9 @@ def check_wkv(
         initial_state: (num, den, max) [B, C], float32 (float64 beside a float64 k), or None.
         state_dtype: float32.
     """
-    if not isinstance(k, Tensor):
-        raise TypeError(f"k must be a tensor, got {type(k).__name__}")
-    if k.dim() != 3:
-        raise ValueError(f"k must have 3 dimensions [B, T, C], got shape {tuple(k.shape)}")
-    if k.dtype not in INPUT_DTYPES:
-        raise ValueError(f"k must be one of {', '.join(map(dtype_name, INPUT_DTYPES))}, got {dtype_name(k.dtype)}")
-    if 0 in k.shape:
-        raise ValueError(f"k must have no empty dimension, got shape {tuple(k.shape)}")
+    check_dimensions("k", k, "[B, T, C]")
+    check_dtype("k", k)
+    check_not_empty("k", k)
     check_tensor("k", k, k.shape, k.dtype, k.device)
     check_tensor("v", v, k.shape, k.dtype, k.device)
     dtype = compute_dtype(k.dtype)
@@ -52,9 +51,6 @@ def check_wkv(
 
 def check_kernel_support(k: Tensor) -> None:
     """Raise unless the Triton kernels take k [B, T, C] here."""
-    if k.dtype not in TRITON_DTYPES:
-        raise ValueError(f"k must be one of {', '.join(map(dtype_name, TRITON_DTYPES))}, got {dtype_name(k.dtype)}")
-    if k.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise ValueError(f"k must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {k.device}")
+    check_on_gpu("k", k)
     if k.shape[2] % CHANNEL_MULTIPLE:
         raise ValueError(f"channels must be a multiple of {CHANNEL_MULTIPLE}, got {k.shape[2]}")
