@@ -126,10 +126,10 @@ def run(operation: Operation, implementation: Implementation) -> None:
     inputs, state = given_to(operation, implementation, SIZES["seq_len"]), state_of(operation, implementation)
     options: dict[str, Any] = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
     function = resolve(implementation.call)
-    leaves = [x.detach().requires_grad_(name in operation.leaves(inputs)) for name, x in inputs.items()]
-    results = [function(*leaves, **options)]
+    operation.leaves(inputs)
+    results = [function(*inputs.values(), **options)]
     if state is not None:
-        results.append(function(*leaves, initial_state=state, return_last_state=True, **options))
+        results.append(function(*inputs.values(), initial_state=state, return_last_state=True, **options))
     for result in results:
         outputs = [x for x in flatten(result) if x.requires_grad]
         torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
