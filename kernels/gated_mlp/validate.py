@@ -63,11 +63,12 @@ def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
 def check_interleaved(x: Tensor, w: Tensor) -> None:
     """Raise unless w [D, 2F] can be interleaved weights for x [M, D]: K-major, of x's dtype, on its device."""
     check_dimensions("x", x, "[M, D]")
-    check_dimensions("w", w, "[D, 2F]")
+    if not isinstance(w, Tensor):
+        raise TypeError(f"w must be a tensor, got {type(w).__name__}")
     check_dtype("x", x, TRITON_DTYPES)
     for name, tensor in (("x", x), ("w", w)):
         check_not_empty(name, tensor)
-    if w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
+    if w.dim() != 2 or w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
         raise ValueError(
             f"w must be K-major [D, 2F], F a multiple of {DIM_MULTIPLE}, as interleave(w_up, w_gate) gives it, got "
             f"shape {tuple(w.shape)}, strides {w.stride()}"
