@@ -132,7 +132,9 @@ def select_tile(
         if layout == "rows" or capability >= (10, 0):
             return full
         # Of interleaved weights a whole tile's store fits beside 4 stages; at the power limit 3 are quicker.
-        return replace(full, subtiles=1 if layout == "interleaved" else 2, num_stages=3 if work >= LARGE else 4)
+        if layout == "interleaved":
+            return replace(full, subtiles=1, num_stages=3 if work >= LARGE else 4)
+        return replace(full, num_stages=3 if work >= 4 * LARGE else 4)
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 

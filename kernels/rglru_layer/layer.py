@@ -14,7 +14,7 @@ from torch import Tensor
 from ..rglru import chunkwise as portable
 from ..rglru import reference
 from ..scalar_decay.reference import compute_dtype
-from ..scalar_decay.validate import check_tensor
+from ..scalar_decay.validate import check_dimensions, check_tensor
 
 
 def recurrent(x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -54,8 +54,7 @@ def fused(x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, **kwargs: Any) -> Tens
 
 def project(x: Tensor, w_a: Tensor, w_x: Tensor) -> tuple[Tensor, Tensor]:
     """Return r = x W_a and i = x W_x [B, T, C]; raise ValueError unless the weights are [C, C] in x's dtype."""
-    if x.dim() != 3:
-        raise ValueError(f"x must have 3 dimensions [B, T, C], got shape {tuple(x.shape)}")
+    check_dimensions("x", x, "[B, T, C]")
     for name, weight in (("w_a", w_a), ("w_x", w_x)):
         check_tensor(name, weight, (x.shape[2], x.shape[2]), x.dtype, x.device)
     return x @ w_a, x @ w_x

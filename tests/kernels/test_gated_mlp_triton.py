@@ -181,6 +181,12 @@ def check_weights_that_overlap(device: str) -> None:
     for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
         columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
         laws.check_matches_reference_on(fused_pair, {"x": inputs["x"], **columns}, dy)
+        found, expected = (
+            laws.evaluate(fused_pair, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
+            for layout in (lambda w: w, torch.Tensor.contiguous)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert laws.relative_error(one, other.double()) < 1e-3
 
 
 @interpret
