@@ -305,7 +305,7 @@ def _choice(item: PlannedCase, capability: str | None) -> Any:
     if target.default_config is None or case.mode == "step":
         return None
     major, minor = capability.split(".")
-    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)))
+    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)), case.mode != "fw")
 
 
 def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:

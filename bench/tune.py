@@ -83,12 +83,12 @@ def candidates(config: Any, alternatives: Sequence[tuple[str, list[Any]]]) -> li
 
 
 def default_config(
-    implementation: Implementation, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]
+    implementation: Implementation, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], mode: str
 ) -> Any:
-    """Return the launches the implementation chooses itself; ValueError where it declares none."""
+    """Return the launches the implementation chooses itself in a mode; ValueError where it declares none."""
     if implementation.default_config is None:
         raise ValueError(f"impl must be one that declares its default_config, got {implementation.name!r}")
-    return resolve(implementation.default_config)(sizes, dtype, capability)
+    return resolve(implementation.default_config)(sizes, dtype, capability, mode != "fw")
 
 
 def calls(
@@ -201,7 +201,7 @@ def tune(
             raise ValueError(f"mode must be fw, bw or fwbw and dtype one of {known}, got {mode} and {dtype}")
         if not torch.cuda.is_available():
             raise ValueError("launches are timed on an NVIDIA GPU, and none is here")
-        config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability())
+        config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability(), mode)
         tried = candidates(config, [parse_alternatives(text, config) for text in alternatives])
     except ValueError as error:
         errors.print(str(error))

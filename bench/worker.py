@@ -103,7 +103,9 @@ class Worker:
         config = None
         if config_of is not None and isinstance(target, Implementation) and target.default_config is not None:
             capability = torch.cuda.get_device_capability()
-            config = resolve(target.default_config)(config_of.sizes, config_of.dtype, capability)
+            config = resolve(target.default_config)(
+                config_of.sizes, config_of.dtype, capability, config_of.mode != "fw"
+            )
         with autotuning.untimed():
             return {"compile_s": self.make_ready(case, target, config).compile_s}
 

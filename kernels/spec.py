@@ -38,9 +38,9 @@ class Implementation:
             cannot run, without importing torch.
         preferred_chunk: "module:function"; the function takes the sizes and returns the chunk length that the
             implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
-        default_config: "module:function"; the function takes the sizes, the dtype's name and the compute capability and
-            returns the launches that ``call`` would choose, a frozen dataclass that it also takes as ``config``: what
-            bench.tune varies. Imports no torch.
+        default_config: "module:function"; the function takes the sizes, the dtype's name, the compute capability and
+            whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
+            that it also takes as ``config``: what bench.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns ``call``'s, in order,
             in the layout in which the implementation keeps them, as a model does once when weights are loaded. Outside

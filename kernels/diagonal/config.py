@@ -128,17 +128,19 @@ def select_config(
     )
 
 
-def one_pass_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+def one_pass_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> DiagonalConfig:
     """Return the launches of the single pass for a case's sizes."""
     return _config_of("look_back", sizes, dtype, capability)
 
 
-def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
     """Return the launches of reduce-then-scan for a case's sizes."""
     return _config_of("chunked", sizes, dtype, capability)
 
 
-def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
     """Return the launches of the naive scan for a case's sizes."""
     return _config_of("walk", sizes, dtype, capability)
 

@@ -139,17 +139,19 @@ def select_tile(
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
-def interleaved_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+def interleaved_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> GatedMlpConfig:
     """Return the launches chosen for a case's sizes and dtype on interleaved weights."""
     return _case_config(sizes, dtype, capability, forward="gate", layout="interleaved")
 
 
-def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
-    """Return those of a forward pass that saves the pre-activations."""
-    return _case_config(sizes, dtype, capability, forward="save", layout="interleaved")
+def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
+    """Return those of a forward pass that saves the pre-activations for a backward pass."""
+    return _case_config(sizes, dtype, capability, forward="save" if training else "gate", layout="interleaved")
 
 
-def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> GatedMlpConfig:
+def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
     """Return those for K-major weights that lie apart."""
     return _case_config(sizes, dtype, capability, forward="gate", layout="columns")
 

@@ -133,7 +133,9 @@ def select_lightning1(
     return Lightning1Config(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
 
 
-def lightning2_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> Lightning2Config:
+def lightning2_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> Lightning2Config:
     """Return lightning2's launches for a case's sizes and the dtype's name."""
     return select_lightning2(
         capability=capability,
@@ -144,7 +146,9 @@ def lightning2_config(sizes: Mapping[str, int], dtype: str, capability: tuple[in
     )
 
 
-def lightning1_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> Lightning1Config:
+def lightning1_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> Lightning1Config:
     """Return lightning1's launches for a case's sizes and the dtype's name."""
     return select_lightning1(
         capability=capability,

@@ -110,24 +110,26 @@ def select_config(
     )
 
 
-def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
-    """Return the launches of the scan for a case's sizes, those that keep what a backward pass needs."""
-    return _config_of("scan", sizes, dtype, capability)
+def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> WkvConfig:
+    """Return the launches of the scan for a case's sizes."""
+    return _config_of("scan", sizes, dtype, capability, training)
 
 
-def walk_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
+def walk_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> WkvConfig:
     """Return the launches of the walk for a case's sizes."""
-    return _config_of("walk", sizes, dtype, capability)
+    return _config_of("walk", sizes, dtype, capability, training)
 
 
-def _config_of(strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> WkvConfig:
+def _config_of(
+    strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> WkvConfig:
     return select_config(
         strategy=strategy,
         capability=capability,
         item_bytes=4 if dtype == "fp32" else 2,
         batch=sizes["batch"],
         channels=sizes["channels"],
-        saving=True,
+        saving=training,
     )
 
 

@@ -102,7 +102,7 @@ def test_calls_are_those_of_the_modes() -> None:
 
 
 def test_default_configs_are_what_the_implementations_choose() -> None:
-    """Every declared one resolves, and takes sizes, a dtype and a capability."""
+    """Every declared one resolves, and takes sizes, a dtype, a capability and whether a backward pass follows."""
     sizes = {"batch": 8, "seq_len": 2048, "channels": 1024, "num_heads": 8, "head_dim_qk": 128, "head_dim_v": 128}
     declared = [
         implementation
@@ -112,10 +112,10 @@ def test_default_configs_are_what_the_implementations_choose() -> None:
     ]
     assert len(declared) == 7
     for implementation in declared:
-        config = tune.default_config(implementation, sizes, "bf16", (9, 0))
+        config = tune.default_config(implementation, sizes, "bf16", (9, 0), "fw")
         assert tune.candidates(config, [tune.parse_alternatives("forward=(4,8,64,4,128)", config)])[1].config != config
     with pytest.raises(ValueError, match="impl must be one that declares its default_config, got 'torch'"):
-        tune.default_config(get_operation("rglru").implementation("torch"), sizes, "bf16", (9, 0))
+        tune.default_config(get_operation("rglru").implementation("torch"), sizes, "bf16", (9, 0), "fw")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -75,8 +75,8 @@ def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytes
     monkeypatch.setattr(own, "make_ready", make_ready)
     for config_of in (None, large):
         own.compile(small, target, config_of)
-    assert made == [(small, None), (small, interleaved_config(large.sizes, "bf16", (9, 0)))]
-    assert made[1][1] != interleaved_config(small.sizes, "bf16", (9, 0))
+    assert made == [(small, None), (small, interleaved_config(large.sizes, "bf16", (9, 0), training=False))]
+    assert made[1][1] != interleaved_config(small.sizes, "bf16", (9, 0), training=False)
 
 
 @pytest.mark.parametrize("gradients", [True, False])

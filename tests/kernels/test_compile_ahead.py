@@ -48,7 +48,8 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     case, target = item.case, item.target
     assert isinstance(target, Implementation)
     operation = get_operation(case.op)
-    config = item.config_of and default_config(target, item.config_of.sizes, item.config_of.dtype, CAPABILITY)
+    other = item.config_of
+    config = other and default_config(target, other.sizes, other.dtype, CAPABILITY, other.mode)
     gradients = case.mode != "fw"
     with FakeTensorMode(), contextlib.ExitStack() as stack:
         given = resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device="cpu", seed=0)
@@ -71,6 +72,9 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
         pytest.param(Request(kernel="lightning", preset="default", head_dims=(128,)), id="lightning"),
         pytest.param(Request(kernel="tfla", preset="default", head_dims=(128,)), id="tfla"),
         pytest.param(Request(kernel="gated-mlp", preset="default"), id="gated-mlp"),
+        pytest.param(
+            Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused_save",)), id="gated-mlp-save"
+        ),
         pytest.param(Request(kernel="gated-mlp", seq_lens=(16, 4096, 65536), d_models=(8192,)), id="gated-mlp-ends"),
         pytest.param(
             Request(kernel="tfla", preset="default", head_dims=(256,), impls=("tfla", "limit_chunk")),

@@ -155,15 +155,16 @@ def test_declared_code_exists() -> None:
 
 def test_declared_launches_are_those_chosen() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
-    for name, forward, layout in (
-        ("fused", "gate", "interleaved"),
-        ("fused_save", "save", "interleaved"),
-        ("fused_pair", "gate", "columns"),
+    for name, forward, layout, training in (
+        ("fused", "gate", "interleaved", True),
+        ("fused_save", "save", "interleaved", True),
+        ("fused_save", "gate", "interleaved", False),
+        ("fused_pair", "gate", "columns", True),
     ):
         target = OPERATION.implementation(name).default_config
         assert target is not None
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
-            config = resolve(target)(sizes, dtype, (9, 0))
+            config = resolve(target)(sizes, dtype, (9, 0), training)
             work = 4096 * 4096 * 14336
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
                 chosen = select_tile(

@@ -64,7 +64,7 @@ def test_launches(capability: int, layout: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_launches_of_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 1, "seq_len": 16384, "d_model": 16384, "d_ff": 53248}
-    config = interleaved_config(sizes, "bf16", (9, 0))
+    config = interleaved_config(sizes, "bf16", (9, 0), training=True)
     assert config.forward.num_stages == 3
     check(record(90, monkeypatch, config=config)[:1], 90)
 
