@@ -219,7 +219,7 @@ def chunk_size_report(
                 "intensity": each.intensity,
                 "causal_factor": each.causal_factor,
                 "model_memory_bytes": _modelled_memory(
-                    {name: chunkwise(mode=name, chunk_size=chunk) for name in _PASSES[mode]}
+                    chunkwise(mode="bw", chunk_size=chunk) if mode == "fwbw" else each
                 ),
                 "measured_ms": row.get("time_ms"),
                 "outdated": bool(row) and is_outdated(*case, row["measured_at"] or ""),
@@ -273,15 +273,17 @@ def _launches_ms(fit: LaunchFit, accelerator: Accelerator, case: Case) -> float 
     return None if launches is None or counted is None else fit.time_ms(launches, accelerator, counted)
 
 
-def _modelled_memory(counted: Mapping[str, Count]) -> float:
+def _modelled_memory(last: Count) -> float:
     """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
 
     A backward pass holds the gradients of the states as well. What the states take falls with the chunk length (TFLA
     paper, figure 6).
+
+    Args:
+        last: the count of one pass, fw or bw; of both the backward one.
     """
-    last = counted["bw"] if "bw" in counted else counted["fw"]
     states = last.byte_parts["recurrent store"]
-    return last.compulsory_bytes + (2 * states if "bw" in counted else states)
+    return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
 
 
 def default_results(key: str) -> tuple[Path, ...]:

@@ -1,6 +1,6 @@
 """How a figure is put together: panels, a title and the setting above them, labels at the lines or below, a note.
 
-A figure function says what is to be seen, as :class:`Panel` values; :func:`compose` draws it at a width in inches.
+A figure function says what is to be seen, a :class:`Drawing`; :func:`compose` draws its panels at a width in inches.
 Wide figures have their panels side by side and every line labelled where it ends; at the width of a column of text the
 panels stand under one another and the labels below them, in letters that are still read there.
 """
@@ -96,6 +96,25 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What is to be seen in a figure, at whatever width it is drawn.
+
+    Attributes:
+        grid, heights: as :func:`compose` takes them.
+        usual_width: inches where no width is asked for; None: what suits the number of panels.
+    """
+
+    grid: Sequence[Sequence[Panel]]
+    words: Words
+    heights: Sequence[float] | None = None
+    usual_width: float | None = None
+
+    def at(self, width: float | None = None) -> Figure:
+        """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""
+        return compose(self.grid, self.words, self.usual_width if width is None else width, heights=self.heights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """Sizes in inches, and the scale of the letters."""
 
@@ -127,6 +146,8 @@ def compose(
     Raises:
         ValueError: a width in which nothing can be read.
     """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     if width is not None and width < MIN_WIDTH:
         raise ValueError(f"width must be at least {MIN_WIDTH} inches, got {width:g}")
     grid = _told_apart(grid)
@@ -134,23 +155,21 @@ def compose(
     layout = _layout(grid, words, styles, width, heights or [1.0] * len(grid))
     with styled(layout.scale):
         figure = new_figure(layout.width, layout.height)
+        axes = figure.subplots(layout.rows, layout.columns, squeeze=False, height_ratios=layout.ratios).flat
+        panel_width = (layout.width - layout.side) / layout.columns - 0.55
+        pairs = ((panel, row[0]) for row in grid for panel in row)
+        for n, ((panel, first), each) in enumerate(zip(pairs, axes, strict=True)):
+            _draw(each, panel, panel_width, y_label=n % layout.columns == 0 or panel.y_label != first.y_label)
+        # What lies outside the panels stands in inches from them, so their places are settled first, and once.
         box = (0.0, layout.bottom / layout.height, 1 - layout.side / layout.width)
-        figure.set_layout_engine(
-            "constrained",
+        places = ConstrainedLayoutEngine(
             rect=(*box, 1 - (layout.bottom + layout.top) / layout.height),
             w_pad=0.05,
             h_pad=0.05,
             wspace=0.02,
             hspace=0.03,
         )
-        axes = figure.subplots(layout.rows, layout.columns, squeeze=False, height_ratios=layout.ratios).flat
-        panel_width = (layout.width - layout.side) / layout.columns - 0.55
-        pairs = ((panel, row[0]) for row in grid for panel in row)
-        for n, ((panel, first), each) in enumerate(zip(pairs, axes, strict=True)):
-            _draw(each, panel, panel_width, y_label=n % layout.columns == 0 or panel.y_label != first.y_label)
-        # What lies outside the panels stands in inches from them, so their places are settled first.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        places.execute(figure)
         last = figure.axes[layout.columns - 1]
         if layout.side:
             _label_beside(figure, last, grid[0][-1], styles, layout)

@@ -121,6 +121,8 @@ RC: Mapping[str, Any] = MappingProxyType(
         "axes.titlesize": 10,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
+        # Just above the panel: by default its height is looked for in every drawing.
+        "axes.titley": 1.0,
         "axes.labelsize": 9,
         "axes.labelcolor": INK,
         "axes.edgecolor": MUTED,
@@ -333,10 +335,15 @@ def styled(scale: float = 1.0) -> AbstractContextManager[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure in inches; it has no part in pyplot's global state."""
+    """Return an empty figure in inches; it has no part in pyplot's global state, and nothing moves what it holds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), facecolor="white")
+    figure = Figure(figsize=(width, height), facecolor="white")
+    figure.set_layout_engine("none")
+    # This canvas keeps what it has measured of texts; without one they are measured anew at every question.
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def check_format(path: str | Path) -> Path:

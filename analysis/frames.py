@@ -118,13 +118,20 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
 
 def latest_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest row of every case on every device, by ``measured_at``; the order of rows is kept."""
-    newest = frame.sort_values("measured_at", kind="stable").drop_duplicates(["case_id", "device_name"], keep="last")
-    return newest.sort_index()
+    # Only the keys are put in order, not the whole frame.
+    keys = frame[["case_id", "device_name", "measured_at"]].reset_index(drop=True)
+    newest = keys.sort_values("measured_at", kind="stable").drop_duplicates(["case_id", "device_name"], keep="last")
+    return frame.take(sorted(newest.index))
 
 
 def ok_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows that were measured."""
-    return frame[(frame["status"] == "ok") & frame["time_ms"].notna()]
+    return frame[is_ok(frame)]
+
+
+def is_ok(frame: pd.DataFrame) -> pd.Series:
+    """Return which rows were measured."""
+    return (frame["status"] == "ok") & frame["time_ms"].notna()
 
 
 def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -137,7 +144,7 @@ def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS, *, minim
 
     With the default ``by`` that is every implementation at its best chunk size for every problem. Null is a value.
     """
-    measured = (frame["status"] == "ok") & frame["time_ms"].notna() & frame[minimise].notna()
+    measured = is_ok(frame) & frame[minimise].notna()
     positions = measured.to_numpy().nonzero()[0]
     # Only the keys are put in order, not the whole frame: a million rows are loaded and reduced in seconds.
     order = positions[frame[minimise].to_numpy()[positions].argsort(kind="stable")]

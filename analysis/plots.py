@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from . import result_figures, theory_figures
 from .chunk_size import CHUNKWISE_OPERATIONS
+from .figure_layout import Drawing
 from .frames import ok_rows
 from .selection import MODE_TITLES, Chosen, Selection, choose
 from .theory_figures import Theory
@@ -29,10 +30,11 @@ __all__ = [
     "Theory",
     "check_kind",
     "choose",
+    "drawing",
     "plot",
 ]
 
-RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection, float | None], Figure]] = MappingProxyType(
+RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = MappingProxyType(
     {
         "runtime": result_figures.runtime_over_length,
         "memory": result_figures.memory_over_length,
@@ -45,7 +47,7 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection, float | None], Fig
 )
 """Figures of measured rows."""
 
-THEORY_KINDS: Mapping[str, Callable[[Theory, float | None], Figure]] = MappingProxyType(
+THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = MappingProxyType(
     {
         "flops": theory_figures.flops_over_chunk_size,
         "flop-optimal": theory_figures.flop_optimal_over_head_dim,
@@ -95,21 +97,34 @@ def plot(
     *,
     width: float | None = None,
 ) -> Figure:
-    """Draw the figure called ``kind``.
+    """Draw the figure called ``kind``; arguments as :func:`drawing`, ``width`` in inches [what suits the figure].
+
+    Raises:
+        ValueError: as :func:`drawing`, or a width in which nothing can be read.
+    """
+    return drawing(kind, frame, selection, theory).at(width)
+
+
+def drawing(
+    kind: str,
+    frame: pd.DataFrame | None = None,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    theory: Theory = Theory(),  # noqa: B008, frozen
+) -> Drawing:
+    """Return what the figure called ``kind`` shows, to be drawn at one width or several.
 
     Args:
         frame: result rows, for the kinds that show some.
         selection: which rows.
         theory: the problem, for the kinds that are drawn from the counts.
-        width: inches; None: what suits the figure.
 
     Raises:
         ValueError: an unknown kind, results missing or not wanted, or nothing to show.
     """
     check_kind(kind, results=frame is not None)
     if kind in THEORY_KINDS:
-        return THEORY_KINDS[kind](theory, width)
+        return THEORY_KINDS[kind](theory)
     if kind == MODEL:
-        return theory_figures.runtime_over_chunk_size(theory, frame, width)
+        return theory_figures.runtime_over_chunk_size(theory, frame)
     assert frame is not None
-    return RESULT_KINDS[kind](frame, selection, width)
+    return RESULT_KINDS[kind](frame, selection)

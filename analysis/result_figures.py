@@ -1,7 +1,7 @@
 """Figures from results: runtime and memory over sequence length, chunk size and head dim. Rooflines: :mod:`.roofline`.
 
-Every function takes a frame of result rows (:func:`.frames.load_results`) and returns a matplotlib figure. Cases that
-were not measured are named under the figure, never dropped silently.
+Every function takes a frame of result rows (:func:`.frames.load_results`) and returns what a figure of them shows.
+Cases that were not measured are named under the figure, never dropped silently.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .figure_layout import Line, Panel, Words, compose
+from .figure_layout import Drawing, Line, Panel, Words
 from .figure_style import axis_prefix, binary, series_style
 from .frames import best_rows, ok_rows
 from .selection import (
@@ -28,7 +28,6 @@ from .selection import (
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 LABELS = {
     "seq_len": "sequence length T (tokens)",
@@ -109,7 +108,7 @@ def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
     """Return what stands under a figure: other head dims, why points are ringed, and what was not measured."""
     doubts = [
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
-        for row in shown[shown["suspect"].notna()].itertuples()
+        for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
     ]
     lowered = shown[shown["throttled"].notna()]
     runs = shown["run_id"].nunique()
@@ -139,7 +138,7 @@ def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
     return dataclasses.replace(chosen, rows=rows)
 
 
-def runtime_over_length(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over sequence length at constant tokens, every implementation at its best chunk size.
 
     TFLA paper, figure 5.
@@ -152,10 +151,10 @@ def runtime_over_length(frame: pd.DataFrame, selection: Selection, width: float 
         note=notes(chosen, "seq_len", rows),
     )
     y, label = _time(chosen)
-    return compose([[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words, width)
+    return Drawing(grid=[[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words=words)
 
 
-def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
     chosen = choose(frame, selection)
     rows = _with_memory(_best(chosen.rows, "seq_len"))
@@ -165,10 +164,10 @@ def memory_over_length(frame: pd.DataFrame, selection: Selection, width: float |
         note=notes(chosen, "seq_len", rows),
     )
     y, label = _memory(rows)
-    return compose([[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words, width)
+    return Drawing(grid=[[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words=words)
 
 
-def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)
     rows = _with_memory(_best(chosen.rows, "seq_len"))
@@ -183,9 +182,11 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection, width: float |
     if len(modes) == 1:
         title = MODE_TITLES[modes[0]]
         pair = ((time, taken, f"{title}: runtime"), (held, memory, f"{title}: memory"))
-        return compose([[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words, width)
+        return Drawing(
+            grid=[[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words=words
+        )
     grid = [[panel(rows, mode, "seq_len", y, label) for mode in modes] for y, label in ((time, taken), (held, memory))]
-    return compose(grid, words, width)
+    return Drawing(grid=grid, words=words)
 
 
 def _with_memory(rows: pd.DataFrame) -> pd.DataFrame:
@@ -195,7 +196,7 @@ def _with_memory(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over chunk size, implementations with a chunk axis."""
     chosen = _chunked(frame, selection)
     rows = _best(chosen.rows, "chunk_size")
@@ -204,10 +205,10 @@ def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection, width: fl
         setting=describe(chosen, "median"),
         note=notes(chosen, "chunk_size", rows),
     )
-    return compose([[panel(rows, mode, "chunk_size", _time_ms, TIME) for mode in modes_of(rows)]], words, width)
+    return Drawing(grid=[[panel(rows, mode, "chunk_size", _time_ms, TIME) for mode in modes_of(rows)]], words=words)
 
 
-def memory_against_runtime(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
     chosen = _chunked(frame, selection)
     rows = _with_memory(_best(chosen.rows, "chunk_size"))
@@ -227,10 +228,10 @@ def memory_against_runtime(frame: pd.DataFrame, selection: Selection, width: flo
         setting=describe(chosen, "median time", INCLUDED),
         note=notes(chosen, "chunk_size", rows),
     )
-    return compose([row_of_panels], words, width)
+    return Drawing(grid=[row_of_panels], words=words)
 
 
-def runtime_over_width(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over value head dim at constant embedding dim, or over channels, each at its best chunk size.
 
     Implementations with one width only are left out. TFLA paper, figure 17.
@@ -242,10 +243,10 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection, width: float |
         setting=describe(chosen, at_best_chunk(chosen), "median"),
         note=notes(chosen, x, best),
     )
-    return compose([[panel(best, mode, x, _time_ms, TIME) for mode in modes_of(best)]], words, width)
+    return Drawing(grid=[[panel(best, mode, x, _time_ms, TIME) for mode in modes_of(best)]], words=words)
 
 
-def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection, width: float | None = None) -> Figure:
+def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
     chosen = _chunked(frame, selection)
     rows = _best(chosen.rows, "chunk_size")
@@ -269,4 +270,4 @@ def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection, width: flo
         setting=describe(chosen, "counted FLOPs", "median"),
         note=notes(chosen, "chunk_size", rows),
     )
-    return compose(grid, words, width)
+    return Drawing(grid=grid, words=words)

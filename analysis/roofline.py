@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..bench.case import SIZE_COLUMNS
 from .accelerators import Accelerator, Roofs, get_accelerator
 from .counts import count_case
-from .figure_layout import Line, Panel, Words, compose
+from .figure_layout import Drawing, Line, Panel, Words
 from .figure_style import INK, MUTED, SeriesStyle, axis_prefix, binary, rate, series_style
 from .frames import best_rows, ok_rows
 from .result_figures import modes_of
@@ -35,7 +35,16 @@ def roofline(
     selection: Selection = Selection(),  # noqa: B008, frozen
     width: float | None = None,
 ) -> Figure:
-    """Draw the rooflines of ``gpus`` with the points measured on each, and the share of the roof that they reach.
+    """Draw what :func:`roofline_drawing` returns, at ``width`` inches [what suits the number of modes]."""
+    return roofline_drawing(frame, gpus, selection).at(width)
+
+
+def roofline_drawing(
+    frame: pd.DataFrame,
+    gpus: str | Accelerator | Sequence[str | Accelerator],
+    selection: Selection = Selection(),  # noqa: B008, frozen
+) -> Drawing:
+    """Return the rooflines of ``gpus`` with the points measured on each, and the share of the roof that they reach.
 
     One column per mode; of one mode, roof and share stand side by side. Implementations with a chunk axis are drawn as
     trajectories over chunk size (the longest and fastest one labelled at its ends), others as points. The first
@@ -46,7 +55,6 @@ def roofline(
         gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
             or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first with rows are hollow.
         selection: rows.
-        width: inches; None: what suits the number of modes.
 
     Raises:
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
@@ -123,8 +131,8 @@ def roofline(
         ),
     )
     if len(modes) == 1:
-        return compose([[*roofs, *shares]], words, width)
-    return compose([roofs, shares], words, width, heights=(1.3, 0.85))
+        return Drawing(grid=[[*roofs, *shares]], words=words)
+    return Drawing(grid=[roofs, shares], words=words, heights=(1.3, 0.85))
 
 
 def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
@@ -382,7 +390,7 @@ def _note(
         many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
         parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
     for _, rows in points:
-        for row in rows[rows["doubt"].notna()].itertuples():
+        for row in rows.loc[rows["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
             chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
             parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
     return " ".join(parts)

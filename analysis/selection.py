@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .figure_style import OPERATION_LABELS, binary, series_label
-from .frames import failed_rows, latest_rows, of_family, ok_rows, single
+from .frames import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +21,12 @@ MODE_TITLES: Mapping[str, str] = MappingProxyType(
 
 REASON_LENGTH = 110
 """Characters of a failure's reason under a figure; the results hold all of it."""
+
+CHOICE_COLUMNS = (
+    "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_accelerator", "device_name", "batch", "seq_len",
+    "tokens", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
+)  # fmt: skip
+"""The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +101,18 @@ def choose(
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
     """
-    rows = latest_rows(frame if selection.kernel is None else of_family(frame, selection.kernel))
+    latest = latest_rows(frame if selection.kernel is None else of_family(frame, selection.kernel))
+    # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
+    rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
     rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
     for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
         if wanted is not None:
             rows = rows[rows[column].isin(wanted)]
-    measured = ok_rows(rows)
-    if measured.empty:
+    if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
-    dtype = selection.dtype or _most_frequent(measured["dtype"])
+    dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
     rows = rows[rows["dtype"] == dtype]
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
     rows, tokens = _at_tokens(rows, selection.tokens)
@@ -115,21 +122,20 @@ def choose(
         rows = _at_width(rows, "embedding_dim", selection.channels, option="channels", head_dim=selection.head_dim)
     chosen_dim = selection.head_dim
     if head_dim:
-        tunable = ok_rows(rows)
-        tunable = tunable[tunable["chunk_size"].notna()]
-        chosen_dim = chosen_dim or _most_frequent(tunable["head_dim_v"])
+        tunable = rows["measured"] & rows["chunk_size"].notna()
+        chosen_dim = chosen_dim or _most_frequent(rows["head_dim_v"][tunable])
         if chosen_dim is not None:
             rows = rows[_at_head_dim(rows, chosen_dim)]
-            if not (ok_rows(rows)["head_dim_v"] == chosen_dim).any():
+            if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
                 chosen_dim = None
     length = selection.seq_len
     if seq_len:
-        length = length or _common_length(ok_rows(rows))
+        length = length or _common_length(rows[rows["measured"]])
         rows = rows[rows["seq_len"] == length]
-    if ok_rows(rows).empty:
+    if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
     return Chosen(
-        rows=rows,
+        rows=latest.take(rows.index),
         dtype=dtype,
         tokens=_int(tokens),
         head_dim=_int(chosen_dim),
@@ -143,7 +149,7 @@ def choose(
 def _at_tokens(rows: pd.DataFrame, wanted: int | None) -> tuple[pd.DataFrame, int | None]:
     """Keep the rows at one number of tokens, and return it; all of them where the tokens are the sequence length."""
     sequences = rows["d_model"].isna() if wanted is None else rows["tokens"].notna()
-    measured = ok_rows(rows[sequences])
+    measured = rows.loc[sequences & rows["measured"], ["tokens", "batch"]]
     tokens = wanted or _most_frequent(measured["tokens"])
     # At batch 1 throughout, one number of tokens would be one sequence length.
     if tokens is None or (wanted is None and (measured["batch"] == 1).all() and measured["tokens"].nunique() > 1):
@@ -164,16 +170,17 @@ def _at_width(
     """
     _check_measured(rows, column, wanted, option=option)
     if wanted is None:
-        measured = ok_rows(rows)
-        at_dim = measured[(measured["head_dim_v"] == head_dim) & measured["chunk_size"].notna()]
-        wanted = _most_frequent((measured if at_dim.empty else at_dim)[column])
+        at_dim = rows["measured"] & (rows["head_dim_v"] == head_dim) & rows["chunk_size"].notna()
+        wanted = _most_frequent(rows[column][at_dim if at_dim.any() else rows["measured"]])
     return rows if wanted is None else rows[rows[column].isna() | (rows[column] == wanted)]
 
 
 def _check_measured(rows: pd.DataFrame, column: str, wanted: int | None, *, option: str) -> None:
     """Raise ValueError where a size is wanted that was not measured; the message lists those that were."""
-    known = sorted({int(value) for value in ok_rows(rows)[column].dropna()})
-    if wanted is None or wanted in known:
+    if wanted is None:
+        return
+    known = sorted({int(value) for value in rows[column][rows["measured"]].dropna()})
+    if wanted in known:
         return
     if not known:
         raise ValueError(f"{option} must be left out for these results, which have none, got {wanted}")
@@ -317,10 +324,11 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
 
 
 def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
-    """Return failed rows of points that no other setting (chunk size) of the same implementation stands in for."""
-    failed = failed_rows(chosen.rows)
+    """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
     keys = ["op", "impl", "mode", x]
-    shown = ok_rows(chosen.rows)[keys].drop_duplicates()
+    said = dict.fromkeys((*keys, "seq_len", "status", "reason"))
+    failed = failed_rows(chosen.rows)[[*said]]
+    shown = chosen.rows[keys][is_ok(chosen.rows)].drop_duplicates()
     merged = failed.merge(shown, on=keys, how="left", indicator="found")
     return merged[merged["found"] == "left_only"]
 

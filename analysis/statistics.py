@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -29,9 +29,12 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     Raises:
         ValueError: no samples, a sample that is not finite, or a percentage outside [0, 100].
     """
-    ordered = _ordered(samples)
     if not 0 <= percent <= 100:
         raise ValueError(f"percent must be in [0, 100], got {percent}")
+    return _interpolated(_ordered(samples), percent)
+
+
+def _interpolated(ordered: Sequence[float], percent: float) -> float:
     position = (len(ordered) - 1) * percent / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -110,21 +113,18 @@ def bootstrap_ratio_interval(
         values = np.asarray(_ordered(samples))
         draws = generator.integers(0, len(values), size=(resamples, len(values)))
         medians.append(np.median(values[draws], axis=1))
-    return _percentile_interval(medians[0] / medians[1], confidence)
-
-
-def _percentile_interval(estimates: Iterable[float], confidence: float) -> Interval:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    ordered = sorted(float(value) for value in estimates)
+    ordered = _ordered((medians[0] / medians[1]).tolist())
     tail = 50 * (1 - confidence)
-    return Interval(low=percentile(ordered, tail), high=percentile(ordered, 100 - tail), confidence=confidence)
+    low, high = (_interpolated(ordered, percent) for percent in (tail, 100 - tail))
+    return Interval(low=low, high=high, confidence=confidence)
 
 
 def _ordered(samples: Sequence[float]) -> list[float]:
-    ordered = sorted(float(sample) for sample in samples)
+    ordered = sorted(map(float, samples))
     if not ordered:
         raise ValueError("samples must hold at least one number, got none")
-    if not all(math.isfinite(sample) for sample in ordered):
+    if not all(map(math.isfinite, ordered)):
         raise ValueError(f"samples must be finite, got {next(s for s in ordered if not math.isfinite(s))}")
     return ordered

@@ -16,7 +16,7 @@ from .chunk_size import check_chunkwise, coefficients, feasible_chunks
 from .counts import FORMULATIONS, Count, count, count_case
 from .counts.formulations import is_counted, one_of
 from .counts.model import DTYPE_BYTES
-from .figure_layout import Line, Panel, Words, compose
+from .figure_layout import Drawing, Line, Panel, Words
 from .figure_style import CURVES, MUTED, OPERATION_LABELS, SeriesStyle, curve_style, series_style
 from .frames import best_rows, latest_rows, ok_rows
 from .launch_model import fit_launches
@@ -27,7 +27,6 @@ from .selection import MODE_TITLES
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
 CHUNK = "chunk size L (tokens)"
@@ -157,7 +156,7 @@ def _powers(low: int, high: int) -> list[int]:
     return [2**n for n in range(low.bit_length() - 1, high.bit_length()) if low <= 2**n <= high]
 
 
-def flops_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
+def flops_over_chunk_size(theory: Theory) -> Drawing:
     """FLOPs of the chunkwise form over chunk size, between the recurrent and the parallel form's (TFLA, figure 18)."""
     chunks = _powers(1, theory.seq_len)
     constant = [
@@ -192,10 +191,10 @@ def flops_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
         title="FLOPs between the recurrent and the parallel form",
         setting=theory.setting(f"T = {theory.seq_len:,}", f"causal factor {theory.causal_factor:g}"),
     )
-    return compose([[dataclasses.replace(panel, y_limits=limits) for panel in panels]], words, width)
+    return Drawing(grid=[[dataclasses.replace(panel, y_limits=limits) for panel in panels]], words=words)
 
 
-def flop_optimal_over_head_dim(theory: Theory, width: float | None = None) -> Figure:
+def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least FLOPs over head dim, for two ratios d_qk / d_v and three causal factors (TFLA, 19)."""
     panels = []
     for share in (0.5, 1.0):
@@ -216,10 +215,10 @@ def flop_optimal_over_head_dim(theory: Theory, width: float | None = None) -> Fi
     words = Words(
         title="FLOP-optimal chunk size over head dim", setting=theory.setting("closed form, grows as the square root")
     )
-    return compose([_same_limits(panels)], words, width)
+    return Drawing(grid=[_same_limits(panels)], words=words)
 
 
-def runtime_optimal_over_head_dim(theory: Theory, width: float | None = None) -> Figure:
+def runtime_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over head dim, by accelerator and dtype of states (TFLA, figure 24)."""
     panels = []
     for state_dtype in ("fp32", "bf16"):
@@ -250,10 +249,10 @@ def runtime_optimal_over_head_dim(theory: Theory, width: float | None = None) ->
             f"d_qk = {theory.share:g} d_v", theory.dtype, f"causal factor {theory.causal_factor:g}", "closed form"
         ),
     )
-    return compose([_same_limits(panels)], words, width)
+    return Drawing(grid=[_same_limits(panels)], words=words)
 
 
-def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -> Figure:
+def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over an accelerator's FLOP per byte, by head dim (TFLA, figure 25)."""
     marked = _marked(theory)
     low, high = 0.6 * min(50.0, *(i for _, i in marked)), 1.6 * max(500.0, *(i for _, i in marked))
@@ -285,10 +284,10 @@ def runtime_optimal_over_intensity(theory: Theory, width: float | None = None) -
         ),
         note=f"Dotted, in FLOP per byte: {', '.join(f'{name} {intensity:.0f}' for name, intensity in marked)}.",
     )
-    return compose([[panel]], words, width or 6.6)
+    return Drawing(grid=[[panel]], words=words, usual_width=6.6)
 
 
-def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Figure:
+def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
     marked = _marked(theory)
     chunks = list(feasible_chunks(theory.seq_len))
@@ -320,7 +319,7 @@ def intensity_over_chunk_size(theory: Theory, width: float | None = None) -> Fig
         ),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
     )
-    return compose([_same_limits(panels)], words, width)
+    return Drawing(grid=[_same_limits(panels)], words=words)
 
 
 def _mark_across(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
@@ -385,7 +384,7 @@ def _same_limits(panels: Sequence[Panel]) -> list[Panel]:
     return [dataclasses.replace(panel, y_limits=limits) for panel in panels]
 
 
-def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, width: float | None = None) -> Figure:
+def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -> Drawing:
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:
@@ -432,7 +431,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None, w
         ),
         note=note,
     )
-    return compose([[panel]], words, width or 6.8)
+    return Drawing(grid=[[panel]], words=words, usual_width=6.8)
 
 
 def _launch_lines(

@@ -37,6 +37,7 @@ In :mod:`.executed_mlp` are the gated MLP's kernels.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -252,8 +253,13 @@ class Executed:
     library: Counter[str] = field(default_factory=Counter)
 
 
+@functools.lru_cache(maxsize=4096)
 def executed(run: Run, direction: str) -> Executed:
-    """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward."""
+    """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward.
+
+    A problem's count and its launches ask for the same, and so do rows that differ in nothing else: it is computed once
+    and theirs to read, not to change.
+    """
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
     run = run_of_pass(run, direction)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..frames import PROBLEM_COLUMNS, best_rows
-from ..launch_model import LaunchFit, case_of, fit_launches
+from ..launch_model import ROW_COLUMNS, LaunchFit, case_of, fit_launches
 from ..schedule import is_outdated
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
@@ -63,16 +63,16 @@ def choices(subject: Subject) -> list[Choice]:
     rows = subject.trusted
     rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
     fits = _fits(subject, rows)
-    current = [n for n, row in enumerate(rows.to_dict("records")) if not _is_outdated(row, fits)]
-    rows = rows.iloc[current]
+    cases = rows[["impl", "mode", "dtype", *ROW_COLUMNS]].to_dict("records")
+    rows = rows.iloc[[n for n, case in enumerate(cases) if not _is_outdated(case, fits)]]
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
-    found = []
-    for _, group in rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True):
-        if len(group) > 1:
-            choice = _choice(subject, group, fits)
-            if choice is not None:
-                found.append(choice)
-    return found
+    # Tuples are made of all rows at once: of each problem's few they would cost as much as of all.
+    number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
+    problems: dict[int, list[Any]] = {n: [] for n in sorted(set(number))}
+    for n, row in zip(number, rows.itertuples(index=False), strict=True):
+        problems[n].append(row)
+    found = (_choice(subject, problem, fits) for problem in problems.values() if len(problem) > 1)
+    return [choice for choice in found if choice is not None]
 
 
 Fits = dict[tuple[str, str, str, str], LaunchFit | None]
@@ -82,7 +82,7 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
     """Fit the launches of every implementation, operation, mode and dtype that the rows hold, to the rows."""
     fits: Fits = {}
     for (impl, mode, dtype), group in rows.groupby(["impl", "mode", "dtype"]):
-        records = group.to_dict("records") if impl == "tfla" else []
+        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == "tfla" else []
         for op in group["op"].unique() if records else ():
             fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
     return fits
@@ -96,8 +96,8 @@ def _is_outdated(row: dict[str, Any], fits: Fits) -> bool:
     return is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])
 
 
-def _choice(subject: Subject, group: pd.DataFrame, fits: Fits) -> Choice | None:
-    measured = {int(row.chunk_size): row for row in group.itertuples(index=False)}
+def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
+    measured = {int(row.chunk_size): row for row in problem}
     best = min(measured.values(), key=lambda row: row.time_ms)
     if best.op not in CHUNKWISE_OPERATIONS:
         return Choice(row=best, measured=measured, report=None)

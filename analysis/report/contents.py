@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ..figure_style import OPERATION_LABELS
-from ..frames import ok_rows
+from ..frames import is_ok, ok_rows
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms
 from .subject import MODE_TITLES, Subject, load_subjects, name_cell
@@ -59,7 +59,7 @@ class Report:
         return join(*(join(Html(f"<h3>{html.escape(part.subject.family)}</h3>"), section(part)) for part in parts))
 
     def _has(self, column: str) -> bool:
-        return bool(ok_rows(self.subject.rows)[column].notna().any())
+        return bool(self.subject.rows[column][is_ok(self.subject.rows)].notna().any())
 
     @functools.cached_property
     def comparisons(self) -> list[speedups.Comparison]:
@@ -100,7 +100,7 @@ class Report:
 
     def _results(self) -> Html:
         subject = self.subject
-        length = subject.seq_len()
+        length = subject.seq_len
         if length is None:
             return paragraph("Nothing was timed.")
         rows: list[list[str | Cell]] = []
@@ -186,7 +186,7 @@ class Report:
         subject = self.subject
         if not self.choices:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
-        length = subject.seq_len()
+        length = subject.seq_len
         at = [each for each in self.choices if each.row.seq_len == length]
         parts = []
         if any(each.report is not None for each in self.choices):

@@ -93,6 +93,8 @@ def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNo
             notebook,
             km=manager,
             timeout=TIMEOUT_S,
+            # It has nothing to put in order, and asked to end it may take seconds.
+            shutdown_kernel="immediate",
             resources={"metadata": {"path": str(folder or Path.cwd())}},
             extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
         )

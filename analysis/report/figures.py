@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from ..accelerators import known_accelerators
 from ..figure_style import binary
 from ..frames import best_rows
-from ..plots import plot
-from ..roofline import roofline
+from ..plots import drawing
+from ..roofline import roofline_drawing
 from ..selection import choose_over_width
 from .markup import ABSENT, Cell, Html, details, figure, grid, join, numeric, paragraph, table
 from .subject import MODE_TITLES, Subject, choose, name_cell
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
+
+    from ..figure_layout import Drawing
 
 GIB = 2**30
 NARROW_INCHES = 3.6
@@ -33,7 +34,7 @@ def over(subject: Subject, kind: str, x: str, column: str, *, x_name: str, y_nam
         column: what is drawn; divided by ``scale`` it is in the unit of ``y_name``.
         x_name, y_name: how the two are called, units included.
     """
-    drawn = _each_mode(subject, lambda mode, width: plot(kind, subject.rows, subject.selection(mode), width=width))
+    drawn = _each_mode(subject, lambda mode: drawing(kind, subject.rows, subject.selection(mode)))
     tables = []
     for mode in subject.modes:
         # Where a figure finds nothing to show, it has said so.
@@ -57,6 +58,7 @@ def _fastest(rows: pd.DataFrame, x: str, column: str) -> pd.DataFrame:
 def _numbers(mode: str, rows: pd.DataFrame, x: str, column: str, x_name: str, y_name: str, scale: float) -> Html:
     sizes = sorted({int(value) for value in rows[x]})
     body: list[list[str | Cell]] = []
+    rows = rows[[*dict.fromkeys(("op", "impl", "chunk_size", x, column))]]
     for _, group in rows.groupby(["op", "impl"], sort=True):
         values = {int(row[x]): row for _, row in group.iterrows()}
         cells = [_value(values.get(size), x, column, scale) for size in sizes]
@@ -67,9 +69,7 @@ def _numbers(mode: str, rows: pd.DataFrame, x: str, column: str, x_name: str, y_
 
 def over_width(subject: Subject) -> Html:
     """Return time over head dim, or over channels, one figure for each mode, and the numbers in it as tables."""
-    drawn = _each_mode(
-        subject, lambda mode, width: plot("head-dim", subject.rows, subject.selection(mode), width=width)
-    )
+    drawn = _each_mode(subject, lambda mode: drawing("head-dim", subject.rows, subject.selection(mode)))
     tables = []
     for mode in subject.modes:
         with contextlib.suppress(ValueError):
@@ -90,9 +90,7 @@ def _value(row: pd.Series | None, x: str, column: str, scale: float) -> str | Ce
 
 def trade_off(subject: Subject) -> Html:
     """Return runtime against memory over chunk size, one figure for each mode."""
-    return _each_mode(
-        subject, lambda mode, width: plot("trade-off", subject.rows, subject.selection(mode), width=width)
-    )
+    return _each_mode(subject, lambda mode: drawing("trade-off", subject.rows, subject.selection(mode)))
 
 
 def rooflines(subject: Subject) -> Html:
@@ -112,23 +110,24 @@ def rooflines(subject: Subject) -> Html:
 
     drawn = _each_mode(
         subject,
-        lambda mode, width: roofline(subject.rows, accelerator, subject.selection(mode), width),
+        lambda mode: roofline_drawing(subject.rows, accelerator, subject.selection(mode)),
         stacked=True,
     )
     return join(paragraph(said), drawn)
 
 
-def _each_mode(subject: Subject, draw: Callable[[str, float | None], Figure], *, stacked: bool = False) -> Html:
+def _each_mode(subject: Subject, draw: Callable[[str], Drawing], *, stacked: bool = False) -> Html:
     """Return a figure for each mode, for wide and for narrow screens; a sentence where there is nothing to draw.
 
     Args:
-        draw: takes the mode and the width in inches, None for the figure's own.
+        draw: returns what is to be seen of a mode.
         stacked: whether one stands above the other wherever they are read: figures of several panels.
     """
     drawn, missing = [], []
     for mode in subject.modes:
         try:
-            drawn.append(figure(draw(mode, None), draw(mode, NARROW_INCHES)))
+            seen = draw(mode)
+            drawn.append(figure(seen.at(), seen.at(NARROW_INCHES)))
         except ValueError as error:
             missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
     return join(join(*drawn) if stacked else grid(drawn), *map(paragraph, missing))

@@ -133,22 +133,24 @@ def figure(wide: Figure, narrow: Figure | None = None) -> Html:
     """Return a figure embedded as SVG, with its alt text.
 
     Args:
-        narrow: the same figure for narrow screens.
+        narrow: the same figure for narrow screens, whose width it fills.
     """
     from ..figure_style import alt_text
 
     alt = html.escape(alt_text(wide), quote=True)
-    source = "" if narrow is None else f'<source media="(max-width: 40rem)" {_embedded(narrow, "srcset")}>'
-    return Html(f'<figure><picture>{source}<img alt="{alt}" {_embedded(wide, "src")}></picture></figure>')
+    source = "" if narrow is None else f'<source media="(max-width: 40rem)" {_embedded(narrow, "srcset", crop=False)}>'
+    return Html(f'<figure><picture>{source}<img alt="{alt}" {_embedded(wide, "src", crop=True)}></picture></figure>')
 
 
-def _embedded(drawn: Figure, attribute: str) -> str:
-    """Return the attributes of an image: its size, and itself."""
+def _embedded(drawn: Figure, attribute: str, *, crop: bool) -> str:
+    """Return the attributes of an image: its size, and itself, ``crop`` to what is drawn."""
     from ..figure_style import styled
 
-    buffer = io.BytesIO()
+    buffer = io.StringIO()
     with styled():
-        drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.06)
+        # What is drawn is looked for here: savefig would draw it all a second time for that.
+        box = drawn.get_tightbbox().padded(0.06) if crop else None
+        drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
     width, height = _svg_size(buffer.getvalue())
     return f'width="{width:.0f}" height="{height:.0f}" {attribute}="{_data_uri(buffer.getvalue())}"'
 
@@ -168,7 +170,7 @@ def formula(tex: str) -> str:
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import math_to_image
 
-    buffer = io.BytesIO()
+    buffer = io.StringIO()
     size = 12
     with _math_font():
         depth = math_to_image(f"${tex}$", buffer, prop=FontProperties(size=size), format="svg")
@@ -190,13 +192,13 @@ def _math_font():  # type: ignore[no-untyped-def]
     return matplotlib.rc_context({"mathtext.fontset": "stix", "svg.fonttype": "path", "svg.hashsalt": "lrbench"})
 
 
-def _svg_size(svg: bytes) -> tuple[float, float]:
+def _svg_size(svg: str) -> tuple[float, float]:
     """Return width and height in points."""
-    found = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if found is None:
         raise ValueError("svg must have a viewBox, got none")
     return float(found[1]), float(found[2])
 
 
-def _data_uri(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+def _data_uri(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

@@ -11,7 +11,7 @@ from ...bench.case import SIZE_COLUMNS
 from ..accelerators import Accelerator, get_accelerator
 from ..case_rows import describe_sizes
 from ..figure_style import binary, series_label
-from ..frames import best_rows, families, latest_rows, load_results, of_family, ok_rows
+from ..frames import best_rows, families, is_ok, latest_rows, load_results, of_family, ok_rows
 from ..roofs import with_stored_roofs
 from ..selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
 from .markup import Cell
@@ -35,6 +35,7 @@ class Subject:
         rows: those of ``everything`` that were measured on ``device``.
         chosen: what figures show, see :func:`..selection.choose`; None where nothing was measured.
         state_dtype: the dtype of chunk states that figures show; None: fp32.
+        seq_len: the sequence length at which single figures are given, the one that figures choose; None as ``chosen``.
         trusted: the measured rows of ``rows`` that are not suspect.
         repeated: the same, but with the older rows of cases measured more than once.
     """
@@ -47,6 +48,7 @@ class Subject:
     rows: pd.DataFrame
     chosen: Chosen | None
     state_dtype: str | None
+    seq_len: int | None
     trusted: pd.DataFrame
     repeated: pd.DataFrame
 
@@ -63,7 +65,7 @@ class Subject:
     @property
     def modes(self) -> list[str]:
         """Modes with measured rows, in the order of figures."""
-        present = set(ok_rows(self.rows)["mode"])
+        present = set(self.rows["mode"][is_ok(self.rows)])
         return [mode for mode in MODE_TITLES if mode in present]
 
     def selection(self, mode: str) -> Selection:
@@ -95,13 +97,6 @@ class Subject:
             return self.trusted.iloc[:0]
         rows = self.trusted[self.trusted.index.isin(self.chosen.rows.index) & (self.trusted["mode"] == mode)]
         return best_rows(rows, ("op", "impl", "seq_len"))
-
-    def seq_len(self) -> int | None:
-        """Return the sequence length at which single figures are given: the one that figures choose."""
-        if self.chosen is None:
-            return None
-        selection = Selection(device=self.device, dtype=self.chosen.dtype, state_dtype=self.state_dtype)
-        return choose(self.rows, selection, seq_len=True).seq_len
 
     @property
     def without_order(self) -> bool:
@@ -160,11 +155,13 @@ def _subject(
     named = everything["device_accelerator"].fillna(everything["device_name"])
     rows = everything[named == device]
     measured = ok_rows(rows)
-    chosen = state_dtype = None
+    chosen = state_dtype = seq_len = None
     if len(measured):
         dtype = str(measured["dtype"].mode()[0])
         state_dtype = _state_dtype(measured[measured["dtype"] == dtype]["state_dtype"])
-        chosen = choose(rows, Selection(device=device, dtype=dtype, state_dtype=state_dtype))
+        selection = Selection(device=device, dtype=dtype, state_dtype=state_dtype)
+        chosen = choose(rows, selection)
+        seq_len = choose(rows, selection, seq_len=True).seq_len
     return Subject(
         family=family,
         accelerator=accelerator,
@@ -174,6 +171,7 @@ def _subject(
         rows=rows,
         chosen=chosen,
         state_dtype=state_dtype,
+        seq_len=seq_len,
         trusted=measured[measured["suspect"].isna()],
         repeated=_trusted(loaded, device),
     )

@@ -200,7 +200,7 @@ def _memory(row: pd.Series) -> str:
 
 
 def _single_length(subject: Subject, rows: pd.DataFrame) -> int:
-    length = subject.seq_len()
+    length = subject.seq_len
     if length is not None and length in set(rows["seq_len"]):
         return length
     return int(rows["seq_len"].max())
@@ -208,7 +208,7 @@ def _single_length(subject: Subject, rows: pd.DataFrame) -> int:
 
 def _against_baselines(subject: Subject, mode: str, found: list[Comparison]) -> str:
     """Compare with each baseline of an operation of ours, and with the fastest of every other operation, at one T."""
-    length = subject.seq_len()
+    length = subject.seq_len
     shown: set[Any] = set() if subject.chosen is None else set(subject.chosen.rows["case_id"])
     here = [c for c in found if c.theirs.mode == mode and c.theirs.seq_len == length and c.theirs.case_id in shown]
     # Our fastest operation first, and of each baseline the fastest: what comes first stays.
@@ -243,7 +243,7 @@ def _roof(subject: Subject) -> str:
     said = []
     for mode in subject.modes:
         best = subject.best(mode)
-        best = best[best["roofline_fraction"].notna() & (best["seq_len"] == subject.seq_len())]
+        best = best[best["roofline_fraction"].notna() & (best["seq_len"] == subject.seq_len)]
         if best.empty:
             continue
         ours = best[best["provider"] == OURS]
@@ -251,7 +251,7 @@ def _roof(subject: Subject) -> str:
         said.append(f"{MODE_TITLES[mode].lower()} {_and(shares)}")
     if not said:
         return "How far the times are from a roof is not known: no row has a share of a roofline."
-    where = subject.at(subject.seq_len() or 0)
+    where = subject.at(subject.seq_len or 0)
     return f"Of the device's roofline, the highest shares reached at {where} are {'; '.join(said)}."
 
 
