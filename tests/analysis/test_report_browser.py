@@ -67,32 +67,47 @@ def test_policy_keeps_the_page_from_asking(page: Path, tmp_path: Path) -> None:
     assert look(bad, "--dump-dom")[1] == []
 
 
-def test_every_image_is_drawn(page: Path, tmp_path: Path) -> None:
+IMAGES = """const images = [...document.images];
+    document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
+    document.body.dataset.images = images.length;"""
+SORTING = """const tables = [...document.querySelectorAll("table")];
+    const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
+    const heads = [...table.tHead.rows[0].cells];
+    const n = heads.findIndex(head => head.textContent === "T = 64k");
+    const column = () => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value || "none").join(" ");
+    for (const name of ["up", "down"]) {
+        heads[n].querySelector("button").click();
+        document.body.dataset[name] = heads[n].getAttribute("aria-sort") + " " + column();
+    }"""
+FOCUS = """const acts = [...document.querySelectorAll("a, button, summary, .scroll")];
+    document.body.dataset.acts = acts.length;
+    document.body.dataset.focused = acts.filter(each => {
+        const shut = each.closest("details:not([open])");
+        if (shut && each !== shut.querySelector("summary")) { shut.open = true; }
+        each.focus();
+        return document.activeElement === each;
+    }).length;
+    const links = [...document.querySelectorAll('a[href^="#"]')];
+    document.body.dataset.dangling = links.filter(each => !document.getElementById(each.hash.slice(1))).length;"""
+
+
+@pytest.fixture(scope="module")
+def acted(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The DOM after each of the scripts above; the page takes seconds to open, so they share one."""
+    scripts = f"addEventListener('load', () => {{{IMAGES}}}); {{{SORTING}}} {{{FOCUS}}}"
+    return look(with_script(page, scripts, tmp_path_factory.mktemp("acted") / "page.html"), "--dump-dom")[0]
+
+
+def test_every_image_is_drawn(acted: str) -> None:
     """A broken image has no natural width."""
-    script = """const images = [...document.images];
-        document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
-        document.body.dataset.images = images.length;"""
-    dom, _ = look(
-        with_script(page, f"addEventListener('load', () => {{{script}}})", tmp_path / "page.html"), "--dump-dom"
-    )
-    counts = {name: int(value) for name, value in re.findall(r'data-(drawn|images)="(\d+)"', dom)}
+    counts = {name: int(value) for name, value in re.findall(r'data-(drawn|images)="(\d+)"', acted)}
     assert counts["drawn"] == counts["images"] >= 20
 
 
-def test_tables_sort_by_their_buttons(page: Path, tmp_path: Path) -> None:
+def test_tables_sort_by_their_buttons(acted: str) -> None:
     """Numbers as numbers, in both directions, empty cells last; the header says how."""
-    script = """const tables = [...document.querySelectorAll("table")];
-        const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
-        const heads = [...table.tHead.rows[0].cells];
-        const n = heads.findIndex(head => head.textContent === "T = 64k");
-        const column = () => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value || "none").join(" ");
-        for (const name of ["up", "down"]) {
-            heads[n].querySelector("button").click();
-            document.body.dataset[name] = heads[n].getAttribute("aria-sort") + " " + column();
-        }"""
-    dom, _ = look(with_script(page, script, tmp_path / "page.html"), "--dump-dom")
     for name, order, sign in (("up", "ascending", 1), ("down", "descending", -1)):
-        found = re.search(rf'data-{name}="([^"]*)"', dom)
+        found = re.search(rf'data-{name}="([^"]*)"', acted)
         assert found is not None
         said, *values = found[1].split()
         numbers = [sign * float(value) for value in values if value != "none"]
@@ -102,20 +117,9 @@ def test_tables_sort_by_their_buttons(page: Path, tmp_path: Path) -> None:
         assert values[len(numbers) :] == ["none"] * (len(values) - len(numbers)) != []
 
 
-def test_everything_that_acts_can_be_focused(page: Path, tmp_path: Path) -> None:
+def test_everything_that_acts_can_be_focused(acted: str) -> None:
     """Sorting, what scrolls sideways and what opens take the keyboard's focus; ids that links name exist."""
-    script = """const acts = [...document.querySelectorAll("a, button, summary, .scroll")];
-        document.body.dataset.acts = acts.length;
-        document.body.dataset.focused = acts.filter(each => {
-            const shut = each.closest("details:not([open])");
-            if (shut && each !== shut.querySelector("summary")) { shut.open = true; }
-            each.focus();
-            return document.activeElement === each;
-        }).length;
-        const links = [...document.querySelectorAll('a[href^="#"]')];
-        document.body.dataset.dangling = links.filter(each => !document.getElementById(each.hash.slice(1))).length;"""
-    dom, _ = look(with_script(page, script, tmp_path / "page.html"), "--dump-dom")
-    counts = {name: int(value) for name, value in re.findall(r'data-(acts|focused|dangling)="(\d+)"', dom)}
+    counts = {name: int(value) for name, value in re.findall(r'data-(acts|focused|dangling)="(\d+)"', acted)}
     assert counts["focused"] == counts["acts"] > 100
     assert counts["dangling"] == 0
 
