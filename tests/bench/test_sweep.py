@@ -421,6 +421,8 @@ def test_compile_ahead_takes_a_case_for_each_choice_of_launches() -> None:
         ("fused", 14336, 1024, 65536),
         ("fused", 28672, 1024, 16384),
         ("fused", 53248, 1024, 4096),
+        ("fused_pair", 28672, 1024, 65536),
+        ("fused_pair", 53248, 1024, 16384),
     ]
 
 
