@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from ..scalar_decay.reference import compute_dtype
-from ..scalar_decay.validate import (
-    check_dimensions,
-    check_dtype,
-    check_not_empty,
-    check_on_gpu,
-    check_state_dtype,
-    check_tensor,
-)
+from ..scalar_decay.validate import check_first, check_on_gpu, check_state_dtype, check_tensor
 from .config import CHANNEL_MULTIPLE
 
 
@@ -35,10 +28,7 @@ def check_channels(
         initial_state: [B, C], float32 (float64 beside a float64 x), or None.
         state_dtype: float32.
     """
-    check_dimensions("x", x, "[B, T, C]")
-    check_dtype("x", x)
-    check_not_empty("x", x)
-    check_tensor("x", x, x.shape, x.dtype, x.device)
+    check_first("x", x, "[B, T, C]")
     for name, other in others.items():
         check_tensor(name, other, x.shape, x.dtype, x.device)
     for name, parameter in parameters.items():

@@ -63,6 +63,15 @@ def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype,
         raise ValueError(f"{name} must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
 
 
+def check_first(name: str, x: Tensor, dims: str) -> None:
+    """Raise unless ``x``, which an operation's other arguments are held to, is a floating tensor of dimensions such as
+    "[B, T, C]", not empty and contiguous."""
+    check_dimensions(name, x, dims)
+    check_dtype(name, x)
+    check_not_empty(name, x)
+    check_tensor(name, x, x.shape, x.dtype, x.device)
+
+
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("q", "k", "v")) -> None:
     """Raise unless q, k [B, T, H, K] and v [B, T, H, V] agree in everything but V and hold at least one element."""
     name_q, name_k, name_v = names

@@ -7,14 +7,7 @@ from torch import Tensor
 
 from ..diagonal.config import CHANNEL_MULTIPLE
 from ..scalar_decay.reference import compute_dtype
-from ..scalar_decay.validate import (
-    check_dimensions,
-    check_dtype,
-    check_not_empty,
-    check_on_gpu,
-    check_state_dtype,
-    check_tensor,
-)
+from ..scalar_decay.validate import check_first, check_on_gpu, check_state_dtype, check_tensor
 from .reference import State
 
 
@@ -30,10 +23,7 @@ def check_wkv(
         initial_state: (num, den, max) [B, C], float32 (float64 beside a float64 k), or None.
         state_dtype: float32.
     """
-    check_dimensions("k", k, "[B, T, C]")
-    check_dtype("k", k)
-    check_not_empty("k", k)
-    check_tensor("k", k, k.shape, k.dtype, k.device)
+    check_first("k", k, "[B, T, C]")
     check_tensor("v", v, k.shape, k.dtype, k.device)
     dtype = compute_dtype(k.dtype)
     for name, parameter in (("w", w), ("u", u)):
