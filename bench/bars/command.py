@@ -39,20 +39,20 @@ def cpu(
     from . import mlstm_cpu
 
     errors = Console(stderr=True)
+    gains = [mlstm_cpu.thread_gain()]
+    measured, verdicts = [], []
     try:
-        entries = mlstm_cpu.build_entries()
+        for bar in mlstm_cpu.BARS:
+            sides = mlstm_cpu.measure_apart(bar, rounds=rounds, warmup=warmup)
+            measured += sides
+            verdicts += judge([bar], sides)
     except ImportError as error:
         errors.print(f"mlstm_kernels cannot be imported ({error}): pip install --no-deps {mlstm_cpu.PACKAGE} einops")
         raise typer.Exit(2) from None
     except ValueError as error:
         errors.print(str(error))
         raise typer.Exit(2) from None
-    gains = [mlstm_cpu.thread_gain()]
-    for done in mlstm_cpu.measure_interleaved(entries, rounds=rounds, warmup=warmup):
-        errors.print(f"round {done} of {rounds}", end="\r")
     gains.append(mlstm_cpu.thread_gain())
-    measured = [entry.measured() for entry in entries]
-    verdicts = judge(mlstm_cpu.BARS, measured)
     threads, free = mlstm_cpu.THREADS, min(gains) >= mlstm_cpu.FREE_CORES_GAIN
     console = _console()
     console.print(measured_table(measured))

@@ -1,7 +1,8 @@
 """The portable mLSTMexp against mlstm_kernels' native chunkwise forms on this CPU.
 
-Every side runs at each of its chunk lengths, twice in a row, all of them interleaved in every round; the second time
-counts, and of each side the best chunk length.
+Every bar is measured in a process of its own, like the cases of a sweep: memory that other sides left behind would
+spare a side the page faults of its own temporaries. Both sides run at each of their chunk lengths, twice in a row, all
+of them interleaved in every round; the second time counts, and of each side the best chunk length.
 What two threads do beyond one is measured before and after: two hyperthreads of a core, or cores that others use, do no
 more multiply-adds than one, and the sides' ratio is not that of two cores then.
 With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -59,10 +61,6 @@ class Entry:
     call: Callable[[], Any]
     samples_ms: list[float] = field(default_factory=list)
 
-    def measured(self) -> Measured:
-        """Return what a bar needs of it."""
-        return Measured(side=self.side, chunk_size=self.chunk_size, mode=self.mode, samples_ms=self.samples_ms)
-
 
 def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 1) -> Iterator[int]:
     """Time every entry once a round, in turn forwards and backwards; yield the number of rounds done.
@@ -83,13 +81,39 @@ def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 
             yield index + 1
 
 
+def measure(bar: Bar, *, rounds: int, warmup: int) -> list[Measured]:
+    """Return both sides of a bar at every chunk length, measured in this process; say on stderr how far it is.
+
+    Raises:
+        ImportError, ValueError: as :func:`build_entries`.
+    """
+    entries = build_entries(bar)
+    for done in measure_interleaved(entries, rounds=rounds, warmup=warmup):
+        print(f"{bar.mode}, {bar.ours} beside {bar.theirs}: round {done} of {rounds}", end="\r", file=sys.stderr)
+    print(file=sys.stderr)
+    return [
+        Measured(side=entry.side, chunk_size=entry.chunk_size, mode=entry.mode, samples_ms=entry.samples_ms)
+        for entry in entries
+    ]
+
+
+def measure_apart(bar: Bar, *, rounds: int, warmup: int) -> list[Measured]:
+    """Return what :func:`measure` does, run in a process of its own."""
+    with _new_process() as pool:
+        return pool.submit(measure, bar, rounds=rounds, warmup=warmup).result()
+
+
 def thread_gain() -> float:
     """Return how many times one thread's rate of float32 matrix products :data:`THREADS` threads reach.
 
     Measured in a process of its own: setting the number of threads changes MKL's choices for good.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _new_process() as pool:
         return pool.submit(measure_thread_gain).result()
+
+
+def _new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def measure_thread_gain(side: int = GAIN_SIDE) -> float:
@@ -112,8 +136,8 @@ def measure_thread_gain(side: int = GAIN_SIDE) -> float:
     return median(samples_ms[1]) / median(samples_ms[THREADS])
 
 
-def build_entries() -> list[Entry]:
-    """Build the calls of both sides on the same inputs, each in its own layout, and check that their outputs agree.
+def build_entries(bar: Bar) -> list[Entry]:
+    """Build the calls of a bar's sides on the same inputs, each in its own layout, and check that their outputs agree.
 
     Raises:
         ImportError: mlstm_kernels is not installed.
@@ -158,11 +182,10 @@ def build_entries() -> list[Entry]:
         "native_custbw": ("mlstm_kernels", native.mlstm_chunkwise__native_custbw, their_leaves, their_grad, {}),
     }  # fmt: skip
     entries = []
-    for side, (provider, fn, arguments, cotangent, options) in sides.items():
+    for side in (bar.ours, bar.theirs):
+        provider, fn, arguments, cotangent, options = sides[side]
         for chunk_size in CHUNK_SIZES[provider]:
             kwargs = {"chunk_size": chunk_size, **options}
-            entries.append(Entry(side=side, chunk_size=chunk_size, mode="fw", call=forward(fn, arguments, kwargs)))
-            entries.append(
-                Entry(side=side, chunk_size=chunk_size, mode="fwbw", call=both(fn, arguments, kwargs, cotangent))
-            )
+            call = forward(fn, arguments, kwargs) if bar.mode == "fw" else both(fn, arguments, kwargs, cotangent)
+            entries.append(Entry(side=side, chunk_size=chunk_size, mode=bar.mode, call=call))
     return entries

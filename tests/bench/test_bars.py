@@ -114,6 +114,21 @@ def test_sides_take_turns() -> None:
     assert [len(entry.samples_ms) for entry in entries] == [2, 2]
 
 
+def test_a_bar_is_measured_with_its_own_sides_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(bar: Bar) -> list[mlstm_cpu.Entry]:
+        return [
+            mlstm_cpu.Entry(side=side, chunk_size=16, mode=bar.mode, call=lambda: None)
+            for side in (bar.ours, bar.theirs)
+        ]
+
+    monkeypatch.setattr(mlstm_cpu, "build_entries", build)
+    measured = mlstm_cpu.measure(BAR, rounds=3, warmup=1)
+    assert [(m.side, m.mode, len(m.samples_ms)) for m in measured] == [("default", "fw", 3), ("native_custbw", "fw", 3)]
+    assert "fw, default beside native_custbw: round 3 of 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("gains", [(1.9, 1.8), (1.9, 1.5), (1.5, 1.9)])
 @pytest.mark.parametrize(("theirs_ms", "code"), [(4.0, 0), (1.0, 1)])
 def test_exit_code_says_whether_the_bars_are_held(
@@ -121,19 +136,11 @@ def test_exit_code_says_whether_the_bars_are_held(
 ) -> None:
     """... whatever the machine; where it has no two free cores, a missed bar is marked, with its ratio all the same."""
 
-    def measured(entries: list[mlstm_cpu.Entry], **_: int) -> list[int]:
-        for one in entries:
-            one.samples_ms.extend([theirs_ms if one.side.startswith("native") else 2.0] * 6)
-        return []
+    def measured(bar: Bar, **_: int) -> list[Measured]:
+        times_ms = {bar.ours: 2.0, bar.theirs: theirs_ms}
+        return [entry(side, 64, [ms] * 6, mode=bar.mode) for side, ms in times_ms.items()]
 
-    sides = ("default", "normalizer_gradient", "native_autograd", "native_custbw")
-    entries = [
-        mlstm_cpu.Entry(side=side, chunk_size=64, mode=mode, call=lambda: None)
-        for side in sides
-        for mode in ("fw", "fwbw")
-    ]
-    monkeypatch.setattr(mlstm_cpu, "build_entries", lambda: entries)
-    monkeypatch.setattr(mlstm_cpu, "measure_interleaved", measured)
+    monkeypatch.setattr(mlstm_cpu, "measure_apart", measured)
     left = iter(gains)
     monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: next(left))
     result = CliRunner().invoke(command.app, ["cpu"])
@@ -174,10 +181,11 @@ def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> list[mlstm_cpu.Entry]:
+    def missing(*_: Any, **__: Any) -> list[Measured]:
         raise ImportError("No module named 'mlstm_kernels'")
 
-    monkeypatch.setattr(mlstm_cpu, "build_entries", missing)
+    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: 2.0)
+    monkeypatch.setattr(mlstm_cpu, "measure_apart", missing)
     result = CliRunner().invoke(command.app, ["cpu"])
     assert result.exit_code == 2
     assert "mlstm_kernels==2.0.6" in result.output
