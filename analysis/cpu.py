@@ -81,10 +81,14 @@ def recall() -> Roofs | None:
 
 def cache_file() -> Path:
     """Return the path of the file that remembers this CPU: one for each machine, home folders being shared."""
-    name = f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
+    return cache_folder() / f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
+
+
+def cache_folder() -> Path:
+    """Return the folder of what lrbench keeps for a user's later runs, which need not exist."""
     if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named) / name
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lrbench" / name
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lrbench"
 
 
 def _accelerator(roofs: Roofs) -> Accelerator:

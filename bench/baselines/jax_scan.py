@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...analysis.cpu import cache_folder
 from ..case import Case
 from .spec import Baseline, Runnable
 
@@ -47,6 +48,9 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
     from ._tensors import as_leaf
 
+    if jax.config.jax_compilation_cache_dir is None:
+        # XLA compiles every length anew: what a sweep's compiling processes did, its timing ones find on disk.
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     on_gpu = inputs["k"].is_cuda
     if on_gpu and jax.default_backend() != "gpu":
         raise RuntimeError("this jax has no GPU backend: pip install 'jax[cuda12]'")
