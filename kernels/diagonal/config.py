@@ -17,9 +17,10 @@ BYTES_PER_HOP = 2_500_000
 BYTES_PER_SHORT_HOP = 4_000_000
 """Bytes a step of the shortest tiles should move."""
 
-AHEAD = 128
-"""Programs ahead of which inputs are brought into the L2 cache, of the 528 that an H200 runs at once: as measured at
-batch 8 and 1024 channels, 5 % of the forward pass; twice and four times as far is less and worse."""
+AHEAD = {"rglru": 128, "scan": 256}
+"""Operation -> programs ahead of which inputs are brought into the L2 cache, of the 528 that an H200 runs at once. As
+measured at batch 8 and 1024 channels: 5 % of RG-LRU's forward pass, where twice and four times as far is less and
+worse; 8 % of a scan's, where half as far is 2 %."""
 
 MIN_BLOCK_C = 32
 """Channels under which rows of a tile would be shorter than a 64-byte burst of half-precision elements."""
@@ -86,7 +87,7 @@ def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | No
 
 
 def select_config(
-    *, strategy: str, capability: tuple[int, int], item_bytes: int, batch: int, channels: int
+    *, op: str, strategy: str, capability: tuple[int, int], item_bytes: int, batch: int, channels: int
 ) -> DiagonalConfig:
     """Choose the launches.
 
@@ -96,6 +97,7 @@ def select_config(
     of 64 bytes by 3 % to 7 %.
 
     Args:
+        op: "rglru" or "scan", see elements.py.
         strategy: "look_back", "chunked" or "walk" (one program a sequence and block of channels).
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
@@ -124,15 +126,20 @@ def select_config(
         forward=_lengthen(forward, 4 * row_bytes),
         backward=_lengthen(backward, 7 * row_bytes),
         # Where hops are short of bytes it is not memory that waits.
-        ahead=AHEAD if forward.steps * 4 * row_bytes >= BYTES_PER_SHORT_HOP else 0,
+        ahead=AHEAD[op] if forward.steps * 4 * row_bytes >= BYTES_PER_SHORT_HOP else 0,
     )
 
 
-def one_pass_config(
+def rglru_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
+    """Return the launches of RG-LRU's single pass for a case's sizes."""
+    return _config_of("look_back", sizes, dtype, capability)
+
+
+def linear_scan_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
 ) -> DiagonalConfig:
-    """Return the launches of the single pass for a case's sizes."""
-    return _config_of("look_back", sizes, dtype, capability)
+    """Return the launches of the linear scan's single pass for a case's sizes."""
+    return _config_of("look_back", sizes, dtype, capability, op="scan")
 
 
 def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
@@ -145,8 +152,11 @@ def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, in
     return _config_of("walk", sizes, dtype, capability)
 
 
-def _config_of(strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int]) -> DiagonalConfig:
+def _config_of(
+    strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], op: str = "rglru"
+) -> DiagonalConfig:
     return select_config(
+        op=op,
         strategy=strategy,
         capability=capability,
         item_bytes=4 if dtype == "fp32" else 2,

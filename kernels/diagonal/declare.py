@@ -21,7 +21,7 @@ def diagonal_implementations(op: str, one_pass: str) -> tuple[Implementation, ..
             summary="one pass over memory: time split over programs that look back for the state before theirs",
             modes=("fw", "fwbw", "bw", "step"),
             chunked=False,
-            default_config="kernels.diagonal.config:one_pass_config",
+            default_config=f"kernels.diagonal.config:{op}_config",
             requires=("triton",),
             step_call=f"kernels.{op}.{one_pass}:step",
         ),

@@ -79,7 +79,12 @@ def diagonal(
         check_chunk_size(chunk, minimum=16, power_of_two=True)
     if config is None:
         config = select_config(
-            strategy=strategy, capability=capability(x.device), item_bytes=x.element_size(), batch=B, channels=C
+            op=op,
+            strategy=strategy,
+            capability=capability(x.device),
+            item_bytes=x.element_size(),
+            batch=B,
+            channels=C,
         )
     if reason := invalid_reason(config, chunk if strategy == "chunked" else None):
         raise ValueError(f"config: {reason}")

@@ -20,7 +20,7 @@ OPERATION = Operation(
             supports="kernels.diagonal.declare:supports_kernels",
             summary="torch's matrix products and the single-pass kernel",
             chunked=False,
-            default_config="kernels.diagonal.config:one_pass_config",
+            default_config="kernels.diagonal.config:rglru_config",
             requires=("triton",),
         ),
         Implementation(
