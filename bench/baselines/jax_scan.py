@@ -18,8 +18,8 @@ BASELINES = (
         name="jax.associative_scan",
         provider="jax",
         distribution="jax",
-        tested="0.10.2",
-        install="pip install 'jax[cuda12]' (on a CPU: pip install jax)",
+        tested="0.11.2",
+        install="pip install 'jax[cuda13]' (on a CPU: pip install jax)",
         op="wkv4",
         kernels=("wkv",),
         build="bench.baselines.jax_scan:build",
@@ -53,7 +53,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     on_gpu = inputs["k"].is_cuda
     if on_gpu and jax.default_backend() != "gpu":
-        raise RuntimeError("this jax has no GPU backend: pip install 'jax[cuda12]'")
+        raise RuntimeError("this jax has no GPU backend: pip install 'jax[cuda13]'")
     leaves = {name: as_leaf(inputs[name]) for name in ("k", "v", "w", "u")}
     forward, with_vjp, apply_vjp = _compiled()
 
