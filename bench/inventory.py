@@ -15,7 +15,6 @@ from .baselines.operations import OPERATIONS
 from .case import Case
 from .environment import Environment, version_of
 from .presets import Preset, presets_for
-from .sweep import refuse_ours
 
 Row = dict[str, Any]
 
@@ -80,7 +79,7 @@ def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[st
     ours = kernels.get_operation(op).implementations if any(op in ops for ops in kernels.FAMILIES.values()) else ()
     for implementation in ours:
         if implementation.name == impl:
-            return refuse_ours(implementation, mode, dtype, None, sizes)
+            return implementation.why_unsupported(mode, dtype, None, sizes)
     baseline = baselines.get_baseline(op, impl)
     columns: dict[str, Any] = dict(sizes)
     case = Case(kernel=op, op=op, impl=impl, provider=baseline.provider, mode=mode, dtype=dtype, **columns)

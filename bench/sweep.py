@@ -217,27 +217,8 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
         for distribution in target.requires:
             if version_of(distribution) is None:
                 return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
-        reason = refuse_ours(target, case.mode, case.dtype, case.state_dtype, case.sizes)
+        reason = target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
-
-
-def refuse_ours(
-    target: Implementation, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
-) -> str | None:
-    """Return why an implementation of ours cannot run a problem on any machine, or None."""
-    for what, value, known in (
-        ("mode", mode, target.modes),
-        ("dtype", dtype, target.dtypes),
-        ("state_dtype", state_dtype, target.state_dtypes),
-    ):
-        if value is not None and value not in known:
-            allowed = f"one of {', '.join(known)}" if known else "left out"
-            return f"{what} must be {allowed} for {target.name}, got {value}"
-    if mode == "step" and state_dtype not in (None, "fp32"):
-        return f"state_dtype must be fp32 in mode step, got {state_dtype}"
-    if target.supports is None:
-        return None
-    return resolve(target.supports)(sizes, dtype, state_dtype)
 
 
 def _refusal(status: str, reason: str) -> Reply:

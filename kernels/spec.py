@@ -65,6 +65,20 @@ class Implementation:
     restore: str | None = None
     summary: str = ""
 
+    def why_unsupported(self, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> str | None:
+        """Return why it cannot run a problem on any machine, or None."""
+        for what, value, known in (
+            ("mode", mode, self.modes),
+            ("dtype", dtype, self.dtypes),
+            ("state_dtype", state_dtype, self.state_dtypes),
+        ):
+            if value is not None and value not in known:
+                allowed = f"one of {', '.join(known)}" if known else "left out"
+                return f"{what} must be {allowed} for {self.name}, got {value}"
+        if mode == "step" and state_dtype not in (None, "fp32"):
+            return f"state_dtype must be fp32 in mode step, got {state_dtype}"
+        return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lrbench.bench.check import DTYPES
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.sweep import compile_cases, refuse_ours
+from lrbench.bench.sweep import compile_cases
 from lrbench.bench.tune import default_config
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation, resolve
@@ -90,7 +90,7 @@ def test_everything_is_compiled_ahead(request_: Request) -> None:
         for item in plan(request_, device_kind="cuda")
         if isinstance(item.target, Implementation)
         and "triton" in item.target.requires
-        and refuse_ours(item.target, item.case.mode, item.case.dtype, item.case.state_dtype, item.case.sizes) is None
+        and item.target.why_unsupported(item.case.mode, item.case.dtype, item.case.state_dtype, item.case.sizes) is None
     ]
     keys = {item.case: compile_keys(item) for item in planned}
     ahead: set[tuple[Any, ...]] = set()
