@@ -10,6 +10,7 @@ formulas lie in :mod:`.mlstm` (published) and :mod:`.scalar_decay`, :mod:`.light
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -36,6 +37,7 @@ from .formulations import (
     is_counted,
     kernels_of,
     one_of,
+    stores_states_as_inputs,
     tile_rounded_causal_factor,
 )
 from .model import DTYPE_BYTES, Count, Factors, Head, Layer, Tally, Widths, Work
@@ -162,7 +164,8 @@ def count_case(
     """Return the count that a row of the results stores, or None for an operation that is not counted.
 
     Detailed, every factor 1, at the tile-rounded causal factor (1 where the implementation computes whole squares and
-    masks them). Gates are counted at 4 bytes (8 beside fp64), as the suite's inputs hold them.
+    masks them). Gates are counted at 4 bytes (8 beside fp64), as the suite's inputs hold them. States without a dtype
+    of the case are as wide, but in forward passes known to store them in the inputs' dtype.
 
     Args:
         op, impl, mode, dtype, state_dtype: of the case.
@@ -192,6 +195,7 @@ def count_case(
             "chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size")),
         },
         dtypes=(dtype, wide, state_dtype or wide),
+        forward_state=dtype if state_dtype is None and stores_states_as_inputs(impl, formulation) else None,
         causal_factor=causal_factor,
         kernels=kernels_of(op, formulation, impl),
     )
@@ -208,12 +212,14 @@ def _count(
     causal: bool = True,
     counting: str = "detailed",
     factors: Factors | None = None,
+    forward_state: str | None = None,
     kernels: str | None = None,
     tiles: Tiles | None = None,
 ) -> Count:
     """As :func:`count`, but a chunk may be longer than the sequence: it is then one ragged chunk.
 
-    ``kernels`` are those whose launches are counted too, as :func:`.formulations.kernels_of` names them.
+    ``forward_state`` is the dtype of the states that the forward pass stores, where it is not that of the backward
+    pass. ``kernels`` are those whose launches are counted too, as :func:`.formulations.kernels_of` names them.
     """
     check_formulation(op, formulation, mode, counting)
     if counting == "published" and factors not in (None, Factors()):
@@ -238,10 +244,12 @@ def _count(
         f=factors or Factors(),
         widths=widths,
     )
+    stored = widths if forward_state is None else dataclasses.replace(widths, state=DTYPE_BYTES[forward_state])
+    problems = {"forward": dataclasses.replace(problem, widths=stored)}
     passes = {"fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward")}[mode]
     tally, compulsory = Tally(), 0
     for name in passes:
-        one, least = problem.passed(name)
+        one, least = problems.get(name, problem).passed(name)
         tally += one.prefixed(f"{name}: ") if len(passes) > 1 else one
         compulsory += least
     return Count(

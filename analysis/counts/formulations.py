@@ -73,6 +73,9 @@ REDUCED_CHUNK = 256
 _PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 256, "lightning_attn": 64})
 """Chunk length that a package uses where its implementation has no chunk axis."""
 
+_STATES_AS_INPUTS = ("fla",)
+"""Packages whose chunkwise forward passes store states in the inputs' dtype, and in fp32 in the backward pass alone."""
+
 _LINE_BY_LINE: Mapping[str, str] = MappingProxyType({"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"})
 """Operation -> the formulation of baselines that make the gates in eager torch, a kernel a line."""
 
@@ -184,6 +187,11 @@ def chunk_of(op: str, impl: str, formulation: str, chunk_size: int | None) -> in
         return None
     own = REDUCED_CHUNK if formulation == "chunked" else TILE
     return chunk_size or _PROVIDER_CHUNKS.get(impl.partition(".")[0], own)
+
+
+def stores_states_as_inputs(impl: str, formulation: str) -> bool:
+    """Whether the forward pass of an outside implementation stores its chunks' states in the inputs' dtype."""
+    return formulation == "chunkwise" and impl.partition(".")[0] in _STATES_AS_INPUTS
 
 
 def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None:

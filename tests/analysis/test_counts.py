@@ -492,6 +492,18 @@ def test_rows_of_implementations_without_a_chunk_axis_use_their_packages_chunk()
     assert fla.flops == count_case("simple_gla", "limit_chunk", "fwbw", "bf16", None, {**sizes, "chunk_size": 64}).flops
 
 
+def test_fla_stores_the_states_of_forward_passes_in_the_inputs_dtype() -> None:
+    """Written once and read once a chunk: two bytes less each, and nothing less in the backward pass."""
+    sizes = {"batch": 2, "seq_len": 4096, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 64}
+    states = 2 * 4 * (4096 // 64) * 64 * 64
+    less = {
+        mode: count_case("simple_gla", "limit_chunk", mode, "bf16", None, {**sizes, "chunk_size": 64}).bytes
+        - count_case("simple_gla", "fla.chunk_simple_gla", mode, "bf16", None, sizes).bytes
+        for mode in ("fw", "bw", "fwbw")
+    }
+    assert less == {"fw": 4 * states, "bw": 0, "fwbw": 4 * states}
+
+
 def test_rows_without_a_count() -> None:
     sizes = {"batch": 1, "seq_len": 64, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16}
     assert count_case("no_such_operation", "x", "fw", "bf16", None, sizes) is None
