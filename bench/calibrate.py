@@ -161,28 +161,32 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
     if device == "cuda" and environment.device_accelerator is not None:
         spec = accelerators.get_accelerator(environment.device_accelerator)
     run_id, rows = uuid.uuid4().hex, []
-    where: dict[str, Any] = environment.columns()
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     for item in _workloads(device, form):
         timing = clock.measure(the_clock, item.call, budget_s=form.budget_s, ci_target=form.ci_target)
-        times = timing.columns()
-        rows.append(
-            RoofRow(
-                run_id=run_id,
-                measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                quantity=item.quantity,
-                dtype=item.dtype,
-                size=item.size,
-                unit="bytes/s" if item.quantity == "copy" else "FLOP/s",
-                rate=1e3 * item.work / times["time_ms"],
-                best_rate=1e3 * item.work / min(timing.samples_ms),
-                spec_rate=_spec_rate(spec, item),
-                short=short,
-                **times,
-                **where,
-            )
-        )
+        row = roof_row(run_id, environment, timing, quantity=item.quantity, size=item.size, work=item.work)
+        rows.append(dataclasses.replace(row, dtype=item.dtype, spec_rate=_spec_rate(spec, item), short=short))
     return rows
+
+
+def roof_row(
+    run_id: str, environment: Environment, timing: clock.Timing, *, quantity: str, size: int, work: float
+) -> RoofRow:
+    """Return the row of a rate that was just measured: ``work`` FLOPs or, of a copy, bytes a sample."""
+    times = timing.columns()
+    where: dict[str, Any] = environment.columns()
+    return RoofRow(
+        run_id=run_id,
+        measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        quantity=quantity,
+        size=size,
+        unit="bytes/s" if quantity == "copy" else "FLOP/s",
+        rate=1e3 * work / times["time_ms"],
+        best_rate=1e3 * work / min(timing.samples_ms),
+        short=True,
+        **times,
+        **where,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

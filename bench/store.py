@@ -5,7 +5,8 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
 Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
-results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``, ``<run>.profile.parquet``.
+results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
+``<run>.copies.parquet``, ``<run>.profile.parquet``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ JOURNAL_SUFFIX = ".jsonl"
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
 
-OTHER_ROW_SETS = ("roofs", "profile")
+OTHER_ROW_SETS = ("roofs", "copies", "profile")
 
 
 def holds_results(path: Path) -> bool:

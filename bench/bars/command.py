@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ...analysis.roofs import write_roofs
 from . import __doc__ as HELP
 from .model import Setting, Subject
 from .verdicts import judge, measured_table, overall, verdict_table
@@ -83,6 +84,7 @@ def measure_subject(subject: Subject, settings: list[Setting], rounds: int, outp
             settings,
             rounds=rounds,
             measured_case=writer.append,
+            measured_copy=lambda row: write_roofs([row], writer.path.with_suffix(".copies.parquet")),
             started=lambda item: errors.print(f"{item.case.impl}, {item.case.mode}", markup=False),
         ):
             here = judge(setting.bars, measured)

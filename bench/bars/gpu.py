@@ -1,4 +1,4 @@
-"""Measures the settings of a subject: checked as in a sweep, timed in turn, and kept as rows."""
+"""Measures the settings of a subject: checked as in a sweep, timed in turn, and kept as rows, copies too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...analysis import counts
+from ...analysis.roofs import RoofRow
 from ...kernels import resolve
 from .. import baselines, live
+from ..calibrate import roof_row
 from ..case import SIZE_COLUMNS, Case, Record
-from ..clock import Clock
+from ..clock import Clock, Timing
 from ..derived import Run
 from ..environment import current_environment
 from ..plan import PlannedCase
@@ -44,6 +46,7 @@ def measure(
     *,
     rounds: int,
     measured_case: Callable[[Record], None] = lambda _: None,
+    measured_copy: Callable[[RoofRow], None] = lambda _: None,
     started: Callable[[PlannedCase], None] = lambda _: None,
     device: str = "cuda",
 ) -> Iterator[tuple[Setting, list[Measured]]]:
@@ -52,6 +55,7 @@ def measure(
     Args:
         rounds: samples of every case.
         measured_case: called with every case's row as it ends.
+        measured_copy: called with the row of the device's copy, before and after a setting with a share of it.
         started: called with every case that is prepared.
         device: "cuda", or "cpu" to try a subject out.
     """
@@ -59,9 +63,16 @@ def measure(
 
     run = Run.start(uuid.uuid4().hex, current_environment(), None)
     worker, versions = Worker(device), baselines.installed_versions()
+
+    def copy() -> list[float]:
+        timing = _time_copy(worker.clock, device)
+        row = roof_row(run.run_id, run.environment, timing, quantity="copy", size=COPIED_BYTES // 2, work=COPIED_BYTES)
+        measured_copy(row)
+        return timing.samples_ms
+
     for setting in settings:
         measured: list[Measured] = []
-        copies = _copy_samples(worker.clock, device) if any(bar.theirs == COPY for bar in setting.bars) else []
+        copies = copy() if any(bar.theirs == COPY for bar in setting.bars) else []
         for mode in setting.modes:
             for record in live.measure_group(
                 worker,
@@ -76,7 +87,7 @@ def measure(
                 measured.append(as_measured(record))
             worker.release(everything=False)
         if copies:
-            copies += _copy_samples(worker.clock, device)
+            copies = copies + copy()
             measured.append(Measured(side=COPY, mode="", samples_ms=copies, moved_bytes=COPIED_BYTES))
         worker.release(everything=True)
         yield setting, measured
@@ -124,10 +135,10 @@ def _planned(kernel: str, setting: Setting, side: Side, mode: str, chunk_size: i
     return PlannedCase(case=case, target=target)
 
 
-def _copy_samples(timer: Clock, device: str) -> list[float]:
+def _time_copy(timer: Clock, device: str) -> Timing:
     import torch
 
     source = torch.empty(COPIED_BYTES // 2, dtype=torch.int8, device=device).random_()
     target = torch.empty_like(source)
-    samples, _ = timer.sample(lambda _: target.copy_(source), lambda: None, COPY_SAMPLES)
-    return samples
+    samples, state = timer.sample(lambda _: target.copy_(source), lambda: None, COPY_SAMPLES)
+    return Timing(samples_ms=samples, state=state)

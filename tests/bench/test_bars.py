@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lrbench.analysis.counts import count_case
+from lrbench.analysis.roofs import RoofRow
 from lrbench.bench import store
 from lrbench.bench.bars import command, gpu, mlstm_cpu
 from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
@@ -201,8 +202,13 @@ def test_a_setting_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypat
     monkeypatch.setattr(command, "_device_name", lambda: "a processor")
     assert not command.measure_subject(SUBJECT, [SETTING], 6, tmp_path)
     assert command.measure_subject(SUBJECT, [dataclasses.replace(SETTING, bars=SETTING.bars[::2])], 6, tmp_path)
-    first, second = sorted(tmp_path.glob("bars-trial-*.parquet"))
+    first, second = sorted(filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet")))
     for file in (first, second):
+        # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
+        copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
+        assert [(row["quantity"], len(row["time_samples_ms"])) for row in copies] == [("copy", gpu.COPY_SAMPLES)] * 2
+        assert all(row["rate"] == pytest.approx(1e3 * 2**20 / row["time_ms"]) for row in copies)
+        assert {row["run_id"] for row in copies} == set(store.read_results([file])["run_id"].to_pylist())
         rows = store.read_results([file]).to_pylist()
         found = sorted((row["impl"], row["mode"], row["chunk_size"] or 0) for row in rows)
         assert found == [
