@@ -77,6 +77,8 @@ def diagonal(
     if strategy == "chunked":
         chunk = default_chunk_size(seq_len=T, batch=B, channels=C) if chunk_size is None else chunk_size
         check_chunk_size(chunk, minimum=16, power_of_two=True)
+    tensors = (x, r, i, c, initial_state)
+    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if config is None:
         config = select_config(
             op=op,
@@ -85,11 +87,10 @@ def diagonal(
             item_bytes=x.element_size(),
             batch=B,
             channels=C,
+            training=save,
         )
     if reason := invalid_reason(config, chunk if strategy == "chunked" else None):
         raise ValueError(f"config: {reason}")
-    tensors = (x, r, i, c, initial_state)
-    save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     problem = Problem(op=op, strategy=strategy, chunk=chunk, config=config, want_last=return_last_state, save=save)
     h, last = _Diagonal.apply(*tensors, problem)
     return (h, last) if return_last_state else h

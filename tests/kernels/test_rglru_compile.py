@@ -43,19 +43,22 @@ def record(
     sizes: dict[str, int],
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    training: bool = True,
 ) -> list[Launch]:
-    """Return the launches of a forward and backward pass with an initial state, a last one and several chunks."""
+    """Return the launches of a forward and, training, backward pass with initial and last states and several chunks."""
     monkeypatch.setattr(engine, "capability", lambda device: divmod(capability, 10))
     inputs = resolve(operation.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
     for tensor in inputs.values():
-        tensor.requires_grad_()
-    state = torch.zeros(sizes["batch"], sizes["channels"], requires_grad=True)
+        tensor.requires_grad_(training)
+    state = torch.zeros(sizes["batch"], sizes["channels"], requires_grad=training)
     options: dict[str, Any] = {"chunk_size": 256} if name == "chunked" else {}
     with record_launches(engine) as launches:
         results = resolve(operation.implementation(name).call)(
             *inputs.values(), initial_state=state, return_last_state=True, **options
         )
-        torch.autograd.backward(results, [torch.zeros_like(x) for x in results])
+        if training:
+            torch.autograd.backward(results, [torch.zeros_like(x) for x in results])
     return launches
 
 
@@ -63,6 +66,16 @@ def record(
 def test_fused(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels that the bars are about; 168 registers cost them a few words of stack."""
     check(record(RGLRU, "fused", capability, FULL, torch.bfloat16, monkeypatch), capability, max_stack_bytes=128)
+
+
+@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "scan"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_one_long_sequence_forward(
+    capability: int, operation: Operation, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a backward pass inputs are fetched ahead, which no launch of the same sizes in training does."""
+    launches = record(operation, name, capability, FEW, torch.bfloat16, monkeypatch, training=False)
+    check(launches, capability, max_stack_bytes=128)
 
 
 @pytest.mark.slow
