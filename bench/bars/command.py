@@ -6,6 +6,7 @@ import importlib
 import sys
 import uuid
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,24 +40,21 @@ def cpu(
     """Portable mLSTMexp against mlstm_kernels' native forms: fp32, B=1, 4 heads, T=4096, dqk 128, dv 256."""
     from . import mlstm_cpu
 
-    errors = Console(stderr=True)
-    gains = [mlstm_cpu.thread_gain()]
-    measured, verdicts = [], []
+    console, errors = _console(), Console(stderr=True)
+    gains, verdicts = [mlstm_cpu.thread_gain()], []
     try:
         for bar in mlstm_cpu.BARS:
-            sides = mlstm_cpu.measure_apart(bar, rounds=rounds, warmup=warmup)
-            measured += sides
-            verdicts += judge([bar], sides)
+            measured = mlstm_cpu.measure_apart(bar, rounds=rounds, warmup=warmup)
+            console.print(measured_table(measured))
+            verdicts += judge([bar], measured)
     except ImportError as error:
         errors.print(f"mlstm_kernels cannot be imported ({error}): pip install --no-deps {mlstm_cpu.PACKAGE} einops")
         raise typer.Exit(2) from None
-    except ValueError as error:
+    except (ValueError, BrokenProcessPool) as error:
         errors.print(str(error))
         raise typer.Exit(2) from None
     gains.append(mlstm_cpu.thread_gain())
     threads, free = mlstm_cpu.THREADS, min(gains) >= mlstm_cpu.FREE_CORES_GAIN
-    console = _console()
-    console.print(measured_table(measured))
     console.print(verdict_table(verdicts, decidable=free))
     console.print(f"{threads} threads reach {gains[0]:.3g} times one before the sides, {gains[1]:.3g} times after them")
     if not free:

@@ -1,8 +1,9 @@
 """The portable mLSTMexp against mlstm_kernels' native chunkwise forms on this CPU.
 
 Every bar is measured in a process of its own, like the cases of a sweep: memory that other sides left behind would
-spare a side the page faults of its own temporaries. Both sides run at each of their chunk lengths, twice in a row, all
-of them interleaved in every round; the second time counts, and of each side the best chunk length.
+spare a side the page faults of its own temporaries (native_autograd has some 28,000 in a forward pass by itself, and
+none among sides that keep more memory; ours has none either way). Both sides run at each of their chunk lengths, twice
+in a row, all of them interleaved in every round; the second time counts, and of each side the best chunk length.
 What two threads do beyond one is measured before and after: two hyperthreads of a core, or cores that others use, do no
 more multiply-adds than one, and the sides' ratio is not that of two cores then.
 With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
