@@ -2,7 +2,8 @@
 specification or in its place.
 
 ``lrbench calibrate`` writes ``roofs.parquet``, a sweep on a GPU ``<run>.roofs.parquet`` beside its rows. One row is one
-rate: a large copy, a square matrix product of one dtype, or chains of fused multiply-adds.
+rate: a large copy, a square matrix product of one dtype, or chains of fused multiply-adds. A run of the bars writes the
+copies that its settings are held to as rows of the same kind, ``<run>.copies.parquet``; they are no calibration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class RoofRow:
     """One measured rate. Field order is column order; units are in the names.
 
     Attributes:
-        run_id: the calibration, or the sweep that it was made for.
+        run_id: the calibration, or the sweep or run of the bars that it was made for.
         quantity: copy (device to device, bytes read plus written), matmul (square), or fma (fp32 multiply-adds on
             registers).
         dtype: what is multiplied: fp64, fp32, tf32, fp16, bf16; None for a copy.
@@ -35,7 +36,8 @@ class RoofRow:
         unit: FLOP/s or bytes/s.
         rate: work over the median time; ``best_rate``: over the shortest.
         spec_rate: the specification's figure for the same, where there is one.
-        short: whether it is the short form that a sweep takes.
+        short: whether it is a short form, as a sweep takes it.
+        beside: the setting of the bars that a copy was timed before or after; None in a calibration.
     """
 
     run_id: str
@@ -48,6 +50,7 @@ class RoofRow:
     best_rate: float
     spec_rate: float | None = None
     short: bool
+    beside: str | None = None
     time_ms: float
     time_p20_ms: float
     time_p80_ms: float
@@ -124,7 +127,7 @@ def stored_roofs(paths: Iterable[Path] | None = None) -> dict[str, Roofs]:
                 runs.setdefault((row["device_accelerator"], row["run_id"]), ([], path))[0].append(row)
     newest: dict[str, Roofs] = {}
     for (key, _), (rows, path) in sorted(runs.items(), key=lambda item: item[1][0][-1]["measured_at"]):
-        if any(row["quantity"] == "copy" for row in rows):
+        if {"copy", "matmul"} <= {row["quantity"] for row in rows}:
             newest[key] = as_roofs(rows, where=_shown(path))
     return newest
 

@@ -13,20 +13,13 @@ if TYPE_CHECKING:
 def matching_rows(results: Sequence[Path], key: Mapping[str, Any], wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the measured rows that match ``key`` in every column, with the columns ``wanted``.
 
-    Files whose statistics say that they hold no row of the key's ``impl`` are not read. Compared in Python, column
-    after column: once a Python value is made an arrow one, pyarrow imports pandas, and that takes longer than all the
-    rest.
+    Compared in Python, column after column: once a Python value is made an arrow one, pyarrow imports pandas, and that
+    takes longer than all the rest.
 
     Raises:
         ValueError: no results in a path, or of another schema version.
     """
-    from ..bench.store import may_hold
-    from .frames import result_files
-
-    files = [path for path in result_files(results) if "impl" not in key or may_hold(path, "impl", key["impl"])]
-    if not files:
-        return []
-    columns = _load_columns(files, [*COMMON, *key, *wanted])
+    columns = _load_columns(results, [*COMMON, *key, *wanted])
     rows: Sequence[int] = range(len(columns["status"]))
     for name, value in {**key, "status": "ok"}.items():
         column = columns[name]
@@ -41,10 +34,11 @@ _loaded: dict[tuple[tuple[Path, int, int], ...], dict[str, pa.Array]] = {}
 """Columns of the results that were read last, by their files, times and sizes: one answer asks for rows twice."""
 
 
-def _load_columns(files: Sequence[Path], names: Sequence[str]) -> Mapping[str, pa.Array]:
-    """Return columns of result files, read where they are not at hand."""
-    from .frames import read_table
+def _load_columns(results: Sequence[Path], names: Sequence[str]) -> Mapping[str, pa.Array]:
+    """Return columns of results, read from their files where they are not at hand."""
+    from .frames import read_table, result_files
 
+    files = result_files(results)
     stats = (path.stat() for path in files)
     key = tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in zip(files, stats, strict=True))
     if key not in _loaded:

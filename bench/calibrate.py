@@ -164,26 +164,41 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
     for item in _workloads(device, form):
         timing = clock.measure(the_clock, item.call, budget_s=form.budget_s, ci_target=form.ci_target)
-        row = roof_row(run_id, environment, timing, quantity=item.quantity, size=item.size, work=item.work)
-        rows.append(dataclasses.replace(row, dtype=item.dtype, spec_rate=_spec_rate(spec, item), short=short))
+        rows.append(
+            roof_row(
+                run_id,
+                environment,
+                timing,
+                work=item.work,
+                quantity=item.quantity,
+                dtype=item.dtype,
+                size=item.size,
+                spec_rate=_spec_rate(spec, item),
+                short=short,
+            )
+        )
     return rows
 
 
 def roof_row(
-    run_id: str, environment: Environment, timing: clock.Timing, *, quantity: str, size: int, work: float
+    run_id: str, environment: Environment, timing: clock.Timing, *, work: float, quantity: str, **columns: Any
 ) -> RoofRow:
-    """Return the row of a rate that was just measured: ``work`` FLOPs or, of a copy, bytes a sample."""
+    """Return the row of a rate that was just measured.
+
+    Args:
+        work: FLOPs or, of a copy, bytes read and written by a sample.
+        columns: the row's size, short and what else it has.
+    """
     times = timing.columns()
     where: dict[str, Any] = environment.columns()
     return RoofRow(
         run_id=run_id,
         measured_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         quantity=quantity,
-        size=size,
         unit="bytes/s" if quantity == "copy" else "FLOP/s",
         rate=1e3 * work / times["time_ms"],
         best_rate=1e3 * work / min(timing.samples_ms),
-        short=True,
+        **columns,
         **times,
         **where,
     )

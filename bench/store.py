@@ -257,26 +257,6 @@ def read_results(paths: Sequence[Path] | Path) -> pa.Table:
     return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
 
 
-def may_hold(path: Path, column: str, value: str) -> bool:
-    """Return whether a parquet file may hold a row with this value, by its statistics: False only where it cannot."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError):
-        return True
-    with file:
-        index = file.schema_arrow.get_field_index(column)
-        groups = range(file.metadata.num_row_groups) if index >= 0 else ()
-        columns = [file.metadata.row_group(group).column(index) for group in groups]
-        # Columns of nested types have more leaves than fields: those before this one shift it.
-        ends = [each.statistics for each in columns if each.path_in_schema == column]
-        if not columns or len(ends) < len(columns):
-            return True
-        return any(end is None or not end.has_min_max or end.min <= value <= end.max for end in ends)
-
-
 def read_file(
     path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
 ) -> pa.Table:

@@ -17,7 +17,7 @@ from rich.console import Console
 from ...analysis.roofs import write_roofs
 from . import __doc__ as HELP
 from .model import Setting, Subject
-from .verdicts import judge, measured_table, overall, verdict_table
+from .verdicts import Verdict, judge, measured_table, overall, verdict_table
 
 SUBJECTS = ("mlstm_gpu", "lightning", "rglru", "gated_mlp", "wkv")
 """Modules of this package with a SUBJECT that is measured on a GPU."""
@@ -41,25 +41,37 @@ def cpu(
     from . import mlstm_cpu
 
     console, errors = _console(), Console(stderr=True)
-    gains, verdicts = [mlstm_cpu.thread_gain()], []
+
+    def measured_apart(what: str, measure: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        try:
+            return measure(*args, **options)
+        except ImportError as error:
+            reason = f"mlstm_kernels cannot be imported ({error}): pip install --no-deps {mlstm_cpu.PACKAGE} einops"
+        except ValueError as error:
+            reason = str(error)
+        except BrokenProcessPool:
+            reason = f"the process that measured {what} died (killed, or out of memory?)"
+        errors.print(reason, markup=False)
+        raise typer.Exit(2)
+
+    verdicts: list[Verdict] = []
+    gains: list[float] = []
     try:
         for bar in mlstm_cpu.BARS:
-            measured = mlstm_cpu.measure_apart(bar, rounds=rounds, warmup=warmup)
-            console.print(measured_table(measured))
-            verdicts += judge([bar], measured)
-    except ImportError as error:
-        errors.print(f"mlstm_kernels cannot be imported ({error}): pip install --no-deps {mlstm_cpu.PACKAGE} einops")
-        raise typer.Exit(2) from None
-    except (ValueError, BrokenProcessPool) as error:
-        errors.print(str(error))
-        raise typer.Exit(2) from None
-    gains.append(mlstm_cpu.thread_gain())
-    threads, free = mlstm_cpu.THREADS, min(gains) >= mlstm_cpu.FREE_CORES_GAIN
-    console.print(verdict_table(verdicts, decidable=free))
-    console.print(f"{threads} threads reach {gains[0]:.3g} times one before the sides, {gains[1]:.3g} times after them")
+            name = f"{bar.mode}, {bar.ours} beside {bar.theirs}"
+            sides = measured_apart(name, mlstm_cpu.measure_apart, bar, rounds=rounds, warmup=warmup)
+            console.print(measured_table(sides))
+            verdicts += judge([bar], sides)
+            gains.append(measured_apart("two threads beside one", mlstm_cpu.thread_gain))
+    finally:
+        free = min(gains, default=0.0) >= mlstm_cpu.FREE_CORES_GAIN
+        if verdicts:
+            console.print(verdict_table(verdicts, decidable=free))
+    reached = ", ".join(f"{gain:.3g}" for gain in gains)
+    console.print(f"{mlstm_cpu.THREADS} threads reached {reached} times one, each measured after a bar")
     if not free:
         console.print(
-            f"below {mlstm_cpu.FREE_CORES_GAIN:g} times: this machine does not have {threads} free cores, "
+            f"below {mlstm_cpu.FREE_CORES_GAIN:g} times: this machine does not have {mlstm_cpu.THREADS} free cores, "
             "a missed bar is not decidable here"
         )
     raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)

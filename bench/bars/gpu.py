@@ -64,15 +64,25 @@ def measure(
     run = Run.start(uuid.uuid4().hex, current_environment(), None)
     worker, versions = Worker(device), baselines.installed_versions()
 
-    def copy() -> list[float]:
+    def copy(beside: str) -> list[float]:
         timing = _time_copy(worker.clock, device)
-        row = roof_row(run.run_id, run.environment, timing, quantity="copy", size=COPIED_BYTES // 2, work=COPIED_BYTES)
+        row = roof_row(
+            run.run_id,
+            run.environment,
+            timing,
+            work=COPIED_BYTES,
+            quantity="copy",
+            size=COPIED_BYTES // 2,
+            spec_rate=None if run.device is None else run.device.bandwidth_bytes_s,
+            short=True,
+            beside=beside,
+        )
         measured_copy(row)
         return timing.samples_ms
 
     for setting in settings:
         measured: list[Measured] = []
-        copies = copy() if any(bar.theirs == COPY for bar in setting.bars) else []
+        copies = copy(setting.label) if any(bar.theirs == COPY for bar in setting.bars) else []
         for mode in setting.modes:
             for record in live.measure_group(
                 worker,
@@ -87,7 +97,7 @@ def measure(
                 measured.append(as_measured(record))
             worker.release(everything=False)
         if copies:
-            copies = copies + copy()
+            copies = copies + copy(setting.label)
             measured.append(Measured(side=COPY, mode="", samples_ms=copies, moved_bytes=COPIED_BYTES))
         worker.release(everything=True)
         yield setting, measured

@@ -1,9 +1,10 @@
 """The portable mLSTMexp against mlstm_kernels' native chunkwise forms on this CPU.
 
 Every bar is measured in a process of its own, like the cases of a sweep: memory that other sides left behind would
-spare a side the page faults of its own temporaries (native_autograd has some 28,000 in a forward pass by itself, and
-none among sides that keep more memory; ours has none either way). Both sides run at each of their chunk lengths, twice
-in a row, all of them interleaved in every round; the second time counts, and of each side the best chunk length.
+spare a side the page faults of its own temporaries. A side's page faults stand beside its times: where the allocator
+gives memory back to the system between calls, they are a part of what a call costs. Both sides run at each of their
+chunk lengths, twice in a row, all of them interleaved in every round; the second time counts, and of each side the best
+chunk length.
 What two threads do beyond one is measured before and after: two hyperthreads of a core, or cores that others use, do no
 more multiply-adds than one, and the sides' ratio is not that of two cores then.
 With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,13 +56,26 @@ SPIN_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One timed call: a side at a chunk length in a mode, and its samples in milliseconds."""
+    """One timed call: a side at a chunk length in a mode, its samples in milliseconds and its page faults in each."""
 
     side: str
     chunk_size: int
     mode: str
     call: Callable[[], Any]
     samples_ms: list[float] = field(default_factory=list)
+    page_faults: list[float] = field(default_factory=list)
+
+    def measured(self) -> Measured:
+        """Return what a bar needs of it."""
+        low, high = min(self.page_faults), max(self.page_faults)
+        faults = f"{low:,.0f} to {high:,.0f} page faults a call, {median(self.page_faults):,.0f} in the median"
+        return Measured(
+            side=self.side,
+            chunk_size=self.chunk_size,
+            mode=self.mode,
+            samples_ms=self.samples_ms,
+            remark=faults if high else None,
+        )
 
 
 def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 1) -> Iterator[int]:
@@ -73,11 +88,14 @@ def measure_interleaved(entries: Sequence[Entry], *, rounds: int, warmup: int = 
         for entry in entries if index % 2 else reversed(entries):
             if index >= 0:
                 entry.call()
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             start = time.perf_counter()
             entry.call()
             elapsed_ms = 1e3 * (time.perf_counter() - start)
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
             if index >= 0:
                 entry.samples_ms.append(elapsed_ms)
+                entry.page_faults.append(faults)
         if index >= 0:
             yield index + 1
 
@@ -92,10 +110,7 @@ def measure(bar: Bar, *, rounds: int, warmup: int) -> list[Measured]:
     for done in measure_interleaved(entries, rounds=rounds, warmup=warmup):
         print(f"{bar.mode}, {bar.ours} beside {bar.theirs}: round {done} of {rounds}", end="\r", file=sys.stderr)
     print(file=sys.stderr)
-    return [
-        Measured(side=entry.side, chunk_size=entry.chunk_size, mode=entry.mode, samples_ms=entry.samples_ms)
-        for entry in entries
-    ]
+    return [entry.measured() for entry in entries]
 
 
 def measure_apart(bar: Bar, *, rounds: int, warmup: int) -> list[Measured]:
@@ -142,8 +157,10 @@ def build_entries(bar: Bar) -> list[Entry]:
 
     Raises:
         ImportError: mlstm_kernels is not installed.
-        ValueError: the outputs differ by more than 1e-3 of the largest.
+        ValueError: a side that is none of them, or outputs that differ by more than 1e-3 of the largest.
     """
+    if unknown := {bar.ours, bar.theirs} - {side for each in BARS for side in (each.ours, each.theirs)}:
+        raise ValueError(f"sides must be those of the bars, got {', '.join(sorted(unknown))}")
     import torch
 
     native = importlib.import_module("mlstm_kernels.torch.chunkwise.native")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.roofs import RoofRow
+from lrbench.analysis.roofs import RoofRow, stored_roofs
 from lrbench.bench import store
 from lrbench.bench.bars import command, gpu, mlstm_cpu
 from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
@@ -130,10 +131,23 @@ def test_a_bar_is_measured_with_its_own_sides_alone(
     assert "fw, default beside native_custbw: round 3 of 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("gains", [(1.9, 1.8), (1.9, 1.5), (1.5, 1.9)])
+def test_page_faults_stand_beside_times() -> None:
+    one = mlstm_cpu.Entry(side="default", chunk_size=16, mode="fw", call=lambda: None, samples_ms=[1.0] * 3)
+    one.page_faults.extend([0, 0, 0])
+    assert one.measured().remark is None
+    one.page_faults[2] = 28_000
+    assert one.measured().remark == "0 to 28,000 page faults a call, 0 in the median"
+
+
+def test_a_bar_is_measured_in_a_process_of_its_own() -> None:
+    with pytest.raises(ValueError, match="sides must be those of the bars, got parallel"):
+        mlstm_cpu.measure_apart(dataclasses.replace(BAR, theirs="parallel"), rounds=3, warmup=1)
+
+
+@pytest.mark.parametrize("gains", [(1.9, 1.8, 1.7, 1.8), (1.9, 1.5, 1.9, 1.9), (1.5, 1.5, 1.5, 1.5)])
 @pytest.mark.parametrize(("theirs_ms", "code"), [(4.0, 0), (1.0, 1)])
 def test_exit_code_says_whether_the_bars_are_held(
-    theirs_ms: float, code: int, gains: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+    theirs_ms: float, code: int, gains: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """... whatever the machine; where it has no two free cores, a missed bar is marked, with its ratio all the same."""
 
@@ -147,12 +161,26 @@ def test_exit_code_says_whether_the_bars_are_held(
     result = CliRunner().invoke(command.app, ["cpu"])
     assert result.exit_code == code
     assert ("held" if code == 0 else "missed") in result.stdout
-    assert f"2 threads reach {gains[0]} times one before the sides, {gains[1]} times after them" in result.stdout
+    assert f"2 threads reached {', '.join(map(str, gains))} times one, each measured after a bar" in result.stdout
     free = min(gains) > 1.6
     assert ("does not have 2 free cores" in result.stdout) is not free
     assert result.stdout.count("missed, not decidable here") == (0 if free or code == 0 else 4)
     missed = [line for line in result.stdout.splitlines() if "missed" in line and "│" in line]
     assert len(missed) == 4 * code and all(" 0.5 " in line for line in missed)
+
+
+def test_a_bar_that_dies_is_named_and_those_before_it_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(bar: Bar, **_: int) -> list[Measured]:
+        if bar.mode == "fwbw":
+            raise BrokenProcessPool
+        return [entry(side, 64, [2.0] * 6, mode=bar.mode) for side in (bar.ours, bar.theirs)]
+
+    monkeypatch.setattr(mlstm_cpu, "measure_apart", measured)
+    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: 2.0)
+    result = CliRunner().invoke(command.app, ["cpu"])
+    assert result.exit_code == 2
+    assert "measured fwbw, normalizer_gradient beside native_autograd died" in result.output
+    assert sum("missed" in line for line in result.output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("of_two_ms", "gain"), [(5.0, 2.0), (8.0, 1.25)])
@@ -206,7 +234,9 @@ def test_a_setting_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypat
     for file in (first, second):
         # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
         copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
-        assert [(row["quantity"], len(row["time_samples_ms"])) for row in copies] == [("copy", gpu.COPY_SAMPLES)] * 2
+        found = [(row["quantity"], row["beside"], len(row["time_samples_ms"])) for row in copies]
+        assert found == [("copy", SETTING.label, gpu.COPY_SAMPLES)] * 2
+        assert not stored_roofs([file.with_suffix(".copies.parquet")]), "copies alone are no calibration"
         assert all(row["rate"] == pytest.approx(1e3 * 2**20 / row["time_ms"]) for row in copies)
         assert {row["run_id"] for row in copies} == set(store.read_results([file])["run_id"].to_pylist())
         rows = store.read_results([file]).to_pylist()

@@ -56,22 +56,6 @@ def test_round_trip_keeps_every_column_and_value(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.jsonl"))
 
 
-@pytest.mark.parametrize(("impls", "held"), [("ca", "abc"), ("b", "b")])
-def test_files_are_passed_over_by_their_statistics(tmp_path: Path, impls: str, held: str) -> None:
-    """A file may be read in vain, never passed over wrongly."""
-    path = write(tmp_path, *(dataclasses.replace(RECORD, impl=impl) for impl in impls))
-    assert "".join(impl for impl in "abcd" if store.may_hold(path, "impl", impl)) == held
-
-
-def test_what_has_no_statistics_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    pq.write_table(pa.table({"impl": ["a"]}), path, write_statistics=False)
-    assert store.may_hold(path, "impl", "b")
-    assert store.may_hold(path, "provider", "b")
-    path.write_bytes(b"no parquet")
-    assert store.may_hold(path, "impl", "b")
-
-
 def test_a_run_without_rows_leaves_nothing(tmp_path: Path) -> None:
     write(tmp_path)
     assert list(tmp_path.iterdir()) == []

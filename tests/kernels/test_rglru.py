@@ -33,6 +33,25 @@ def portable(operation: Operation) -> Any:
     return resolve(operation.implementation("torch").call)
 
 
+@pytest.mark.parametrize(
+    ("operation", "problem", "forward", "training"),
+    [
+        (RGLRU, sizes(8, 8192, 1024), 128, 128),
+        (LINEAR_SCAN, sizes(8, 8192, 1024), 256, 256),
+        (RGLRU, sizes(1, 65536, 2560), 128, 0),
+        (LINEAR_SCAN, sizes(1, 65536, 2560), 256, 0),
+        (RGLRU, sizes(1, 65536, 1024), 0, 0),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_how_far_ahead_inputs_are_fetched(
+    operation: Operation, problem: dict[str, int], forward: int, training: int
+) -> None:
+    """In programs, as was fastest on an H200; none where states, not memory, are what a tile waits for."""
+    config_of = resolve(operation.implementations[0].default_config or "")
+    assert [config_of(problem, "bf16", (9, 0), each).ahead for each in (False, True)] == [forward, training]
+
+
 @each_operation
 @each_dtype
 @pytest.mark.parametrize("chunk_size", [1, 7, 16, 64, None])

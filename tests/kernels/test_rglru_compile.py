@@ -68,13 +68,16 @@ def test_fused(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(record(RGLRU, "fused", capability, FULL, torch.bfloat16, monkeypatch), capability, max_stack_bytes=128)
 
 
-@pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "scan"])
+@pytest.mark.parametrize(
+    ("operation", "name", "ahead"), [(RGLRU, "fused", 3), (LINEAR_SCAN, "scan", 6)], ids=["rglru", "scan"]
+)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_one_long_sequence_forward(
-    capability: int, operation: Operation, name: str, monkeypatch: pytest.MonkeyPatch
+    capability: int, operation: Operation, name: str, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a backward pass inputs are fetched ahead, which no launch of the same sizes in training does."""
+    """Without a backward pass no states are kept: another kernel. It fetches inputs so many tiles of time ahead."""
     launches = record(operation, name, capability, FEW, torch.bfloat16, monkeypatch, training=False)
+    assert [launch.arguments["ahead"] for launch in launches] == [ahead]
     check(launches, capability, max_stack_bytes=128)
 
 
