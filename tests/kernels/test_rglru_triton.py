@@ -15,7 +15,7 @@ from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
 from lrbench.kernels.rglru import OPERATION as RGLRU
 from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels import diagonal_laws as laws
-from lrbench.tests.kernels.words import give_words, keep_words
+from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -134,23 +134,11 @@ def test_words_hold_the_states_behind_their_tiles(
 
 @interpret
 def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another call, or this one's forward pass, has left in the words is no state of a pass."""
-    problems = [
-        laws.make_problem(
-            RGLRU, {"batch": batch, "seq_len": seq_len, "channels": channels}, dtype=torch.float32, device="cpu",
-            num_siblings=0,
-        )
-        for batch, seq_len, channels in ((2, 27, 24), (1, 40, 16), (2, 19, 32))
-    ]  # fmt: skip
+    def results(sizes: dict[str, int]) -> list[torch.Tensor]:
+        problem = laws.make_problem(RGLRU, sizes, dtype=torch.float32, device="cpu", num_siblings=0)
+        return [*laws.laws.evaluate(problem, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD).values()]
 
-    def results() -> list[dict[str, torch.Tensor]]:
-        return [laws.laws.evaluate(each, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD) for each in problems]
-
-    expected = results()
-    calls = keep_words(engine, monkeypatch)
-    for parts, again in zip(2 * expected, results() + results(), strict=True):
-        assert all(torch.equal(again[key], parts[key]) for key in parts)
-    assert calls == [*range(1, 13)]
+    check_shapes_share_words(engine, results, monkeypatch, launches=2)
 
 
 @interpret

@@ -13,7 +13,7 @@ from lrbench.kernels.diagonal.config import TileConfig
 from lrbench.kernels.wkv4 import OPERATION, exchange, scan
 from lrbench.kernels.wkv4.config import WkvConfig, select_config
 from lrbench.tests.kernels import laws, wkv_laws
-from lrbench.tests.kernels.words import give_words, keep_words
+from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -244,24 +244,11 @@ def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pyt
 
 @interpret
 def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call of another shape has left in the words is no state of this one's."""
-    problems = [
-        wkv_laws.make_problem(
-            {"batch": batch, "seq_len": seq_len, "channels": channels}, dtype=torch.float32, device="cpu",
-            num_siblings=0,
-        )
-        for batch, seq_len, channels in ((2, 27, 24), (1, 40, 16), (2, 19, 32))
-    ]  # fmt: skip
+    def outputs(sizes: dict[str, int]) -> list[torch.Tensor]:
+        problem = wkv_laws.make_problem(sizes, dtype=torch.float32, device="cpu", num_siblings=0)
+        return [function("scan")(*problem.inputs.values(), initial_state=problem.state, config=SERIAL)]
 
-    def outputs() -> list[torch.Tensor]:
-        fn = function("scan")
-        return [fn(*problem.inputs.values(), initial_state=problem.state, config=SERIAL) for problem in problems]
-
-    expected = outputs()
-    calls = keep_words(scan, monkeypatch)
-    for y, again in zip(2 * expected, outputs() + outputs(), strict=True):
-        assert torch.equal(again, y)
-    assert calls == [1, 2, 3, 4, 5, 6]
+    check_shapes_share_words(scan, outputs, monkeypatch, launches=1)
 
 
 @interpret

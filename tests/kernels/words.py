@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import pytest
@@ -38,3 +39,24 @@ def give_words(launcher: ModuleType, call: int, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(launcher, "exchange_words", exchange_words)
     return given
+
+
+def check_shapes_share_words(
+    launcher: ModuleType,
+    evaluate: Callable[[dict[str, int]], Sequence[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    launches: int,
+) -> None:
+    """Check that what calls of other shapes, or this one's forward pass, left in the words is no state of a pass.
+
+    Args:
+        evaluate: computes the same problem of these sizes each time, in so many ``launches`` that take words.
+    """
+    shapes = ((2, 27, 24), (1, 40, 16), (2, 19, 32))
+    problems = [{"batch": batch, "seq_len": seq_len, "channels": channels} for batch, seq_len, channels in shapes]
+    expected = [evaluate(sizes) for sizes in problems]
+    calls = keep_words(launcher, monkeypatch)
+    for sizes, parts in zip(2 * problems, 2 * expected, strict=True):
+        assert all(torch.equal(again, part) for again, part in zip(evaluate(sizes), parts, strict=True))
+    assert calls == [*range(1, 1 + 2 * launches * len(problems))]
