@@ -63,7 +63,7 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         "accelerator": run.accelerator.key if run.accelerator else None,
         **reply["columns"],
     }
-    columns |= derive(run, case, columns.get("time_ms"))
+    columns |= derive(run.accelerator, run.device, case, columns.get("time_ms"))
     return Record(**{name: _finite(value) for name, value in columns.items()})
 
 
@@ -72,8 +72,10 @@ def case_columns(case: Case) -> dict[str, Any]:
     return {name: getattr(case, name) for name in Case.__dataclass_fields__}
 
 
-def derive(run: Run, case: Case, time_ms: float | None) -> dict[str, Any]:
-    """Return the columns that follow from the case, its time and the accelerators.
+def derive(
+    accelerator: Accelerator | None, device: Accelerator | None, case: Case, time_ms: float | None
+) -> dict[str, Any]:
+    """Return the columns that follow from the case, its time and the two accelerators of a :class:`Run`.
 
     The roofline is never that of ``--gpu``: rates are held against the device that was measured.
     """
@@ -87,15 +89,15 @@ def derive(run: Run, case: Case, time_ms: float | None) -> dict[str, Any]:
         "intensity": count.intensity,
         "causal_factor": count.causal_factor,
     }
-    if run.accelerator is not None and run.accelerator.peak_flops(case.dtype) is not None:
-        columns["model_time_ms"] = runtime_model.model_time_ms(count, run.accelerator, case.dtype)
+    if accelerator is not None and accelerator.peak_flops(case.dtype) is not None:
+        columns["model_time_ms"] = runtime_model.model_time_ms(count, accelerator, case.dtype)
     if time_ms is None:
         return columns
     columns["tflops"] = count.flops / (time_ms * 1e9)
     columns["gbps"] = count.bytes / (time_ms * 1e6)
-    if run.device is not None:
-        columns["roofline_fraction"] = runtime_model.roofline_fraction(count, run.device, case.dtype, time_ms)
-        columns["suspect"] = runtime_model.suspect_reason(count, run.device, case.dtype, time_ms)
+    if device is not None:
+        columns["roofline_fraction"] = runtime_model.roofline_fraction(count, device, case.dtype, time_ms)
+        columns["suspect"] = runtime_model.suspect_reason(count, device, case.dtype, time_ms)
     return columns
 
 

@@ -244,12 +244,13 @@ def _count(
         f=factors or Factors(),
         widths=widths,
     )
-    stored = widths if forward_state is None else dataclasses.replace(widths, state=DTYPE_BYTES[forward_state])
-    problems = {"forward": dataclasses.replace(problem, widths=stored)}
+    forward = problem
+    if forward_state is not None:
+        forward = dataclasses.replace(problem, widths=dataclasses.replace(widths, state=DTYPE_BYTES[forward_state]))
     passes = {"fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward")}[mode]
     tally, compulsory = Tally(), 0
     for name in passes:
-        one, least = problems.get(name, problem).passed(name)
+        one, least = (forward if name == "forward" else problem).passed(name)
         tally += one.prefixed(f"{name}: ") if len(passes) > 1 else one
         compulsory += least
     return Count(

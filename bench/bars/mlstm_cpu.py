@@ -5,8 +5,8 @@ spare a side the page faults of its own temporaries. A side's page faults stand 
 gives memory back to the system between calls, they are a part of what a call costs. Both sides run at each of their
 chunk lengths, twice in a row, all of them interleaved in every round; the second time counts, and of each side the best
 chunk length.
-What two threads do beyond one is measured before and after: two hyperthreads of a core, or cores that others use, do no
-more multiply-adds than one, and the sides' ratio is not that of two cores then.
+What two threads do beyond one is measured before and after every bar: two hyperthreads of a core, or cores that others
+use, do no more multiply-adds than one, and the sides' ratio is not that of two cores then.
 With the normaliser's gradient ours is compared with native_autograd, without it with native_custbw: like for like.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -97,12 +97,12 @@ def measured_table(measured: Sequence[Measured]) -> Table:
     return table
 
 
-def verdict_table(verdicts: Sequence[Verdict], *, decidable: bool = True) -> Table:
-    """Return the table of the bars; where the machine is not one they are about, a missed one is not ``decidable``."""
-    missed = "missed" if decidable else "missed, not decidable here"
+def verdict_table(verdicts: Sequence[Verdict], *, undecidable: Collection[Bar] = ()) -> Table:
+    """Return the table of the bars; a miss of an ``undecidable`` one is marked: the machine was not what it means."""
     table = Table("mode", "ours", "theirs", "ratio", "95 % interval", "bar", "")
     for verdict in verdicts:
         interval = verdict.interval
+        missed = "missed, not decidable here" if verdict.bar in undecidable else "missed"
         table.add_row(
             verdict.bar.mode,
             verdict.ours,
