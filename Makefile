@@ -67,7 +67,7 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/python .ci/conventions.py
 	@mkdir -p $(MYPY_ROOT) && ln -sfn "$(CURDIR)" $(MYPY_ROOT)/lrbench
 	MYPYPATH=$(MYPY_ROOT) $(BIN)/mypy --config-file pyproject.toml \
-	    -p lrbench.bench -p lrbench.kernels -p lrbench.analysis -m lrbench.cli
+	    -p lrbench.bench -p lrbench.kernels -p lrbench.analysis -p lrbench.results -m lrbench.cli
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .

@@ -128,8 +128,8 @@ def verify(
     format: Format = "table",
 ) -> None:
     """Check every implementation that runs here against its float64 reference; exit 1 when one is wrong."""
-    from .analysis import arguments
     from .bench import commands
+    from .results import arguments
 
     ops = _given(arguments.parse_names, op, "--op")
     raise typer.Exit(commands.verify_command(kernel, ops, timeout_s=timeout, output_format=format))
@@ -271,7 +271,7 @@ def _resolve_operation(kernel: str, op: str | None) -> str:
 
 def _implementations(op: str) -> list[str]:
     from . import kernels
-    from .bench import baselines
+    from .kernels import baselines
 
     here = any(op in ops for ops in kernels.FAMILIES.values())
     ours = [impl.name for impl in kernels.get_operation(op).implementations] if here else []

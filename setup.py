@@ -13,7 +13,7 @@ class BuildWithoutSetup(build_py):
         return [entry for entry in modules if (entry[0], entry[1]) != ("lrbench", "setup")]
 
 
-FOLDERS = find_packages(include=["bench*", "kernels*", "analysis*", "notebooks*"])
+FOLDERS = find_packages(include=["bench*", "kernels*", "analysis*", "results*", "notebooks*"])
 
 setup(
     packages=["lrbench", *(f"lrbench.{folder}" for folder in FOLDERS)],

@@ -14,20 +14,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+DECLARATIONS = ("kernels.spec", "kernels.common.cache")
+"""What analysis may import of kernels: modules that import neither torch nor triton."""
+
 ARROWS = {
-    "kernels": frozenset({"kernels"}),
-    "analysis": frozenset({"analysis", "bench.case", "bench.store"}),
-    "bench": frozenset({"bench", "analysis", "kernels"}),
+    "results": frozenset({"results"}),
+    "kernels": frozenset({"kernels", "results.schema"}),
+    "analysis": frozenset({"analysis", "results", *DECLARATIONS}),
+    "bench": frozenset({"bench", "analysis", "kernels", "results"}),
 }
-"""Folder -> what its modules may import of the package: folders, or single modules (a row and how rows are read are all
-that analysis knows of bench). cli.py may import everything, nobody cli.py."""
+"""Folder -> what its modules may import of the package: folders, or single modules. cli.py may import everything,
+nothing imports cli.py."""
 
 CORE_IMPORTS = frozenset(
     {"matplotlib", "numpy", "packaging", "pandas", "pyarrow", "pynvml", "rich", "torch", "triton", "typer"}
 )
 """What the core dependencies of pyproject.toml are imported as; anything else is imported inside a function."""
 
-DEVICE_TAKERS = ("kernels/", "analysis/", "bench/baselines/")
+DEVICE_TAKERS = ("kernels/", "analysis/")
 """Where no device is named: the planner and the workers choose it, these take the device of their inputs."""
 
 Violation = tuple[int, str]
@@ -112,7 +116,7 @@ def _module_level(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _imported_modules(path: str, node: ast.ImportFrom) -> Iterator[str]:
-    """Yield what a relative import in ``path`` names, dotted from the package's root: bench, bench.case, ..."""
+    """Yield what a relative import in ``path`` names, dotted from the package's root: bench, results.schema, ..."""
     package = path.split("/")[:-1]
     if node.level > len(package) + 1:
         yield "what lies outside the package"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .arguments import check_size, parse_names, parse_size
+from ..results.arguments import check_size, parse_names, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .accelerators import Accelerator
+    from .accelerators.known import Accelerator
 
 Show = Callable[[Sequence[Mapping[str, Any]], str], None]
 """Prints rows in a format: table, json or csv."""
@@ -88,7 +88,7 @@ def family_shown(frame: pd.DataFrame, ops: tuple[str, ...] | None, impls: tuple[
 
     All where operations are named, whose families they may be, and where there is one only.
     """
-    from .frames import families
+    from ..results.frames import families
 
     found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
     if ops is not None or len(found) < 2:
@@ -232,9 +232,9 @@ def register(
         format: Format = "table",
     ) -> None:
         """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
-        from .chunk_size import chunk_size_report, default_results
-        from .efficiency import committed_results
-        from .launch_model import stored_launch_fit
+        from .model.chunk_size import chunk_size_report, default_results
+        from .model.efficiency import committed_results
+        from .model.launch_model import stored_launch_fit
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
@@ -292,8 +292,8 @@ def register(
     ) -> None:
         """Predict a time on an accelerator: an interval, never a bare number."""
         from .counts import SIZES, count_case, formulation_of, is_chunked
-        from .efficiency import NO_FIT, committed_results
-        from .launch_model import predict_case
+        from .model.efficiency import NO_FIT, committed_results
+        from .model.launch_model import predict_case
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)
@@ -400,9 +400,17 @@ def register(
         Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
         said otherwise.
         """
-        from .figure_style import check_format, save_figure
-        from .frames import load_results
-        from .plots import MODEL, RESULT_KINDS, Selection, Theory, check_kind, modelled_operation, plot
+        from ..results.frames import load_results
+        from .figures.plots import (
+            MODEL,
+            RESULT_KINDS,
+            Selection,
+            Theory,
+            check_kind,
+            modelled_operation,
+            plot,
+        )
+        from .figures.style import check_format, save_figure
 
         check_format(output)
         check_kind(kind, results=bool(results))
@@ -478,10 +486,10 @@ def register(
         roofs: RoofChoice = "spec",
     ) -> None:
         """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
-        from .figure_style import check_format, save_figure
-        from .frames import load_results
-        from .roofline import roofline
-        from .selection import Selection
+        from ..results.frames import load_results
+        from .figures.roofline import roofline
+        from .figures.selection import Selection
+        from .figures.style import check_format, save_figure
 
         check_format(output)
         # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
@@ -552,8 +560,8 @@ def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOp
 
 def chosen_accelerator(gpu: str, roofs: str) -> Accelerator:
     """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
-    from .accelerators import canonical_key, get_accelerator
-    from .roofs import with_roofs
+    from .accelerators.known import canonical_key, get_accelerator
+    from .accelerators.roofs import with_roofs
 
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):

@@ -23,9 +23,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..analysis import accelerators, cpu
-from ..analysis.accelerators import Accelerator
-from ..analysis.roofs import FILE_NAME, RoofRow, as_roofs
+from ..analysis.accelerators import cpu
+from ..analysis.accelerators import known as accelerators
+from ..analysis.accelerators.known import Accelerator
+from ..analysis.accelerators.roofs import FILE_NAME, RoofRow, as_roofs
 from . import clock
 from .environment import Environment, current_environment, worker_environ
 

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from ..kernels import resolve
 from ..kernels.spec import Operation
-from .case import Case
+from ..results.schema import Case
 
 DTYPES: dict[str, torch.dtype] = {
     "fp64": torch.float64,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..analysis import statistics
+from ..analysis.check import statistics
 from .environment import DeviceState, device_state
 
 MIN_SAMPLES = 10

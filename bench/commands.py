@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..analysis import accelerators
-from ..analysis.roofs import check_output, write_roofs
-from . import baselines, display, inventory, ncu, plan, store
+from ..analysis.accelerators import known as accelerators
+from ..analysis.accelerators.roofs import check_output, write_roofs
+from ..kernels import baselines
+from ..results import store
 from . import calibrate as calibration
+from . import display, inventory, ncu, plan
 from .environment import Environment, probe_environment
 from .estimate import describe_s, estimate_s
 from .executors import get_executor

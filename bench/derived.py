@@ -9,11 +9,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .. import __version__
-from ..analysis import accelerators, counts, runtime_model
-from ..analysis.accelerators import Accelerator
+from ..analysis import counts
+from ..analysis.accelerators import known as accelerators
+from ..analysis.accelerators.known import Accelerator
+from ..analysis.model import runtime_model
 from ..kernels import FAMILIES
-from .baselines.spec import Baseline
-from .case import Case, Record
+from ..kernels.baselines.spec import Baseline
+from ..results.schema import Case, Record
 from .environment import Environment, version_of
 from .plan import PlannedCase
 

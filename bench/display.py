@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from .case import Case, Record
+from ..results.schema import Case, Record
 from .plan import PlannedCase
 
 FORMATS = ("table", "json", "csv")

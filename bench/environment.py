@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
-from ..analysis import accelerators
+from ..analysis.accelerators import known as accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..analysis import accelerators, counts, runtime_model
-from . import baselines
+from ..analysis import counts
+from ..analysis.accelerators import known as accelerators
+from ..analysis.model import runtime_model
+from ..kernels import baselines
 from .environment import Environment
 from .plan import PlannedCase
 from .sweep import refuse

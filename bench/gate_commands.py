@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from ..analysis.compare import Comparison
-    from ..analysis.gate import GateResult
-    from ..analysis.thresholds import Thresholds
+    from ..analysis.check.compare import Comparison
+    from ..analysis.check.regression import GateResult
+    from ..analysis.check.thresholds import Thresholds
     from .environment import Environment
     from .plan import PlannedCase
 
@@ -73,8 +73,8 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Compare two sets of results, or with --live two implementations: ratios, intervals and verdicts."""
-        from ..analysis import arguments
-        from ..analysis.compare import compare
+        from ..analysis.check.compare import compare
+        from ..results import arguments
         from . import display, plan
 
         display.check_format(format)
@@ -132,7 +132,7 @@ def register(app: typer.Typer) -> None:
         format: Annotated[str, typer.Option("--format", help="table, json, csv, markdown or junit.")] = "table",
     ) -> None:
         """Hold a run against a baseline: exit 1 when it is slower, hungrier or wrong, 2 when they do not compare."""
-        from ..analysis.gate import check
+        from ..analysis.check.regression import check
 
         if format not in CHECK_FORMATS:
             raise ValueError(f"format must be one of {', '.join(CHECK_FORMATS)}, got {format!r}")
@@ -149,16 +149,16 @@ def register(app: typer.Typer) -> None:
         if rerun:
             again = _measure_again(found, timeout_s=timeout, budget_s=budget)
             if again:
-                from ..analysis.gate import replace_rows
+                from ..analysis.check.regression import replace_rows
 
                 found = judge(replace_rows(rows, again), old, tolerated, measured_again=again)
         # Files first: whoever reads standard output may close it early.
         if junit is not None:
-            from ..analysis.gate_report import junit_xml
+            from ..analysis.check.findings import junit_xml
 
             junit.write_text(junit_xml(found), encoding="utf-8")
         if summary_file:
-            from ..analysis.gate_report import append_text, markdown
+            from ..analysis.check.findings import append_text, markdown
 
             append_text(Path(summary_file), markdown(found))
         show_check(found, format)
@@ -185,7 +185,7 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Promote a run to the baseline of its accelerator, with its provenance beside it."""
-        from ..analysis.baseline import PROVENANCE_SUFFIX, promote
+        from ..analysis.check.baseline import PROVENANCE_SUFFIX, promote
         from . import display
 
         display.check_format(format)
@@ -208,13 +208,13 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Show a case over commits: time, memory and error of every run, and what changed between them."""
-        from ..analysis.case_rows import describe
-        from ..analysis.history import case_history, history_figure, history_rows
+        from ..analysis.check.history import case_history, history_figure, history_rows
+        from ..results.case_rows import describe
         from . import display
 
         display.check_format(format)
         if output is not None:
-            from ..analysis.figure_style import check_format
+            from ..analysis.figures.style import check_format
 
             check_format(output)
         histories = case_history(case, results or _committed())
@@ -229,7 +229,7 @@ def register(app: typer.Typer) -> None:
         if len(histories) > len(shown):
             display.note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
         if output is not None:
-            from ..analysis.figure_style import save_figure
+            from ..analysis.figures.style import save_figure
 
             display.note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
 
@@ -245,7 +245,7 @@ def _given(parse: Callable[[str], T], text: str | None) -> T | None:
 
 
 def _committed() -> list[Path]:
-    from ..analysis.efficiency import committed_results
+    from ..analysis.model.efficiency import committed_results
 
     folders = committed_results()
     if not folders:
@@ -254,7 +254,7 @@ def _committed() -> list[Path]:
 
 
 def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
-    from ..analysis.case_rows import is_path, parse_terms, select
+    from ..results.case_rows import is_path, parse_terms, select
 
     if is_path(text):
         return select(text, ())
@@ -263,7 +263,7 @@ def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]
 
 
 def _thresholds(path: Path | None) -> Thresholds:
-    from ..analysis.thresholds import Thresholds, load_thresholds
+    from ..analysis.check.thresholds import Thresholds, load_thresholds
 
     committed = ROOT / "results" / "thresholds.toml"
     if path is None and not committed.is_file():
@@ -279,7 +279,8 @@ def _measure_live(
     request: Any, ignore: Sequence[str], rounds: int, output: Path | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Measure two implementations in turn and return the rows of each."""
-    from . import display, plan, store
+    from ..results import store
+    from . import display, plan
     from .commands import check_folder
     from .environment import current_environment
     from .live import groups, side_by_side
@@ -319,7 +320,7 @@ def _measure_live(
 
 def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:
     """Say what keeps two implementations' cases apart: the device that one needs, or columns that differ."""
-    from ..analysis.case_rows import CASE_COLUMNS
+    from ..results.case_rows import CASE_COLUMNS
     from .live import groups
 
     here = environment.device_kind
@@ -334,7 +335,7 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
 
 def _measure_again(found: GateResult, *, timeout_s: float, budget_s: float) -> dict[str, dict[str, Any]]:
     """Measure again what a second measurement may settle; say why where that cannot be."""
-    from ..analysis.gate import worth_measuring_again
+    from ..analysis.check.regression import worth_measuring_again
     from . import display
     from .environment import probe_environment
     from .live import measure_again, why_not_again
@@ -353,7 +354,7 @@ def _measure_again(found: GateResult, *, timeout_s: float, budget_s: float) -> d
 
 def show_comparison(found: Comparison, a: str, b: str, output_format: str) -> None:
     """Print a comparison; what differs between the environments goes to standard error as well."""
-    from ..analysis.compare import as_dict, case_rows, group_rows, unmatched_rows
+    from ..analysis.check.compare import as_dict, case_rows, group_rows, unmatched_rows
     from . import display
 
     for line in found.environment:
@@ -374,8 +375,8 @@ def show_comparison(found: Comparison, a: str, b: str, output_format: str) -> No
 
 def show_check(found: GateResult, output_format: str) -> None:
     """Print the gate's findings; its outcome in one line goes to standard error."""
-    from ..analysis.gate import summary
-    from ..analysis.gate_report import as_dict, junit_xml, markdown, noteworthy, table_rows
+    from ..analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
+    from ..analysis.check.regression import summary
     from . import display
 
     for line in found.environment:

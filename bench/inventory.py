@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import kernels
-from ..analysis import accelerator_file, accelerators, cpu, roofs
-from ..analysis.accelerators import Accelerator, Roofs
-from ..analysis.case_rows import short_size
-from . import baselines
-from .baselines.operations import OPERATIONS
-from .case import Case
+from ..analysis.accelerators import cpu, roofs
+from ..analysis.accelerators import known as accelerators
+from ..analysis.accelerators import user_file as accelerator_file
+from ..analysis.accelerators.known import Accelerator, Roofs
+from ..kernels import baselines
+from ..kernels.baselines.operations import OPERATIONS
+from ..results.case_rows import short_size
+from ..results.schema import Case
 from .environment import Environment, version_of
 from .presets import Preset, presets_for
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..analysis.case_rows import CASE_COLUMNS, Row
-from . import baselines, clock, memory
-from .case import Case, Record
+from ..kernels import baselines
+from ..results.case_rows import CASE_COLUMNS, Row
+from ..results.schema import Case, Record
+from . import clock, memory
 from .derived import Run, build_record
 from .environment import DeviceState, Environment
 from .executors import Limits, Reply

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
         """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
         import torch
 
-        from ..analysis import arguments
+        from ..results import arguments
         from . import display, mlp_errors
 
         display.check_format(format)
@@ -70,7 +70,8 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Show what the fused MLP saves of a layer's activations, and the key-value cache that memory holds."""
-        from ..analysis import arguments, kv_savings
+        from ..analysis.counts import kv_savings
+        from ..results import arguments
         from . import display
 
         display.check_format(format)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..analysis.hardware_counters import Counters
+from ..analysis.counts.hardware_counters import Counters
 
 TENSOR_METRICS = (
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum",

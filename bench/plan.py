@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import kernels
-from ..analysis.arguments import MAX_SIZE, parse_names, parse_size, parse_sizes
+from ..kernels import baselines
+from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
-from . import baselines
-from .baselines.spec import Baseline
-from .case import Case
+from ..results.arguments import MAX_SIZE, parse_names, parse_size, parse_sizes
+from ..results.schema import Case
 from .presets import Preset, get_preset
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step")

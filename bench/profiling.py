@@ -24,11 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..analysis import accelerators, counts
-from ..analysis.hardware_counters import PROFILE_VERSION, Comparison, Counters, compare
-from . import baselines, ncu, store
-from .baselines.spec import Baseline
-from .case import SIZE_COLUMNS
+from ..analysis import counts
+from ..analysis.accelerators import known as accelerators
+from ..analysis.counts.hardware_counters import PROFILE_VERSION, Comparison, Counters, compare
+from ..kernels import baselines
+from ..kernels.baselines.spec import Baseline
+from ..results import store
+from ..results.schema import SIZE_COLUMNS
+from . import ncu
 from .environment import Environment, version_of, worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase

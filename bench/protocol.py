@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..kernels import baselines
+from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
-from . import baselines
-from .baselines.spec import Baseline
-from .case import Case
+from ..results.schema import Case
 from .plan import PlannedCase
 
 

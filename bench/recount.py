@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..analysis.accelerators import get_accelerator
-from ..analysis.frames import result_files
-from . import store
-from .case import Case, Record
+from ..analysis.accelerators.known import get_accelerator
+from ..results import store
+from ..results.frames import result_files
+from ..results.schema import Case, Record
 from .derived import derive
 
 TOLERANCE = 1e-6

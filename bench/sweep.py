@@ -16,11 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from ..analysis.roofs import RoofRow, write_roofs
+from ..analysis.accelerators.roofs import RoofRow, write_roofs
+from ..kernels import baselines
+from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation, resolve
-from . import baselines, store
-from .baselines.spec import Baseline
-from .case import Record
+from ..results import store
+from ..results.schema import Record
 from .derived import Run, build_record
 from .environment import Environment, version_of
 from .executors import Executor, Limits, Reply, get_executor

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..analysis import counts
-from ..analysis.arguments import parse_size
-from ..analysis.statistics import median, median_interval
+from ..analysis.check.statistics import median, median_interval
 from ..kernels import get_operation, resolve
 from ..kernels.spec import Implementation, Operation
+from ..results.arguments import parse_size
 
 TOLERANCE = 4
 """Relative difference from the default's results that passes, in epsilons of the inputs' dtype."""

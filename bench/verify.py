@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from . import baselines, plan
+from ..kernels import baselines
+from . import plan
 from .environment import Environment
 from .executors import Limits
 from .executors.local import LocalExecutor

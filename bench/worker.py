@@ -25,11 +25,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ..kernels import resolve
+from ..kernels import baselines, resolve
+from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
-from . import autotuning, baselines, check, clock, memory
-from .baselines.spec import Baseline, Runnable
-from .case import Case
+from ..results.schema import Case
+from . import autotuning, check, clock, memory
 from .process import STACK_FILE, STACK_SIGNAL
 from .protocol import decode_request
 

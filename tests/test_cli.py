@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.bench import store
-from lrbench.bench.case import RECORD_COLUMNS, Record
 from lrbench.bench.commands import exit_code
 from lrbench.bench.sweep import Outcome
+from lrbench.results import store
+from lrbench.results.schema import RECORD_COLUMNS, Record
 
 CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
 ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200"}
@@ -265,7 +265,7 @@ def test_a_bad_accelerator_file_exits_2_with_one_line(command: tuple[str, ...], 
 
 
 def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path) -> None:
-    from lrbench.tests.analysis.test_accelerator_file import H100_NVL
+    from lrbench.tests.analysis.accelerators.test_user_file import H100_NVL
 
     mine = tmp_path / "mine.toml"
     mine.write_text(H100_NVL)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = (".*", "__pycache__", "build", "dist", "*.egg-info", "results")
+LEFT_OUT = (".*", "__pycache__", "build", "dist", "*.egg-info", "local", "h200_sxm")
 FILE = re.compile(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TYPES = re.compile(r"`pyproject\.toml` lists.*?```toml\n(.*?)```", re.DOTALL)
 ENGINE = re.compile(r"^\| `([\w/]+\.py)` \| (.*) \|$", re.MULTILINE)
@@ -63,8 +63,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copyfile(ROOT / "pyproject.toml", copy / "pyproject.toml")
     (line,) = TYPES.findall(text)
     insert_after(copy / "pyproject.toml", '    "lrbench.bench.vector_rate",\n', line)
-    baselines = copy / "bench/baselines/__init__.py"
-    (module,) = (Path(path).stem for path in files if path.startswith("bench/baselines/"))
+    baselines = copy / "kernels/baselines/__init__.py"
+    (module,) = (Path(path).stem for path in files if path.startswith("kernels/baselines/"))
     insert_after(baselines, "from .operations import OPERATIONS\n", f"from . import {module}\n")
     insert_after(baselines, "BASELINES: tuple[Baseline, ...] = (\n", f"    *{module}.BASELINES,\n")
     return copy

@@ -12,12 +12,12 @@ import pytest
 import typer.core
 import typer.main
 
-from lrbench.analysis.roofs import RoofRow
-from lrbench.bench.case import RECORD_COLUMNS, STATUSES
+from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.bench.profiling import ProfileRow
 from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import DTYPES, MODES
+from lrbench.results.schema import RECORD_COLUMNS, STATUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

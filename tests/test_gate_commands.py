@@ -18,10 +18,10 @@ import pytest
 
 from lrbench import cli
 from lrbench.bench import live
-from lrbench.bench.case import Record
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
+from lrbench.results.schema import Record
 
 from .analysis.measured import failed, measured, run_of, samples, write
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from lrbench.bench.baselines import BASELINES
+from lrbench.kernels.baselines import BASELINES
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("analysis", "bench", "kernels", "notebooks")
+FOLDERS = ("analysis", "bench", "kernels", "notebooks", "results")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
-PACKAGE_DATA = {"analysis": (".toml", ".j2"), "notebooks": (".ipynb",)}
+PACKAGE_DATA = {"analysis": (".j2",), "notebooks": (".ipynb",), "results": (".toml", ".parquet")}
 
 
 def source_files() -> list[str]:

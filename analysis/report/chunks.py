@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
-from ..frames import PROBLEM_COLUMNS, best_rows
-from ..launch_model import ROW_COLUMNS, LaunchFit, case_of, fit_launches
-from ..schedule import is_outdated
+from ...results.frames import PROBLEM_COLUMNS, best_rows
+from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
+from ..model.launch_model import ROW_COLUMNS, LaunchFit, case_of, fit_launches
+from ..model.schedule import is_outdated
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
 

@@ -73,10 +73,10 @@ def default_results(gpu: str) -> list[Path]:
     Raises:
         ValueError: there are none, or ``gpu`` is unknown.
     """
-    from ...bench.store import holds_results
-    from .. import chunk_size
-    from ..accelerators import get_accelerator
-    from ..efficiency import committed_results
+    from ...results.store import holds_results
+    from ..accelerators.known import get_accelerator
+    from ..model import chunk_size
+    from ..model.efficiency import committed_results
 
     key = get_accelerator(gpu).key
     found = [shown(path) for path in chunk_size.default_results(key)]

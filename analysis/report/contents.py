@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import __version__
-from ..figure_style import OPERATION_LABELS
-from ..frames import is_ok, ok_rows
+from ...results.frames import is_ok, ok_rows
+from ..figures.style import OPERATION_LABELS
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms
 from .subject import MODE_TITLES, Subject, load_subjects, name_cell

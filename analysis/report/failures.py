@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..figure_style import binary
-from ..frames import failed_rows
+from ...results.frames import failed_rows
+from ..figures.style import binary
 from .markup import ABSENT, Html, size, table
 from .subject import Subject, lengths, name_cell
 

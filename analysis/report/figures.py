@@ -6,19 +6,19 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..accelerators import known_accelerators
-from ..figure_style import binary
-from ..frames import best_rows
-from ..plots import drawing
-from ..roofline import roofline_drawing
-from ..selection import choose_over_width
+from ...results.frames import best_rows
+from ..accelerators.known import known_accelerators
+from ..figures.plots import drawing
+from ..figures.roofline import roofline_drawing
+from ..figures.selection import choose_over_width
+from ..figures.style import binary
 from .markup import ABSENT, Cell, Html, details, figure, grid, join, numeric, paragraph, table
 from .subject import MODE_TITLES, Subject, choose, name_cell
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..figure_layout import Drawing
+    from ..figures.layout import Drawing
 
 GIB = 2**30
 NARROW_INCHES = 3.6

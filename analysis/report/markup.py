@@ -135,7 +135,7 @@ def figure(wide: Figure, narrow: Figure | None = None) -> Html:
     Args:
         narrow: the same figure for narrow screens, whose width it fills.
     """
-    from ..figure_style import alt_text
+    from ..figures.style import alt_text
 
     alt = html.escape(alt_text(wide), quote=True)
     source = "" if narrow is None else f'<source media="(max-width: 40rem)" {_embedded(narrow, "srcset", crop=False)}>'
@@ -144,7 +144,7 @@ def figure(wide: Figure, narrow: Figure | None = None) -> Html:
 
 def _embedded(drawn: Figure, attribute: str, *, crop: bool) -> str:
     """Return the attributes of an image: its size, and itself, ``crop`` to what is drawn."""
-    from ..figure_style import styled
+    from ..figures.style import styled
 
     buffer = io.StringIO()
     with styled():

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...bench.case import SIZE_COLUMNS
-from ..frames import best_rows
-from ..statistics import bootstrap_ratio_interval
+from ...results.frames import best_rows
+from ...results.schema import SIZE_COLUMNS
+from ..check.statistics import bootstrap_ratio_interval
 from .markup import ABSENT, Cell, Html, numeric, table
 from .subject import OURS, Subject, name_cell, problem_in_words
 

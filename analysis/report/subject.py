@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...bench.case import SIZE_COLUMNS
-from ..accelerators import Accelerator, get_accelerator
-from ..case_rows import describe_sizes
-from ..figure_style import binary, series_label
-from ..frames import best_rows, families, is_ok, latest_rows, load_results, of_family, ok_rows
-from ..roofs import with_stored_roofs
-from ..selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
+from ...results.case_rows import describe_sizes
+from ...results.frames import best_rows, families, is_ok, latest_rows, load_results, of_family, ok_rows
+from ...results.schema import SIZE_COLUMNS
+from ..accelerators.known import Accelerator, get_accelerator
+from ..accelerators.roofs import with_stored_roofs
+from ..figures.selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
+from ..figures.style import binary, series_label
 from .markup import Cell
 
 if TYPE_CHECKING:

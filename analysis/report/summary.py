@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..figure_style import OPERATION_LABELS, binary, rate
-from ..frames import failed_rows, ok_rows
+from ...results.frames import failed_rows, ok_rows
+from ..figures.style import OPERATION_LABELS, binary, rate
 from .chunks import Choice
 from .failures import failure_groups, reason
 from .markup import number

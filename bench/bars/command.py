@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ...analysis.roofs import write_roofs
+from ...analysis.accelerators.roofs import write_roofs
 from . import __doc__ as HELP
 from .model import Bar, Setting, Subject
 from .verdicts import Verdict, judge, measured_table, overall, verdict_table
@@ -84,7 +84,7 @@ def cpu(
 
 def measure_subject(subject: Subject, settings: list[Setting], rounds: int, output: Path) -> bool:
     """Measure and print the settings of a subject, keep the rows in ``output``; return whether every bar is held."""
-    from .. import store
+    from ...results import store
     from . import gpu
 
     console, errors = _console(), Console(stderr=True)

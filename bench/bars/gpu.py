@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...analysis import counts
-from ...analysis.roofs import RoofRow
-from ...kernels import resolve
-from .. import baselines, live
+from ...analysis.accelerators.roofs import RoofRow
+from ...kernels import baselines, resolve
+from ...results.schema import SIZE_COLUMNS, Case, Record
+from .. import live
 from ..calibrate import roof_row
-from ..case import SIZE_COLUMNS, Case, Record
 from ..clock import Clock, Timing
 from ..derived import Run
 from ..environment import current_environment

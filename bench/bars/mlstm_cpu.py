@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ...analysis.statistics import median
+from ...analysis.check.statistics import median
 from ...kernels import get_operation, resolve
 from ..clock import CpuClock
 from .model import Bar

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ...analysis.statistics import Interval, bootstrap_ratio_interval, median, median_interval
+from ...analysis.check.statistics import Interval, bootstrap_ratio_interval, median, median_interval
 from .model import COPY, Bar
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lrbench.bench.case import Record
-from lrbench.bench.store import write_parquet
+from lrbench.results.schema import Record
+from lrbench.results.store import write_parquet
 
 from .rows import case, row
 

@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from lrbench.analysis.accelerators import get_accelerator
+from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.frames import with_derived
-from lrbench.analysis.runtime_model import model_time_ms, roofline_fraction, suspect_reason
-from lrbench.bench.case import Case, Record
-from lrbench.bench.store import arrow_schema, write_parquet
+from lrbench.analysis.model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
+from lrbench.results.frames import with_derived
+from lrbench.results.schema import Case, Record
+from lrbench.results.store import arrow_schema, write_parquet
 
 SLOWNESS = {
     "tfla": 1.3,

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from lrbench.analysis.cli_commands import default_head_dim_qk, register
 from lrbench.analysis.counts import count
-from lrbench.bench.baselines import get_operation
-from lrbench.bench.baselines.operations import OPERATIONS
 from lrbench.cli import main
 from lrbench.kernels import FAMILIES as KERNEL_FAMILIES
+from lrbench.kernels.baselines import get_operation
+from lrbench.kernels.baselines.operations import OPERATIONS
 
 from . import rows as made
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lrbench.bench.case import Case
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels.mlstm_sig.chunkwise import chunkwise
 from lrbench.kernels.spec import Implementation
+from lrbench.results.schema import Case
 
 
 def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = "fw") -> PlannedCase:

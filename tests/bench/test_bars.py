@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.roofs import RoofRow, stored_roofs
-from lrbench.bench import store
 from lrbench.bench.bars import command, gpu, mlstm_cpu
 from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
 from lrbench.bench.bars.verdicts import Measured, judge, overall
 from lrbench.bench.environment import current_environment
+from lrbench.results import store
 
 BAR = Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5)
 SIZES = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}

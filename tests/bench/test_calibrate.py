@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.analysis import cpu
-from lrbench.analysis.roofs import RoofRow
-from lrbench.bench import calibrate, commands, plan, store
+from lrbench.analysis.accelerators import cpu
+from lrbench.analysis.accelerators.roofs import RoofRow
+from lrbench.bench import calibrate, commands, plan
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
 from lrbench.bench.sweep import Outcome, Settings
+from lrbench.kernels.common.cache import CACHE_VARIABLE
+from lrbench.results import store
 
 TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
 
@@ -87,7 +89,7 @@ def on_a_cpu(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> Calibration
 def test_the_command_prints_stores_and_remembers(
     on_a_cpu: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(cpu.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     commands.calibrate_command(output=tmp_path / "out", output_format="json")
     printed = json.loads(capsys.readouterr().out)
     assert printed == summary_rows(on_a_cpu.rows)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lrbench.bench import check
-from lrbench.bench.case import Case
 from lrbench.kernels import FAMILIES, get_operation, resolve
 from lrbench.kernels.spec import Operation
+from lrbench.results.schema import Case
 
 CASE = Case(
     kernel="tfla", op="mlstm_exp", impl="tfla", provider="lrbench", mode="fwbw", dtype="fp32", state_dtype="fp32",
@@ -115,7 +115,7 @@ def test_bounds_derive_from_the_dtype() -> None:
     ],
 )
 def test_the_shape_of_the_check(case: Case, device: str, checked: str, portable: bool) -> None:
-    from lrbench.bench import baselines
+    from lrbench.kernels import baselines
 
     small, by_portable = check.checked_case(baselines.get_operation(case.op), case, device)
     assert (check.describe_check(case, small), by_portable) == (checked, portable)
@@ -199,8 +199,8 @@ def test_outside_packages_run_under_no_dispatch_mode() -> None:
     # torch.compile gives a function up for good when it first meets it under one.
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-    from lrbench.bench.baselines import BASELINES
     from lrbench.bench.worker import _poisoned
+    from lrbench.kernels.baselines import BASELINES
 
     expected = check.Expected(values={"out": torch.ones(2)}, bounds={"out": 0.0}, grad_out=None)
     with _poisoned(BASELINES[0], expected):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis import statistics
+from lrbench.analysis.check import statistics
 from lrbench.bench import clock
 from lrbench.bench.environment import DeviceState
 
@@ -99,7 +99,7 @@ def test_the_cuda_clock_agrees_with_a_kernel_of_known_traffic() -> None:
     """Copying a GiB takes as long as its traffic at 50 to 100 % of the device's bandwidth, cold cache included."""
     import torch
 
-    from lrbench.analysis.accelerators import get_accelerator, match_device
+    from lrbench.analysis.accelerators.known import get_accelerator, match_device
 
     key = match_device(torch.cuda.get_device_name())
     if key is None:

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from lrbench.analysis import counts, runtime_model
-from lrbench.analysis.accelerators import get_accelerator
-from lrbench.bench.case import Case, Record
+from lrbench.analysis import counts
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.model import runtime_model
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import get_operation
+from lrbench.results.schema import Case, Record
 
 CASE = Case(
     kernel="tfla", op="mlstm_sig", impl="tfla", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
@@ -83,7 +84,7 @@ def test_without_a_target_there_is_no_model_time() -> None:
 
 def test_provider_version_and_same_math() -> None:
     from lrbench import __version__
-    from lrbench.bench import baselines
+    from lrbench.kernels import baselines
 
     ours = record(2.0)
     assert (ours.provider_version, ours.same_math) == (__version__, True)

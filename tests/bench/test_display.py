@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lrbench.bench import display
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.test_store import FAILED, RECORD
+from lrbench.tests.results.test_store import FAILED, RECORD
 
 
 @pytest.mark.parametrize(

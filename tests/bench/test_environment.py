@@ -11,7 +11,7 @@ import pytest
 
 from lrbench import __version__
 from lrbench.bench import environment
-from lrbench.bench.case import RECORD_COLUMNS
+from lrbench.results.schema import RECORD_COLUMNS
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -81,7 +81,7 @@ def test_git_state_of_source_without_its_repository(monkeypatch: pytest.MonkeyPa
 def test_workers_do_not_see_the_package_folder() -> None:
     """``import kernels`` must not find ours: transformers asks for a package of that name."""
     package = Path(environment.__file__).resolve().parent.parent
-    code = "import importlib.util, lrbench.bench.case; print(importlib.util.find_spec('kernels'))"
+    code = "import importlib.util, lrbench.results.schema; print(importlib.util.find_spec('kernels'))"
     finished = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=package, env=environment.worker_environ()
     )

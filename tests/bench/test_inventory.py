@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from lrbench.bench import baselines, inventory
-from lrbench.bench.baselines.spec import KnownBad
-from lrbench.kernels import FAMILIES
+from lrbench.bench import inventory
+from lrbench.kernels import FAMILIES, baselines
+from lrbench.kernels.baselines.spec import KnownBad
 from lrbench.tests.bench.test_sweep import ENVIRONMENT
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis.compare import compare
+from lrbench.analysis.check.compare import compare
 from lrbench.bench import live, plan
 from lrbench.bench.environment import DeviceState, current_environment
 from lrbench.bench.plan import PlannedCase

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lrbench.bench import commands, ncu, plan, profiling, store, worker
-from lrbench.bench.baselines.spec import Runnable
+from lrbench.bench import commands, ncu, plan, profiling, worker
 from lrbench.bench.environment import Environment
 from lrbench.bench.ncu import KernelCounts
 from lrbench.bench.profiling import ProfileRow, split_cases
+from lrbench.kernels.baselines.spec import Runnable
+from lrbench.results import store
 from lrbench.tests.bench import faults
 
 H200 = Environment(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lrbench.bench import recount, store
-from lrbench.bench.case import Record
+from lrbench.bench import recount
+from lrbench.results import store
+from lrbench.results.schema import Record
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 RECORD = Record(

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.analysis.roofs import RoofRow
-from lrbench.bench import store, sweep
-from lrbench.bench.case import Record
+from lrbench.analysis.accelerators.roofs import RoofRow
+from lrbench.bench import sweep
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.sweep import Outcome, Settings
+from lrbench.results import store
+from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
 
 ENVIRONMENT = Environment(

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from lrbench.bench import check, worker
-from lrbench.bench.case import Case
 from lrbench.bench.protocol import decode_request, encode_request
 from lrbench.kernels import Implementation, get_operation
 from lrbench.kernels.gated_mlp.config import interleaved_config
 from lrbench.kernels.gated_mlp.reference import interleave
+from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from lrbench import kernels
 from lrbench.bench import check
-from lrbench.bench.case import Case
 from lrbench.bench.worker import prepare
 from lrbench.kernels import FAMILIES, Implementation, Operation, get_operation, resolve
 from lrbench.kernels.common.device import on_device_of
 from lrbench.kernels.common.offline import Recorder, record_launches
+from lrbench.results.schema import Case
 from lrbench.tests.kernels.compiling import require_compiler
 
 MODULES = [

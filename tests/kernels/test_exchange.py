@@ -108,7 +108,7 @@ def test_whose_words_on_gpu() -> None:
 def test_many_calls_end_and_agree_on_gpu(name: str, calls: int) -> None:
     """A state that is lost or late between two programs in one of thousands of launches: a wait without an end, or
     another result. In a process of its own, which ends even then."""
-    command = [sys.executable, "-m", "lrbench.tests.kernels.many_calls", name, str(calls)]
+    command = [sys.executable, "-m", "lrbench.tests.tools.many_calls", name, str(calls)]
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
     except subprocess.TimeoutExpired as late:

@@ -1,0 +1,176 @@
+"""The accelerator ``cpu``: this machine, as it was last calibrated, else measured with numpy.
+
+What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
+OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
+``lrbench calibrate`` measures anew, with torch, which the portable implementations run on; numpy never takes the place
+of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...kernels.common.cache import cache_folder
+from .known import Accelerator, Roofs
+
+_KIB, _MIB = 1024, 1024**2
+
+
+@functools.lru_cache(maxsize=1)
+def local_cpu() -> Accelerator:
+    """Return this machine's CPU; where nothing is remembered it is measured (about a second) and remembered."""
+    roofs = recall()
+    if roofs is None:
+        measured = _measure()
+        # A calibration may have ended meanwhile, in another process.
+        roofs = recall() or measured
+        if roofs is measured:
+            remember(roofs)
+    return _accelerator(roofs)
+
+
+def remember(roofs: Roofs) -> Path | None:
+    """Write rates measured on this CPU into the cache folder; None where it cannot be written."""
+    path = cache_file()
+    data = {
+        "machine": _machine(),
+        "matrix_flops": dict(roofs.matrix_flops),
+        "bandwidth_bytes_s": roofs.bandwidth_bytes_s,
+        "source": roofs.source,
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(data, indent=2), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        return None
+    return path
+
+
+def recall() -> Roofs | None:
+    """Return the remembered rates of this CPU, or None where there are none for this machine."""
+    try:
+        data = json.loads(cache_file().read_text(encoding="utf-8"))
+        if data["machine"] != _machine():
+            return None
+        return Roofs(
+            matrix_flops=MappingProxyType({str(name): float(rate) for name, rate in data["matrix_flops"].items()}),
+            bandwidth_bytes_s=float(data["bandwidth_bytes_s"]),
+            source=str(data["source"]),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # Whatever is wrong with the file, measuring anew mends it.
+        return None
+
+
+def cache_file() -> Path:
+    """Return the path of the file that remembers this CPU: one for each machine, home folders being shared."""
+    return cache_folder() / f"cpu-{hashlib.sha256(json.dumps(_machine()).encode()).hexdigest()[:12]}.json"
+
+
+def _accelerator(roofs: Roofs) -> Accelerator:
+    """The vector rate is the fp32 matrix rate: the same units do both."""
+    return Accelerator(
+        key="cpu",
+        name=_model(),
+        part="this machine",
+        matrix_flops=roofs.matrix_flops,
+        vector_flops=roofs.vector_flops or roofs.matrix_flops["fp32"],
+        bandwidth_bytes_s=roofs.bandwidth_bytes_s,
+        l2_bytes=cache_bytes(level=3) or 32 * _MIB,
+        smem_bytes=cache_bytes(level=1) or 32 * _KIB,
+        sms=_cores(),
+        source=roofs.source,
+    )
+
+
+def _measure() -> Roofs:
+    """Measure fp32 and fp64 matrix products and a copy out of the caches' reach, with the threads of numpy's BLAS.
+
+    16-bit rates are missing: numpy has no such product.
+    """
+    import numpy as np
+
+    rates = {}
+    for dtype, size in (("fp32", 1024), ("fp64", 768)):
+        operand = np.random.default_rng(0).standard_normal((size, size)).astype(f"f{4 if dtype == 'fp32' else 8}")
+        out = np.empty_like(operand)
+        rates[dtype] = 2 * size**3 / _best_seconds(functools.partial(np.matmul, operand, operand, out=out))
+    source = np.ones(16 * _MIB, dtype=np.float64)
+    target = np.empty_like(source)
+    seconds = _best_seconds(functools.partial(np.copyto, target, source))
+    when = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Roofs(
+        matrix_flops=MappingProxyType(rates),
+        bandwidth_bytes_s=2 * source.nbytes / seconds,
+        source=f"measured {when} with numpy: 1024^3 fp32 and 768^3 fp64 matrix product, 128 MiB copy, best of a few "
+        "runs; lrbench calibrate measures it with torch",
+    )
+
+
+def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
+    """Return the shortest time of a call within ``budget_s``, at least ``repeats`` of them: load only lengthens it."""
+    best, end = float("inf"), time.perf_counter() + budget_s
+    while repeats > 0 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+        repeats -= 1
+    return best
+
+
+def _machine() -> dict[str, Any]:
+    """What the rates hold for."""
+    return {"model": _model(), "cores": _cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def cache_bytes(level: int) -> int | None:
+    """Return the size of the first core's data or unified cache of ``level`` as Linux states it, or None."""
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((index / "level").read_text()) != level or (index / "type").read_text().strip() == "Instruction":
+                continue
+            size = (index / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if match:
+            return int(match.group(1)) * {"": 1, "K": _KIB, "M": _MIB, "G": 1024 * _MIB}[match.group(2)]
+    return None
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that can be taken without swapping, as Linux states it, else half of all."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
+        if match:
+            return int(match.group(1)) * _KIB
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -1,0 +1,191 @@
+"""Measured roofs: the rates a device reached in a calibration, stored as rows of their own, to stand beside its
+specification or in its place.
+
+``lrbench calibrate`` writes ``roofs.parquet``, a sweep on a GPU ``<run>.roofs.parquet`` beside its rows. One row is one
+rate: a large copy, a square matrix product of one dtype, or chains of fused multiply-adds. A run of the bars writes the
+copies that its settings are held to as rows of the same kind, ``<run>.copies.parquet``; they are no calibration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...results import store
+from .known import Accelerator, Roofs
+
+ROOFS_VERSION = 1
+FILE_NAME = "roofs.parquet"
+CHOICES = "spec, measured, or a file or folder with a calibration"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoofRow:
+    """One measured rate. Field order is column order; units are in the names.
+
+    Attributes:
+        run_id: the calibration, or the sweep or run of the bars that it was made for.
+        quantity: copy (device to device, bytes read plus written), matmul (square), or fma (fp32 multiply-adds on
+            registers).
+        dtype: what is multiplied: fp64, fp32, tf32, fp16, bf16; None for a copy.
+        size: side of the matrices, bytes of the copied buffer, or number of multiply-adds.
+        unit: FLOP/s or bytes/s.
+        rate: work over the median time; ``best_rate``: over the shortest.
+        spec_rate: the specification's figure for the same, where there is one.
+        short: whether it is a short form, as a sweep takes it.
+        beside: the setting of the bars that a copy was timed before or after; None in a calibration.
+    """
+
+    run_id: str
+    measured_at: str
+    quantity: str
+    dtype: str | None = None
+    size: int
+    unit: str
+    rate: float
+    best_rate: float
+    spec_rate: float | None = None
+    short: bool
+    beside: str | None = None
+    time_ms: float
+    time_p20_ms: float
+    time_p80_ms: float
+    time_ci_low_ms: float
+    time_ci_high_ms: float
+    time_samples_ms: list[float]
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: str | None = None
+    device_kind: str
+    device_name: str
+    device_accelerator: str | None = None
+    torch_version: str | None = None
+    triton_version: str | None = None
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    python_version: str | None = None
+    lrbench_version: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    roofs_version: int = ROOFS_VERSION
+
+
+def check_output(path: Path) -> None:
+    """Raise ValueError where ``path`` holds something else than calibrations, OSError where it cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        store.read_file(path, RoofRow, what="calibration")
+
+
+def write_roofs(rows: Iterable[RoofRow], path: Path) -> None:
+    """Add rows to the calibrations in ``path``, which is replaced as a whole: readers see the old file or the new.
+
+    Raises:
+        ValueError: the file is there and holds something else.
+    """
+    check_output(path)
+    before = store.read_file(path, RoofRow, what="calibration").to_pylist() if path.exists() else []
+    store.write_parquet([*before, *map(dataclasses.asdict, rows)], path, RoofRow)
+
+
+def as_roofs(rows: Sequence[RoofRow] | Sequence[dict[str, Any]], *, where: str) -> Roofs:
+    """Return the rates of one calibration's rows; ``where`` they are stored goes into the source."""
+    each = [dataclasses.asdict(row) if isinstance(row, RoofRow) else row for row in rows]
+    rates = {(row["quantity"], row["dtype"]): row["rate"] for row in each}
+    about = each[0]
+    versions = [f"driver {about['driver_version']}"] if about["driver_version"] else []
+    versions += [f"torch {about['torch_version']}"] if about["torch_version"] else []
+    form = "short calibration" if about["short"] else "calibration"
+    return Roofs(
+        matrix_flops=MappingProxyType({dtype: rate for (what, dtype), rate in rates.items() if what == "matmul"}),
+        bandwidth_bytes_s=rates["copy", None],
+        vector_flops=rates.get(("fma", "fp32")),
+        source=f"{form} of {about['measured_at']} on {about['device_name']} ({', '.join(versions)}), {where}",
+    )
+
+
+def stored_roofs(paths: Iterable[Path] | None = None) -> dict[str, Roofs]:
+    """Return the newest stored calibration of every accelerator that has one, by key.
+
+    Args:
+        paths: files, or folders looked through for ``roofs.parquet`` and ``*.roofs.parquet``; None: the committed
+            results, and those of the working directory (``results/``).
+
+    Raises:
+        ValueError: a file holds no calibration.
+        FileNotFoundError: a path does not exist.
+    """
+    runs: dict[tuple[str, str], tuple[list[dict[str, Any]], Path]] = {}
+    for path in _calibration_files(_default_folders() if paths is None else paths):
+        for row in store.read_file(path, RoofRow, what="calibration").drop(["time_samples_ms"]).to_pylist():
+            if row["device_accelerator"] is not None:
+                runs.setdefault((row["device_accelerator"], row["run_id"]), ([], path))[0].append(row)
+    newest: dict[str, Roofs] = {}
+    for (key, _), (rows, path) in sorted(runs.items(), key=lambda item: item[1][0][-1]["measured_at"]):
+        if {"copy", "matmul"} <= {row["quantity"] for row in rows}:
+            newest[key] = as_roofs(rows, where=_shown(path))
+    return newest
+
+
+def with_stored_roofs(accelerator: Accelerator) -> Accelerator:
+    """Return the accelerator with the newest stored calibration as its measured roofs, where there is one.
+
+    Not the CPU: calibrations of other machines' CPUs may lie among the results.
+    """
+    stored = None if accelerator.key == "cpu" else stored_roofs().get(accelerator.key)
+    return accelerator if stored is None else dataclasses.replace(accelerator, measured=stored)
+
+
+def with_roofs(accelerator: Accelerator, choice: str) -> Accelerator:
+    """Return the accelerator with the roofs that a user chose; its ``source`` says which they are.
+
+    Args:
+        choice: spec; measured (the newest stored calibration, else the measured roofs of the specification's entry);
+            or the path of a calibration. The CPU is always as measured.
+
+    Raises:
+        ValueError: an unknown choice, or nothing was measured.
+    """
+    if choice == "spec" or (choice == "measured" and accelerator.key == "cpu"):
+        return accelerator
+    if choice == "measured":
+        found = with_stored_roofs(accelerator)
+        if found.measured is None:
+            raise ValueError(
+                f"roofs must be spec for {accelerator.key}: no calibration of one is stored (lrbench calibrate "
+                f"makes one, on such a device), got 'measured'"
+            )
+        return found.with_measured_roofs()
+    path = Path(choice)
+    if not path.exists():
+        raise ValueError(f"roofs must be {CHOICES}, got {choice!r}")
+    roofs = stored_roofs([path]).get(accelerator.key)
+    if roofs is None:
+        raise ValueError(f"roofs must hold a calibration of {accelerator.key}, got {choice} with none")
+    return dataclasses.replace(accelerator, measured=roofs).with_measured_roofs()
+
+
+def _default_folders() -> list[Path]:
+    folders = dict.fromkeys((Path(__file__).resolve().parents[2] / "results", Path("results").resolve()))
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _calibration_files(paths: Iterable[Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in paths:
+        named = (FILE_NAME, f"*.{FILE_NAME}")
+        files += sorted(f for name in named for f in path.rglob(name)) if path.is_dir() else [path]
+    return files
+
+
+def _shown(path: Path) -> str:
+    """Return the path as it is told from here or from the root of the repository."""
+    for base in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if path.resolve().is_relative_to(base):
+            return str(path.resolve().relative_to(base))
+    return str(path)

@@ -1,0 +1,377 @@
+"""Two sets of results, case by case: ratio of times with a confidence interval, and a verdict.
+
+The ratio is B's median time over A's, its interval the bootstrap's of the stored samples. With the margin m of what
+counts as equal, and the zone from 1 / (1 + m) to 1 + m, B is
+
+* ``same``: the interval lies within the zone;
+* ``faster`` or ``slower``: it does not, and lies wholly below or above 1;
+* ``unclear``: it holds 1 and reaches out of the zone.
+
+The interval is about the samples of these two runs. That a run as a whole differs from the next one by a percent or so
+is what the margin is for, and why ``compare --live`` exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...results.case_rows import (
+    CASE_COLUMNS,
+    Row,
+    describe,
+    describe_sizes,
+    device_of,
+    environment_differences,
+    newest,
+)
+from .ratios import MIN_SAMPLES, geometric_mean_interval, interval_of, ratio_interval, resampled_ratios
+from .statistics import Interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MARGIN = 0.02
+CONFIDENCE = 0.95
+VERDICTS = ("faster", "slower", "same", "unclear")
+GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A case that both sides measured; the ratio is B's time over A's."""
+
+    a: Row
+    b: Row
+    ratio: float
+    interval: Interval
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """A case that cannot be compared: which side has it ("A", "B" or "both") and why not."""
+
+    side: str
+    row: Row
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The cases that share a group's values: the geometric mean of their ratios, and how many have which verdict."""
+
+    values: Mapping[str, Any]
+    ratio: float
+    interval: Interval
+    verdicts: Mapping[str, int]
+
+    @property
+    def cases(self) -> int:
+        """Number of cases."""
+        return sum(self.verdicts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What :func:`compare` found; the last of ``groups`` holds every case."""
+
+    pairs: tuple[Pair, ...]
+    unmatched: tuple[Unmatched, ...]
+    groups: tuple[Group, ...]
+    environment: tuple[str, ...]
+    margin: float
+    confidence: float
+
+
+def time_interval(new: Row, old: Row, *, confidence: float) -> Interval:
+    """Return the interval of the ratio of two rows' times.
+
+    Rows without samples fall back on their medians' intervals, which is wider; without these nothing is known.
+    """
+    if new["time_samples_ms"] and old["time_samples_ms"]:
+        return ratio_interval(new["time_samples_ms"], old["time_samples_ms"], confidence=confidence)
+    ends = [row[name] for row in (new, old) for name in ("time_ci_low_ms", "time_ci_high_ms")]
+    if any(end is None for end in ends) or ends[2] <= 0:
+        return Interval(low=0.0, high=math.inf, confidence=confidence)
+    return Interval(low=ends[0] / ends[3], high=ends[1] / ends[2], confidence=confidence)
+
+
+def judge(interval: Interval, margin: float) -> str:
+    """Return faster, slower, same or unclear, as this module says."""
+    if interval.low >= 1 / (1 + margin) and interval.high <= 1 + margin:
+        return "same"
+    if interval.high < 1:
+        return "faster"
+    return "slower" if interval.low > 1 else "unclear"
+
+
+def compare(
+    a: Sequence[Row],
+    b: Sequence[Row],
+    *,
+    by: Sequence[str] = ("op", "mode"),
+    ignore: Sequence[str] = (),
+    margin: float = MARGIN,
+    confidence: float = CONFIDENCE,
+) -> Comparison:
+    """Match two sets of rows by case and compare their times.
+
+    Where the sides have no implementation in common, cases match without it. Where several rows of a side match, as
+    they do when ``ignore`` names the chunk length, the fastest counts; of one case measured repeatedly, the newest row.
+
+    Args:
+        by: columns that group the geometric means.
+        ignore: columns of a case by which cases need not agree.
+        margin: relative difference that counts as equal.
+
+    Raises:
+        ValueError: a side is empty, an unknown column, a margin that is no positive number, or no case matches.
+    """
+    _check_columns("by", by, GROUP_COLUMNS)
+    _check_columns("ignore", ignore, CASE_COLUMNS)
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin must be a positive number such as 0.02, got {margin}")
+    if not a or not b:
+        raise ValueError(f"both sides must have rows, got {len(a)} and {len(b)}")
+    columns = _key_columns(a, b, ignore)
+    sides = (_by_key(a, columns), _by_key(b, columns))
+    pairs, unmatched = [], []
+    for key, first in sides[0].items():
+        second = sides[1].get(key)
+        if second is None:
+            continue
+        failure = _failure(first, second)
+        if failure is not None:
+            unmatched.append(failure)
+            continue
+        interval = time_interval(second, first, confidence=confidence)
+        ratio = second["time_ms"] / first["time_ms"]
+        pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=judge(interval, margin)))
+    for index, side in enumerate("AB"):
+        unmatched += _lonely(side, sides[index], sides[1 - index], columns)
+    if not pairs:
+        reasons = Counter(each.reason for each in unmatched)
+        text = "; ".join(reason for reason, _ in reasons.most_common(3))
+        raise ValueError(f"no case of A matches one of B ({text}); --ignore COLUMN leaves a column out")
+    return Comparison(
+        pairs=tuple(pairs),
+        unmatched=tuple(unmatched),
+        groups=tuple(_groups(pairs, by, confidence)),
+        environment=tuple(environment_differences([(pair.a, pair.b) for pair in pairs])),
+        margin=margin,
+        confidence=confidence,
+    )
+
+
+def _check_columns(name: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for column in given:
+        if column not in known:
+            raise ValueError(f"{name} must be columns out of {', '.join(known)}, got {column!r}")
+
+
+def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that cases match by; devices do not hinder where the sides have none in common."""
+
+    def apart(column: str) -> bool:
+        return {row[column] for row in a}.isdisjoint(row[column] for row in b)
+
+    dropped = {*ignore, *(("impl",) if apart("impl") else ())}
+    device = () if apart("device_accelerator") else ("device_accelerator",)
+    return (*(name for name in CASE_COLUMNS if name not in dropped), *device)
+
+
+def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
+    """Return one row per key: newest of every case on a device, then the fastest that was measured."""
+    by_device: dict[Any, list[Row]] = {}
+    for row in rows:
+        by_device.setdefault(device_of(row), []).append(row)
+    chosen: dict[tuple[Any, ...], Row] = {}
+    for row in (row for group in by_device.values() for row in newest(group).values()):
+        key = _key(row, columns)
+        if key not in chosen or _rank(row) < _rank(chosen[key]):
+            chosen[key] = row
+    return chosen
+
+
+def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
+    values = {name: row[name] for name in columns}
+    if "impl" not in columns and "state_dtype" in values:
+        # An outside package that has no choice of state dtype leaves it null; its states are float32.
+        values["state_dtype"] = values["state_dtype"] or "fp32"
+    return tuple(values.values())
+
+
+def _rank(row: Row) -> tuple[bool, float]:
+    measured = row["status"] == "ok" and row["time_ms"] is not None
+    return not measured, row["time_ms"] if measured else math.inf
+
+
+def _failure(a: Row, b: Row) -> Unmatched | None:
+    failed = {side: row for side, row in (("A", a), ("B", b)) if _rank(row)[0]}
+    if not failed:
+        return None
+    reason = "; ".join(
+        f"{side} is {row['status']}" + (f": {row['reason']}" if row["reason"] else "") for side, row in failed.items()
+    )
+    return Unmatched(side="both", row=b if len(failed) == 1 and "A" in failed else a, reason=reason)
+
+
+def _lonely(
+    side: str, rows: Mapping[tuple[Any, ...], Row], others: Mapping[tuple[Any, ...], Row], columns: Sequence[str]
+) -> Iterable[Unmatched]:
+    """Yield the cases that the other side lacks, with the one column, if there is one, by which it only just does."""
+    other = "B" if side == "A" else "A"
+    near: dict[tuple[int, tuple[Any, ...]], list[Any]] = {}
+    for key in others:
+        for index in range(len(columns)):
+            near.setdefault((index, key[:index] + key[index + 1 :]), []).append(key[index])
+    # Chunk length and implementation first: these are what users forget to leave out.
+    order = sorted(range(len(columns)), key=lambda i: (columns[i] not in ("chunk_size", "impl", "op"), i))
+    for key, row in rows.items():
+        if key in others:
+            continue
+        reason = f"not in {other}"
+        for index in order:
+            values = near.get((index, key[:index] + key[index + 1 :]))
+            if values:
+                listed = ", ".join(
+                    "none" if v is None else str(v) for v in sorted(values, key=lambda v: (str(type(v)), v))
+                )
+                reason = f"{other} has it with {columns[index]} {listed} only"
+                break
+        yield Unmatched(side=side, row=row, reason=reason)
+
+
+def _groups(pairs: Sequence[Pair], by: Sequence[str], confidence: float) -> Iterable[Group]:
+    groups: dict[tuple[Any, ...], list[tuple[Pair, NDArray[Any] | None]]] = {}
+    everything = [(pair, _estimates(pair)) for pair in pairs]
+    for entry in everything:
+        groups.setdefault(tuple(entry[0].a[name] for name in by), []).append(entry)
+    for values, entries in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
+        yield _group(dict(zip(by, values, strict=True)), entries, confidence)
+    yield _group({}, everything, confidence)
+
+
+def _estimates(pair: Pair) -> NDArray[Any] | None:
+    samples = (pair.b["time_samples_ms"] or (), pair.a["time_samples_ms"] or ())
+    return resampled_ratios(*samples) if min(map(len, samples)) >= MIN_SAMPLES else None
+
+
+def _group(values: Mapping[str, Any], entries: Sequence[tuple[Pair, NDArray[Any] | None]], confidence: float) -> Group:
+    ratio = math.exp(sum(math.log(pair.ratio) for pair, _ in entries) / len(entries))
+    known = [estimates for _, estimates in entries if estimates is not None]
+    if len(known) == len(entries):
+        single = interval_of(known[0], confidence) if len(known) == 1 else None
+        interval = single or geometric_mean_interval(known, confidence=confidence)
+    else:
+        interval = Interval(low=0.0, high=math.inf, confidence=confidence)
+    counted = Counter(pair.verdict for pair, _ in entries)
+    return Group(values=values, ratio=ratio, interval=interval, verdicts={name: counted[name] for name in VERDICTS})
+
+
+def case_rows(found: Comparison) -> list[dict[str, Any]]:
+    """Return the compared cases as rows to print; a case's implementation is B's where the sides differ."""
+    return [
+        {
+            "op": _both(pair, "op"),
+            "impl": _both(pair, "impl"),
+            "mode": _both(pair, "mode"),
+            "case": describe_sizes(pair.a)
+            if _same_sizes(pair)
+            else f"{describe_sizes(pair.a)} | {describe_sizes(pair.b)}",
+            "a_ms": pair.a["time_ms"],
+            "b_ms": pair.b["time_ms"],
+            "ratio": pair.ratio,
+            **_ends(pair.interval),
+            "verdict": pair.verdict,
+        }
+        for pair in found.pairs
+    ]
+
+
+def group_rows(found: Comparison) -> list[dict[str, Any]]:
+    """Return the geometric means as rows to print."""
+    rows = []
+    for group in found.groups:
+        names = group.values or {next(iter(found.groups[0].values), "group"): "all"}
+        rows.append({**names, "cases": group.cases, "ratio": group.ratio, **_ends(group.interval), **group.verdicts})
+    return rows
+
+
+def unmatched_rows(found: Comparison) -> list[dict[str, Any]]:
+    """Return what could not be compared as rows to print, equal reasons together."""
+    counted: Counter[tuple[Any, ...]] = Counter()
+    example: dict[tuple[Any, ...], Row] = {}
+    for each in found.unmatched:
+        key = (each.side, each.row["op"], each.row["impl"], each.row["mode"], each.reason)
+        counted[key] += 1
+        example.setdefault(key, each.row)
+    return [
+        {
+            "in": side,
+            "op": op,
+            "impl": impl,
+            "mode": mode,
+            "cases": n,
+            "reason": reason,
+            "such as": describe_sizes(example[key]),
+        }
+        for key, n in counted.most_common()
+        for side, op, impl, mode, reason in (key,)
+    ]
+
+
+def as_dict(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as one JSON object."""
+    cases = [
+        {
+            "a": _identity(pair.a),
+            "b": _identity(pair.b),
+            "a_ms": pair.a["time_ms"],
+            "b_ms": pair.b["time_ms"],
+            "ratio": pair.ratio,
+            **_ends(pair.interval),
+            "verdict": pair.verdict,
+        }
+        for pair in found.pairs
+    ]
+    groups = [
+        {"group": dict(g.values), "cases": g.cases, "ratio": g.ratio, **_ends(g.interval), **g.verdicts}
+        for g in found.groups
+    ]
+    return {
+        "ratio": "time of B / time of A",
+        "margin": found.margin,
+        "confidence": found.confidence,
+        "cases": cases,
+        "groups": groups,
+        "unmatched": [
+            {"side": each.side, "case": describe(each.row), "case_id": each.row["case_id"], "reason": each.reason}
+            for each in found.unmatched
+        ],
+        "environment": list(found.environment),
+    }
+
+
+def _identity(row: Row) -> dict[str, Any]:
+    names = ("case_id", "run_id", "git_commit", "device_accelerator", *CASE_COLUMNS)
+    return {name: row[name] for name in names if row[name] is not None}
+
+
+def _ends(interval: Interval) -> dict[str, float | None]:
+    """Return the ends as columns; an unknown interval has none."""
+    known = math.isfinite(interval.high)
+    return {"low": interval.low if known else None, "high": interval.high if known else None}
+
+
+def _both(pair: Pair, name: str) -> str:
+    first, second = pair.a[name], pair.b[name]
+    return str(first) if first == second else f"{first} | {second}"
+
+
+def _same_sizes(pair: Pair) -> bool:
+    return describe_sizes(pair.a) == describe_sizes(pair.b)

@@ -1,0 +1,165 @@
+"""The gate's findings as rows, as one JSON object, as JUnit XML, and as Markdown for a step summary or a comment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from ...results.case_rows import describe_sizes
+from .regression import CaseResult, GateResult, Metric, describe_case, summary
+
+QUIET = ("ok", "new", "not measured")
+"""Verdicts that a table for people leaves out."""
+
+MAX_MARKDOWN_ROWS = 100
+"""A step summary may have 1 MiB, a comment 65,536 characters."""
+
+
+def noteworthy(found: GateResult) -> tuple[CaseResult, ...]:
+    """Return the cases that people want to see: all but those where nothing happened, and allowed absences."""
+    return tuple(
+        case for case in found.cases if case.verdict in found.failing or case.verdict not in (*QUIET, "missing")
+    )
+
+
+def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
+    """Return cases as rows to print."""
+    rows = []
+    for case in cases:
+        time = case.metric("time_ms")
+        rows.append(
+            {
+                "verdict": case.verdict,
+                "op": case.row["op"],
+                "impl": case.row["impl"],
+                "mode": case.row["mode"],
+                "case": describe_sizes(case.row),
+                "old_ms": time.old if time else None,
+                "new_ms": time.new if time else None,
+                "ratio": time.ratio if time else None,
+                "low": _end(time.low) if time else None,
+                "high": _end(time.high) if time else None,
+                "reason": case.reason,
+            }
+        )
+    return rows
+
+
+def as_dict(found: GateResult) -> dict[str, Any]:
+    """Return the findings as one JSON object."""
+    return {
+        "passed": found.passed,
+        "accelerator": found.accelerator,
+        "counts": found.counts,
+        "failing_verdicts": list(found.failing),
+        "environment": list(found.environment),
+        "cases": [
+            {
+                "case_id": case.row["case_id"],
+                "case": describe_case(case),
+                "verdict": case.verdict,
+                "reason": case.reason,
+                "measured_again": case.measured_again,
+                "metrics": [_metric_dict(metric) for metric in case.metrics],
+            }
+            for case in found.cases
+        ],
+    }
+
+
+def _metric_dict(metric: Metric) -> dict[str, Any]:
+    return {
+        "name": metric.name,
+        "old": metric.old,
+        "new": metric.new,
+        "ratio": metric.ratio,
+        "low": _end(metric.low),
+        "high": _end(metric.high),
+        "limit": metric.limit,
+        "verdict": metric.verdict,
+    }
+
+
+def _end(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def junit_xml(found: GateResult) -> str:
+    """Return the findings as JUnit XML: a failure for what fails, skipped for what is unclear or absent by leave."""
+    failures = sum(case.verdict in found.failing for case in found.cases)
+    skipped = sum(_is_skipped(case, found) for case in found.cases)
+    counts = {"tests": str(len(found.cases)), "failures": str(failures), "skipped": str(skipped), "errors": "0"}
+    root = ElementTree.Element("testsuites", {"name": "lrbench check", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": f"lrbench check on {found.accelerator}", **counts})
+    if found.environment:
+        properties = ElementTree.SubElement(suite, "properties")
+        for line in found.environment:
+            name, _, value = line.partition(": ")
+            ElementTree.SubElement(properties, "property", {"name": _printable(name), "value": _printable(value)})
+    for case in found.cases:
+        row = case.row
+        time = case.metric("time_ms")
+        attributes = {
+            "classname": _printable(f"{row['op']}.{row['impl']}.{row['mode']}"),
+            "name": _printable(describe_sizes(row)),
+            "time": f"{(time.new if time else 0.0) / 1e3:.6f}",
+        }
+        element = ElementTree.SubElement(suite, "testcase", attributes)
+        message = _printable(f"{case.verdict}: {case.reason}")
+        if case.verdict in found.failing:
+            failure = ElementTree.SubElement(element, "failure", {"message": message, "type": case.verdict})
+            failure.text = _printable(describe_case(case))
+        elif _is_skipped(case, found):
+            ElementTree.SubElement(element, "skipped", {"message": message})
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _is_skipped(case: CaseResult, found: GateResult) -> bool:
+    return case.verdict in ("unclear", "missing", "not measured") and case.verdict not in found.failing
+
+
+def _printable(text: str) -> str:
+    """Return a text without the control characters that XML cannot hold; reasons quote the output of compilers."""
+    return "".join(
+        c if c in "\t\n" or (c >= " " and not "\ud800" <= c <= "\udfff" and c < "\ufffe") else "?" for c in text
+    )
+
+
+def markdown(found: GateResult) -> str:
+    """Return the findings as Markdown: the outcome, what differs between the environments, and a table of cases."""
+    lines = [f"### lrbench check {summary(found)}", ""]
+    if found.environment:
+        lines += ["The environments differ (baseline | run), which may be the cause:", ""]
+        lines += [f"- {_escaped(line)}" for line in found.environment] + [""]
+    cases = noteworthy(found)
+    if cases:
+        lines += ["| | case | old ms | new ms | ratio (90 % interval) | why |", "|---|---|---:|---:|---:|---|"]
+        lines += [_markdown_row(case, case.verdict in found.failing) for case in cases[:MAX_MARKDOWN_ROWS]]
+        lines.append("")
+    if len(cases) > MAX_MARKDOWN_ROWS:
+        lines += [f"and {len(cases) - MAX_MARKDOWN_ROWS} more", ""]
+    return "\n".join(lines)
+
+
+def _markdown_row(case: CaseResult, fails: bool) -> str:
+    time = case.metric("time_ms")
+    numbers = ["", "", ""]
+    if time is not None:
+        ends = f" ({time.low:.3f} to {time.high:.3f})" if math.isfinite(time.high) else ""
+        numbers = [f"{time.old:.4g}", f"{time.new:.4g}", f"{time.ratio:.3f}{ends}"]
+    verdict = f"**{case.verdict}**" if fails else case.verdict
+    return f"| {verdict} | {_escaped(describe_case(case))} | {' | '.join(numbers)} | {_escaped(case.reason)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add text to a file, as a step summary wants it."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text + "\n")

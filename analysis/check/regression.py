@@ -1,0 +1,270 @@
+"""The regression gate: a run against a baseline, case by case, over time, peak memory, numerical error and status.
+
+A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old, bootstrap of the stored
+samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not merely slower. If the
+interval holds the threshold the case is unclear; it fails nothing unless that is asked for. Memory, error and counts
+are no random quantities and are held to their thresholds as they are.
+
+Many cases, one verdict. A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case
+must be far rarer than one in a hundred runs. The distance to the threshold sees to that rather than a correction of the
+confidence: with 1 % noise and 10 samples the ratio of two medians scatters by 0.6 %, and a false alarm at a threshold
+of 2.5 % needs 3.3 %.
+
+What the interval does not see is what shifts all samples of a case in a run: clocks, placement in memory, the process,
+another day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is
+about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
+twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
+threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...results.case_rows import Row, describe, device_of, environment_differences, newest
+from .compare import time_interval
+from .thresholds import Limits, Thresholds
+
+CONFIDENCE = 0.90
+"""Of the two-sided interval, each end of which is a one-sided bound of 95 %."""
+
+BROKEN = ("oom", "crash", "timeout", "error", "incorrect")
+VERDICTS = ("failed", "missing", "regression", "unclear", "improved", "fixed", "new", "not measured", "ok")
+"""Of a case, the gravest first."""
+
+FAILING = ("failed", "missing", "regression")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One quantity of a case.
+
+    Attributes:
+        name: time_ms, peak_memory_bytes, rel_error, flops, tensor_flops or bytes.
+        ratio: new / old, with the ends of its interval (equal to it where nothing is random).
+        limit: the ratio tolerated.
+        verdict: ok, improved, regression or unclear.
+    """
+
+    name: str
+    old: float
+    new: float
+    ratio: float
+    low: float
+    high: float
+    limit: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """The verdict on a case, one of :data:`VERDICTS`, and why."""
+
+    row: Row
+    verdict: str
+    reason: str
+    metrics: tuple[Metric, ...] = ()
+    measured_again: bool = False
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the quantity called ``name`` where it was compared."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """What :func:`check` found; the cases stand with the gravest first."""
+
+    cases: tuple[CaseResult, ...]
+    accelerator: str
+    environment: tuple[str, ...]
+    failing: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cases have which verdict."""
+        counted = Counter(case.verdict for case in self.cases)
+        return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+    @property
+    def failures(self) -> tuple[CaseResult, ...]:
+        """The cases that fail the check."""
+        return tuple(case for case in self.cases if case.verdict in self.failing)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no case fails the check."""
+        return not self.failures
+
+
+def on_one_device(new: Sequence[Row], old: Sequence[Row]) -> tuple[str, list[Row]]:
+    """Return the device of the new rows and the old rows of that device.
+
+    Raises:
+        ValueError: a side is empty, the new rows are of several devices, or the baseline has none of theirs.
+    """
+    if not new or not old:
+        raise ValueError(f"the run and the baseline must have rows, got {len(new)} and {len(old)}")
+    devices = sorted({device_of(row) for row in new})
+    if len(devices) > 1:
+        raise ValueError(f"the run must be of one accelerator, got {', '.join(devices)}")
+    kept = [row for row in old if device_of(row) == devices[0]]
+    if not kept:
+        others = ", ".join(sorted({device_of(row) for row in old}))
+        raise ValueError(f"the run was measured on {devices[0]} and the baseline on {others}: they are not comparable")
+    return devices[0], kept
+
+
+def check(
+    new: Sequence[Row],
+    old: Sequence[Row],
+    thresholds: Thresholds,
+    *,
+    allow_missing: bool = False,
+    fail_unclear: bool = False,
+    measured_again: Iterable[str] = (),
+) -> GateResult:
+    """Hold a run against a baseline; of cases that were measured repeatedly the newest row counts.
+
+    Args:
+        allow_missing: whether cases of the baseline may be absent from the run.
+        fail_unclear: whether unclear cases fail the check.
+        measured_again: ids of the cases whose new rows were measured again.
+
+    Raises:
+        ValueError: the sides are of different accelerators, or have no case in common.
+    """
+    device, kept = on_one_device(new, old)
+    after, before = newest(new), newest(kept)
+    common = [case_id for case_id in before if case_id in after]
+    if not common:
+        raise ValueError(
+            f"the run and the baseline must have a case in common, got {len(after)} and {len(before)} others"
+        )
+    again = set(measured_again)
+    results = [_judge(after[each], before[each], thresholds, again=each in again) for each in common]
+    results += [
+        CaseResult(row=row, verdict="missing", reason="the run has no such case")
+        for case_id, row in before.items()
+        if case_id not in after and row["status"] == "ok"
+    ]
+    results += [
+        CaseResult(row=row, verdict="new", reason="the baseline has no such case")
+        for case_id, row in after.items()
+        if case_id not in before
+    ]
+    dropped = {"missing"} if allow_missing else set()
+    failing = tuple(v for v in FAILING if v not in dropped) + (("unclear",) if fail_unclear else ())
+    return GateResult(
+        cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_gravity(case)))),
+        accelerator=device,
+        environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
+        failing=failing,
+    )
+
+
+def _gravity(case: CaseResult) -> tuple[int, float]:
+    return VERDICTS.index(case.verdict), -max((metric.ratio / metric.limit for metric in case.metrics), default=0.0)
+
+
+def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseResult:
+    was_ok, is_ok = old["status"] == "ok", new["status"] == "ok"
+    said = f"{new['status']}" + (f": {new['reason']}" if new["reason"] else "")
+    if was_ok and new["status"] in BROKEN:
+        return CaseResult(row=new, verdict="failed", reason=f"was ok, is {said}", measured_again=again)
+    if was_ok and not is_ok:
+        return CaseResult(row=new, verdict="missing", reason=f"was ok, is {said}", measured_again=again)
+    if not was_ok:
+        verdict = "fixed" if is_ok else "not measured"
+        return CaseResult(row=new, verdict=verdict, reason=f"was {old['status']}, is {said}", measured_again=again)
+    metrics = tuple(_metrics(new, old, thresholds.limits(new)))
+    verdict = "ok"
+    for candidate in ("regression", "unclear", "improved"):
+        if any(metric.verdict == candidate for metric in metrics):
+            verdict = candidate
+            break
+    reason = "; ".join(_in_words(metric) for metric in metrics if metric.verdict == verdict != "ok")
+    if new["suspect"] and not old["suspect"] and verdict in ("ok", "improved"):
+        # Faster than the hardware allows is no improvement to rely on.
+        verdict, reason = "unclear", f"suspect: {new['suspect']}"
+    return CaseResult(row=new, verdict=verdict, reason=reason, metrics=metrics, measured_again=again)
+
+
+def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
+    if limits.time is not None and new["time_ms"] is not None and old["time_ms"]:
+        tolerated = max(limits.time, limits.min_slowdown_ms / old["time_ms"])
+        interval = time_interval(new, old, confidence=CONFIDENCE)
+        yield _metric("time_ms", new["time_ms"], old["time_ms"], tolerated, (interval.low, interval.high))
+    if limits.memory is not None and new["peak_memory_bytes"] is not None and old["peak_memory_bytes"]:
+        tolerated = max(limits.memory, limits.min_memory_bytes / old["peak_memory_bytes"])
+        yield _metric("peak_memory_bytes", new["peak_memory_bytes"], old["peak_memory_bytes"], tolerated)
+    # Errors at different shapes are no comparison.
+    comparable = new["checked"] == old["checked"] and new["rel_error"] is not None
+    if limits.error is not None and comparable and old["rel_error"] is not None:
+        # A result that was exact has no ratio to 0: it is held to the least error that counts.
+        before = old["rel_error"] or limits.min_error
+        after = new["rel_error"] if old["rel_error"] else max(new["rel_error"], before)
+        if before:
+            yield _metric("rel_error", after, before, max(limits.error, limits.min_error / before))
+    if limits.counts is not None:
+        for name in ("flops", "tensor_flops", "bytes"):
+            if new[name] is not None and old[name]:
+                yield _count(name, new[name], old[name], limits.counts)
+
+
+def _metric(name: str, new: float, old: float, tolerated: float, ends: tuple[float, float] | None = None) -> Metric:
+    """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that."""
+    ratio = new / old
+    low, high = ends or (ratio, ratio)
+    limit = 1 + tolerated
+    if low > limit:
+        verdict = "regression"
+    elif high > limit:
+        verdict = "unclear"
+    else:
+        verdict = "improved" if high < 1 / limit else "ok"
+    return Metric(name=name, old=old, new=new, ratio=ratio, low=low, high=high, limit=limit, verdict=verdict)
+
+
+def _count(name: str, new: float, old: float, tolerated: float) -> Metric:
+    """Return the verdict on a count, which may not move either way."""
+    ratio = new / old
+    verdict = "regression" if abs(ratio - 1) > tolerated else "ok"
+    return Metric(name=name, old=old, new=new, ratio=ratio, low=ratio, high=ratio, limit=1 + tolerated, verdict=verdict)
+
+
+def _in_words(metric: Metric) -> str:
+    change = f"{metric.name} {metric.old:.5g} -> {metric.new:.5g}, {metric.ratio:.3f}x"
+    if metric.name == "time_ms":
+        ends = f"{metric.low:.3f} to {metric.high:.3f}" if math.isfinite(metric.high) else "too few samples"
+        change += f" ({ends})"
+    return f"{change}, tolerated {metric.limit:.3f}x" if metric.verdict in ("regression", "unclear") else change
+
+
+def worth_measuring_again(found: GateResult) -> list[Row]:
+    """Return the rows that a second measurement may settle: unclear times, and times that regressed.
+
+    A real slowdown is there the second time as well; a shift of the whole run is not likely to be.
+    """
+    times = ((case, case.metric("time_ms")) for case in found.cases)
+    return [case.row for case, metric in times if metric is not None and metric.verdict in ("unclear", "regression")]
+
+
+def replace_rows(rows: Sequence[Row], again: Mapping[str, Row]) -> list[Row]:
+    """Return rows with those that were measured again in place of the older ones of their cases."""
+    return [row for row in rows if row["case_id"] not in again] + list(again.values())
+
+
+def summary(found: GateResult) -> str:
+    """Return the outcome in one line."""
+    allowed = {verdict: " (allowed)" for verdict in FAILING if verdict not in found.failing}
+    counted = ", ".join(f"{count} {verdict}{allowed.get(verdict, '')}" for verdict, count in found.counts.items())
+    return f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
+
+
+def describe_case(case: CaseResult) -> str:
+    """Return a case in a few words, marked where it was measured again."""
+    return describe(case.row) + (" (measured again)" if case.measured_again else "")

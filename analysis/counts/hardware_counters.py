@@ -1,0 +1,187 @@
+"""What hardware counters saw of a case beside what was counted, and why the two differ where they do.
+
+Held against the counter is what the kernels run (``executed_tensor_flops``, ``executed_bytes``: recomputation and
+padding included) where the counts know it, else what the formulation counts. The counts mean all traffic of the
+formulation; the counter sees what reaches the device memory, so bytes that the last cache serves are missing there, and
+what it could not hold until the next program asked for it is there twice. A working set that fits explains fewer bytes
+than counted, never more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import TILES, Count
+
+PROFILE_VERSION = 1
+
+FLOPS_TOLERANCE = 0.01
+BYTES_TOLERANCE = 0.15
+LARGE = 10
+"""A working set of so many last caches cannot be kept there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Sums over the kernels of one call; None where the device has no such counter.
+
+    Attributes:
+        tensor_flops: operations of the matrix units, a multiply-accumulate being 2.
+        dram_read_bytes, dram_write_bytes: device memory.
+        l2_bytes: what the last cache was asked for.
+        launches: number of kernels.
+    """
+
+    tensor_flops: float | None
+    dram_read_bytes: float | None
+    dram_write_bytes: float | None
+    l2_bytes: float | None
+    launches: int
+
+    @property
+    def dram_bytes(self) -> float | None:
+        """Bytes read from and written to device memory."""
+        if self.dram_read_bytes is None or self.dram_write_bytes is None:
+            return None
+        return self.dram_read_bytes + self.dram_write_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Measured over counted, and the reasons where that is outside the tolerances.
+
+    Attributes:
+        expected_tensor_flops, expected_bytes: what the counter was held against.
+        tensor_flops_ratio, bytes_ratio: measured / expected; None where either is missing or nothing was expected.
+        explanation: sentences; empty where all is within the tolerances.
+    """
+
+    expected_tensor_flops: float
+    expected_bytes: float
+    tensor_flops_ratio: float | None
+    bytes_ratio: float | None
+    explanation: tuple[str, ...]
+
+
+def compare(count: Count, counters: Counters, *, dtype: str, last_cache_bytes: int | None) -> Comparison:
+    """Hold counters against a count.
+
+    Args:
+        dtype: of the inputs.
+        last_cache_bytes: size of the device's last cache, None where it is not known.
+    """
+    executed = count.executed_tensor_flops
+    flops = count.tensor_flops if executed is None else executed
+    moved = count.bytes if count.executed_bytes is None else count.executed_bytes
+    flops_ratio, bytes_ratio = _ratio(counters.tensor_flops, flops), _ratio(counters.dram_bytes, moved)
+    reasons: list[str] = []
+    if flops_ratio is not None and abs(flops_ratio - 1) > FLOPS_TOLERANCE:
+        reasons += _why_flops(count, counters, flops_ratio, dtype)
+    if bytes_ratio is not None and abs(bytes_ratio - 1) > BYTES_TOLERANCE:
+        reasons += _why_bytes(count, counters, moved, bytes_ratio, last_cache_bytes)
+    return Comparison(
+        expected_tensor_flops=flops,
+        expected_bytes=moved,
+        tensor_flops_ratio=flops_ratio,
+        bytes_ratio=bytes_ratio,
+        explanation=tuple(reasons),
+    )
+
+
+def _ratio(measured: float | None, expected: float) -> float | None:
+    return None if measured is None or not expected else measured / expected
+
+
+def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> list[str]:
+    measured = counters.tensor_flops or 0.0
+    start = f"tensor FLOPs are {ratio:.3f} of the counted ones"
+    if not measured:
+        return [f"{start}: no {dtype} product ran on the matrix units"]
+    if count.executed_tensor_flops is not None:
+        others = f" (lrbench count --formulation {count.formulation} --tile)" if count.formulation in TILES else ""
+        reasons = [
+            "the kernels of this case run in other tiles or passes than those counted, which are the ones selected on "
+            f"compute capability 9.0{others}"
+        ]
+        if count.library_tensor_flops:
+            reasons.append(f"{_library(count)} are counted without the padding of their tiles")
+        return [f"{start}: {'; '.join(reasons)}"]
+    reasons = []
+    if count.recomputed_tensor_flops:
+        whole = count.tensor_flops + count.recomputed_tensor_flops
+        reasons.append(
+            f"the backward pass recomputes {_giga(count.recomputed_tensor_flops)} GFLOP on top, with which the ratio "
+            f"is {measured / whole:.3f}"
+        )
+    if ratio > 1:
+        reasons.append("tiles reach beyond the head dims, the sequence or the causal square, or products are repeated")
+    else:
+        reasons.append("part of the products ran on the vector units, or tiles without work were left out")
+    return [f"{start}: {'; '.join(reasons)}"]
+
+
+def _why_bytes(count: Count, counters: Counters, moved: float, ratio: float, last_cache_bytes: int | None) -> list[str]:
+    measured = counters.dram_bytes or 0.0
+    reasons = []
+    if ratio < 1:
+        if last_cache_bytes and count.compulsory_bytes < LARGE * last_cache_bytes:
+            reasons.append(
+                f"the working set of {_size(count.compulsory_bytes)} is "
+                f"{count.compulsory_bytes / last_cache_bytes:.1f} times the last cache, below {LARGE}, so part of the "
+                f"traffic stays in it"
+            )
+        if last_cache_bytes:
+            reasons.append(
+                f"what a kernel leaves unwritten in the cache at its end is not counted, up to "
+                f"{_size(last_cache_bytes)} for each of {counters.launches}"
+            )
+        if counters.l2_bytes is not None:
+            reasons.append(f"the last cache was asked for {_size(counters.l2_bytes)}: what it served is no traffic")
+    else:
+        reasons += _rereads(count, measured - moved)
+        if count.executed_bytes is None and count.recomputed_bytes:
+            whole = count.bytes + count.recomputed_bytes
+            reasons.append(
+                f"the backward pass reads {_size(count.recomputed_bytes)} again to recompute, with which the ratio "
+                f"is {measured / whole:.2f}"
+            )
+        if counters.l2_bytes is not None:
+            issued = moved + (count.reread_bytes or 0.0)
+            merged = ""
+            if count.reread_bytes and counters.l2_bytes < issued:
+                merged = (
+                    f" of the {_size(issued)} that programs read and write: requests that meet on the way are merged"
+                )
+            asked = f"the last cache was asked for {_size(counters.l2_bytes)}{merged}"
+            reasons.append(f"{asked}, and {measured / counters.l2_bytes:.0%} of the requests went on to the memory")
+    said = "; ".join(reasons) or "not explained by what is counted"
+    return [f"bytes are {ratio:.2f} of the counted ones: {said}"]
+
+
+def _rereads(count: Count, beyond: float) -> list[str]:
+    """Return what is known of loads that other programs do as well, ``beyond`` being the bytes above those counted.
+
+    Where a library multiplies too, whose programs also read again, nothing tells apart whose loads missed the cache.
+    """
+    again = f"programs read {_size(count.reread_bytes)} again that others have read" if count.reread_bytes else ""
+    if count.library_tensor_flops:
+        library = f"{_library(count)} read again too, in tiles that are not counted"
+        said = f"{again}, and {library}" if again else library
+        return [f"{said}: {_size(beyond)} in all missed the cache"]
+    if count.reread_bytes:
+        return [f"{again}, and {min(beyond / count.reread_bytes, 1):.0%} of that missed the cache"]
+    return []
+
+
+def _library(count: Count) -> str:
+    share = (count.library_tensor_flops or 0.0) / (count.executed_tensor_flops or 1.0)
+    return f"a library's products ({share:.0%} of the tensor FLOPs)"
+
+
+def _giga(value: float) -> str:
+    return f"{value / 1e9:.4g}"
+
+
+def _size(value: float) -> str:
+    """Return so many bytes in words."""
+    return f"{value / 1e9:.4g} GB" if value >= 1e9 else f"{value / 1e6:.4g} MB"

@@ -1,0 +1,131 @@
+"""Figures by their name on the command line: those drawn from results, and those that need none.
+
+Each stands in its own module: :mod:`.result_figures`, :mod:`.theory_figures`; rooflines in :mod:`.roofline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ...results.frames import ok_rows
+from ..model.chunk_size import CHUNKWISE_OPERATIONS
+from . import measured as result_figures
+from . import theory as theory_figures
+from .layout import Drawing
+from .selection import MODE_TITLES, Chosen, Selection, choose
+from .theory import Theory
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "KINDS",
+    "MODE_TITLES",
+    "RESULT_KINDS",
+    "THEORY_KINDS",
+    "Chosen",
+    "Selection",
+    "Theory",
+    "check_kind",
+    "choose",
+    "drawing",
+    "plot",
+]
+
+RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = MappingProxyType(
+    {
+        "runtime": result_figures.runtime_over_length,
+        "memory": result_figures.memory_over_length,
+        "runtime-memory": result_figures.runtime_and_memory,
+        "chunk-size": result_figures.runtime_over_chunk_size,
+        "trade-off": result_figures.memory_against_runtime,
+        "head-dim": result_figures.runtime_over_width,
+        "rate": result_figures.rate_flops_and_runtime,
+    }
+)
+"""Figures of measured rows."""
+
+THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = MappingProxyType(
+    {
+        "flops": theory_figures.flops_over_chunk_size,
+        "flop-optimal": theory_figures.flop_optimal_over_head_dim,
+        "runtime-optimal": theory_figures.runtime_optimal_over_head_dim,
+        "intensity-optimal": theory_figures.runtime_optimal_over_intensity,
+        "intensity": theory_figures.intensity_over_chunk_size,
+    }
+)
+"""Figures of the counts and the model."""
+
+MODEL = "model"
+"""The figure of the model that takes results where there are some."""
+
+KINDS = (*RESULT_KINDS, *THEORY_KINDS, MODEL)
+
+
+def check_kind(kind: str, *, results: bool) -> None:
+    """Raise ValueError for an unknown kind, or where results are missing or of no use."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind in RESULT_KINDS and not results:
+        raise ValueError(f"results must name files or folders for the figure {kind}, got none")
+    if kind in THEORY_KINDS and results:
+        raise ValueError(f"results must be left out for the figure {kind}, which is drawn from the counts, got some")
+
+
+def modelled_operation(frame: pd.DataFrame) -> str:
+    """Return the operation of results that the model's figure is about: its usual one, else that with most rows.
+
+    Raises:
+        ValueError: no measured row is of an operation whose chunk size has a model.
+    """
+    counts = ok_rows(frame)["op"].value_counts()
+    known = [op for op in counts.index if op in CHUNKWISE_OPERATIONS]
+    if not known:
+        listed = ", ".join(sorted(counts.index)) or "none"
+        raise ValueError(f"results must hold measured rows of one of {', '.join(CHUNKWISE_OPERATIONS)}, got {listed}")
+    usual = Theory().op
+    return usual if usual in known else str(known[0])
+
+
+def plot(
+    kind: str,
+    frame: pd.DataFrame | None = None,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    theory: Theory = Theory(),  # noqa: B008, frozen
+    *,
+    width: float | None = None,
+) -> Figure:
+    """Draw the figure called ``kind``; arguments as :func:`drawing`, ``width`` in inches [what suits the figure].
+
+    Raises:
+        ValueError: as :func:`drawing`, or a width in which nothing can be read.
+    """
+    return drawing(kind, frame, selection, theory).at(width)
+
+
+def drawing(
+    kind: str,
+    frame: pd.DataFrame | None = None,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    theory: Theory = Theory(),  # noqa: B008, frozen
+) -> Drawing:
+    """Return what the figure called ``kind`` shows, to be drawn at one width or several.
+
+    Args:
+        frame: result rows, for the kinds that show some.
+        selection: which rows.
+        theory: the problem, for the kinds that are drawn from the counts.
+
+    Raises:
+        ValueError: an unknown kind, results missing or not wanted, or nothing to show.
+    """
+    check_kind(kind, results=frame is not None)
+    if kind in THEORY_KINDS:
+        return THEORY_KINDS[kind](theory)
+    if kind == MODEL:
+        return theory_figures.runtime_over_chunk_size(theory, frame)
+    assert frame is not None
+    return RESULT_KINDS[kind](frame, selection)

@@ -1,0 +1,346 @@
+"""Which rows of the results a figure shows, what it says of them, and what it says of the cases that it cannot show."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ...results.frames import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
+from .style import OPERATION_LABELS, binary, series_label
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODE_TITLES: Mapping[str, str] = MappingProxyType(
+    {"fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step"}
+)
+
+REASON_LENGTH = 110
+"""Characters of a failure's reason under a figure; the results hold all of it."""
+
+CHOICE_COLUMNS = (
+    "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_accelerator", "device_name", "batch", "seq_len",
+    "tokens", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
+)  # fmt: skip
+"""The columns by which :func:`choose` keeps rows, beside whether they were measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which rows a figure shows; None leaves the choice to the figure, which says in its subtitle what it took.
+
+    Attributes:
+        kernel: the family of kernels, see :func:`.frames.of_family`; None: all, in one figure.
+        device: the measured device's key (device_accelerator) or name; needed where results hold several.
+        dtype: dtype of the inputs; None: the one with most rows.
+        state_dtype: dtype of chunk states; None: fp32.
+        tokens: batch x seq_len; None: the number with most rows, or all where batch is 1 throughout, as of a gated
+            MLP, whose tokens have no order.
+        head_dim: value head dim of the family's own operations; None: the one with most rows. A baseline without a row
+            at it (FlashAttention at its own 128) is shown at what it has.
+        channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
+        d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
+        seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where our own rows have it in every
+            mode, else the longest that they have in every mode.
+        modes, ops, impls: what to keep; None: all.
+    """
+
+    kernel: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    state_dtype: str | None = None
+    tokens: int | None = None
+    head_dim: int | None = None
+    channels: int | None = None
+    d_model: int | None = None
+    d_ff: int | None = None
+    seq_len: int | None = None
+    modes: tuple[str, ...] | None = None
+    ops: tuple[str, ...] | None = None
+    impls: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Rows after a selection, and what was chosen; None: nothing was, or no row has it."""
+
+    rows: pd.DataFrame
+    dtype: str
+    tokens: int | None
+    head_dim: int | None
+    channels: int | None
+    d_model: int | None
+    d_ff: int | None
+    seq_len: int | None
+
+    @property
+    def without_order(self) -> bool:
+        """Whether no operation shown mixes along a sequence: their sequence length is a number of tokens."""
+        return bool(self.rows["d_model"].notna().all())
+
+
+def choose(
+    frame: pd.DataFrame,
+    selection: Selection,
+    *,
+    head_dim: bool = True,
+    channels: bool = True,
+    seq_len: bool = False,
+) -> Chosen:
+    """Keep the rows that a figure shows.
+
+    Args:
+        head_dim: whether the figure shows one head dim.
+        channels: whether it shows one number of channels.
+        seq_len: whether it shows one sequence length.
+
+    Raises:
+        ValueError: nothing is left, or rows of several devices are and none is chosen.
+    """
+    latest = latest_rows(frame if selection.kernel is None else of_family(frame, selection.kernel))
+    # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
+    rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
+    by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
+    rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
+    _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
+    for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
+        if wanted is not None:
+            rows = rows[rows[column].isin(wanted)]
+    if not rows["measured"].any():
+        raise ValueError("results must hold measured rows for this figure, got none that match the selection")
+    dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
+    rows = rows[rows["dtype"] == dtype]
+    rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
+    rows, tokens = _at_tokens(rows, selection.tokens)
+    for name in ("d_model", "d_ff"):
+        rows = _at_width(rows, name, getattr(selection, name), option=name)
+    if channels:
+        rows = _at_width(rows, "embedding_dim", selection.channels, option="channels", head_dim=selection.head_dim)
+    chosen_dim = selection.head_dim
+    if head_dim:
+        tunable = rows["measured"] & rows["chunk_size"].notna()
+        chosen_dim = chosen_dim or _most_frequent(rows["head_dim_v"][tunable])
+        if chosen_dim is not None:
+            rows = rows[_at_head_dim(rows, chosen_dim)]
+            if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
+                chosen_dim = None
+    length = selection.seq_len
+    if seq_len:
+        length = length or _common_length(rows[rows["measured"]])
+        rows = rows[rows["seq_len"] == length]
+    if not rows["measured"].any():
+        raise ValueError("results must hold measured rows for this figure, got none that match the selection")
+    return Chosen(
+        rows=latest.take(rows.index),
+        dtype=dtype,
+        tokens=_int(tokens),
+        head_dim=_int(chosen_dim),
+        channels=_only(rows["embedding_dim"]),
+        d_model=_only(rows["d_model"]),
+        d_ff=_only(rows["d_ff"]),
+        seq_len=_int(length),
+    )
+
+
+def _at_tokens(rows: pd.DataFrame, wanted: int | None) -> tuple[pd.DataFrame, int | None]:
+    """Keep the rows at one number of tokens, and return it; all of them where the tokens are the sequence length."""
+    sequences = rows["d_model"].isna() if wanted is None else rows["tokens"].notna()
+    measured = rows.loc[sequences & rows["measured"], ["tokens", "batch"]]
+    tokens = wanted or _most_frequent(measured["tokens"])
+    # At batch 1 throughout, one number of tokens would be one sequence length.
+    if tokens is None or (wanted is None and (measured["batch"] == 1).all() and measured["tokens"].nunique() > 1):
+        return rows, None
+    return rows[~sequences | (rows["tokens"] == tokens)], tokens
+
+
+def _at_width(
+    rows: pd.DataFrame, column: str, wanted: int | None, *, option: str, head_dim: int | None = None
+) -> pd.DataFrame:
+    """Keep the rows at one width, the one with most rows unless one is ``wanted``, and those that have no such width.
+
+    Args:
+        head_dim: where rows have it, the width is one of theirs.
+
+    Raises:
+        ValueError: no measured row has the wanted width.
+    """
+    _check_measured(rows, column, wanted, option=option)
+    if wanted is None:
+        at_dim = rows["measured"] & (rows["head_dim_v"] == head_dim) & rows["chunk_size"].notna()
+        wanted = _most_frequent(rows[column][at_dim if at_dim.any() else rows["measured"]])
+    return rows if wanted is None else rows[rows[column].isna() | (rows[column] == wanted)]
+
+
+def _check_measured(rows: pd.DataFrame, column: str, wanted: int | None, *, option: str) -> None:
+    """Raise ValueError where a size is wanted that was not measured; the message lists those that were."""
+    if wanted is None:
+        return
+    known = sorted({int(value) for value in rows[column][rows["measured"]].dropna()})
+    if wanted in known:
+        return
+    if not known:
+        raise ValueError(f"{option} must be left out for these results, which have none, got {wanted}")
+    raise ValueError(f"{option} must be one of {', '.join(map(str, known))} in these results, got {wanted}")
+
+
+def _only(values: pd.Series) -> int | None:
+    """Return the one value that there is, or None."""
+    found = set(values.dropna())
+    return int(found.pop()) if len(found) == 1 else None
+
+
+def _at_head_dim(rows: pd.DataFrame, head_dim: int) -> pd.Series:
+    """Return a mask: rows at ``head_dim``, and all rows of implementations that have none there."""
+    at = rows["head_dim_v"] == head_dim
+    has = at.groupby([rows["op"], rows["impl"]]).transform("any")
+    return at | ~has
+
+
+def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen, str]:
+    """Keep the rows of a figure over width, and return the column along it.
+
+    That is the value head dim at one embedding dim, or the channels where none was measured at several head dims;
+    implementations measured at one width only are left out.
+
+    Raises:
+        ValueError: nothing was measured at two widths, or see :func:`choose`.
+    """
+    at_one = choose(frame, selection, head_dim=False, seq_len=True)
+    over = {
+        "head_dim_v": at_one,
+        "embedding_dim": choose(frame, selection, head_dim=False, channels=False, seq_len=True),
+    }
+    for column, chosen in over.items():
+        rows = chosen.rows
+        several = rows[rows.groupby(["op", "impl"])[column].transform("nunique") > 1]
+        ours = ok_rows(several)
+        if column == "embedding_dim":
+            ours = ours[ours["channels"].notna()]
+        if not ours.empty:
+            return dataclasses.replace(chosen, rows=several, head_dim=None), column
+    measured = ok_rows(at_one.rows)
+    lacking = "results must hold more than one head dim, or number of channels, of an implementation for this figure"
+    if measured["embedding_dim"].isna().all():
+        names = sorted({OPERATION_LABELS.get(op, op) for op in measured["op"]})
+        raise ValueError(f"{lacking}, got {', '.join(names)}, which has neither")
+    raise ValueError(f"{lacking}, got one")
+
+
+def _most_frequent(values: pd.Series) -> Any:
+    """Return the most frequent value, the largest of equally frequent ones; None without values."""
+    counts = values.dropna().value_counts()
+    return None if counts.empty else max(counts[counts == counts.max()].index)
+
+
+PAPER_SEQ_LEN = 8192
+
+
+def _common_length(rows: pd.DataFrame) -> int:
+    """Return the sequence length to show where one is shown, see :class:`Selection`."""
+    own = rows[rows["provider"] == "lrbench"]
+    sets = [set(group["seq_len"]) for _, group in (rows if own.empty else own).groupby("mode")]
+    common = set.intersection(*sets) or set.union(*sets)
+    return PAPER_SEQ_LEN if PAPER_SEQ_LEN in common else int(max(common))
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def failure_note(failures: pd.DataFrame) -> str:
+    """Return one sentence on every case that was not measured, grouped by implementation, mode, status and reason."""
+    if failures.empty:
+        return ""
+    absent = failures[failures["status"] == "unavailable"]
+    parts = []
+    rest = failures[failures["status"] != "unavailable"]
+    keys = ["op", "impl", "status"]
+    for (op, impl, status), group in rest.groupby(keys, sort=True):
+        modes = [mode for mode in MODE_TITLES if mode in set(group["mode"])]
+        lengths = sorted({int(value) for value in group["seq_len"].dropna()})
+        where = f" at T = {_sizes(lengths)}" if lengths else ""
+        reasons = sorted({str(reason) for reason in group["reason"].dropna()})
+        first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
+        why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
+        parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes)}{where}: {status}{why}")
+    if not absent.empty:
+        parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
+    return f"Not shown. {'. '.join(parts)}."
+
+
+def _sizes(values: Sequence[int]) -> str:
+    if len(values) > 3:
+        return f"{binary(values[0])} to {binary(values[-1])}"
+    return ", ".join(binary(value) for value in values)
+
+
+def describe(chosen: Chosen, *extra: str) -> str:
+    """Return the setting that a figure holds constant: device, dtype, tokens, widths; and ``extra``, what is not ""."""
+    rows = ok_rows(chosen.rows)
+    device = " / ".join(sorted(set(rows["device_name"].dropna())))
+    parts = [device, chosen.dtype]
+    if chosen.seq_len is not None:
+        parts.append(length_in_words(chosen.seq_len, tokens=chosen.without_order))
+    if chosen.tokens is not None:
+        parts.append(f"{chosen.tokens:,} tokens")
+    elif chosen.seq_len is None and not chosen.without_order:
+        parts.append("batch 1")
+    parts += widths_in_words(chosen)
+    if chosen.head_dim is not None:
+        at = rows[(rows["head_dim_v"] == chosen.head_dim) & rows["chunk_size"].notna()]
+        dims = sorted({int(value) for value in at["head_dim_qk"].dropna()})
+        keys = "/".join(str(dim) for dim in dims)
+        parts.append(f"head dim {keys} (qk), {chosen.head_dim} (v)" if keys else f"head dim {chosen.head_dim}")
+    return " · ".join([*parts, *filter(None, extra)])
+
+
+def length_in_words(seq_len: int, *, tokens: bool) -> str:
+    """Return a sequence length in words; ``tokens``: of operations that mix nothing along it."""
+    return f"{seq_len:,} tokens" if tokens else f"T = {seq_len:,}"
+
+
+def widths_in_words(chosen: Chosen) -> list[str]:
+    """Return the widths that a figure holds constant: channels or embedding dim, columns of a gated MLP."""
+    parts = []
+    if chosen.channels is not None:
+        parts.append(f"{chosen.channels:,} channels" if _has_channels(chosen) else f"embedding dim {chosen.channels:,}")
+    for name, width in (("d_model", chosen.d_model), ("d_ff", chosen.d_ff)):
+        parts += [] if width is None else [f"{name} {width:,}"]
+    return parts
+
+
+def _has_channels(chosen: Chosen) -> bool:
+    """Whether what is shown has channels; beside operations at a head dim, embedding dim is the word for both."""
+    return chosen.head_dim is None and bool(ok_rows(chosen.rows)["channels"].notna().any())
+
+
+def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
+    """Return that every implementation is shown at its best chunk size, or "" where none has any."""
+    return f"{which} chunk size each" if ok_rows(chosen.rows)["chunk_size"].notna().any() else ""
+
+
+def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
+    """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
+    keys = ["op", "impl", "mode", x]
+    said = dict.fromkeys((*keys, "seq_len", "status", "reason"))
+    failed = failed_rows(chosen.rows)[[*said]]
+    shown = chosen.rows[keys][is_ok(chosen.rows)].drop_duplicates()
+    merged = failed.merge(shown, on=keys, how="left", indicator="found")
+    return merged[merged["found"] == "left_only"]
+
+
+def other_head_dims(chosen: Chosen) -> str:
+    """Return one sentence on the operations that stand in a figure at another value head dim than its own, or ""."""
+    rows = ok_rows(chosen.rows)
+    if chosen.head_dim is None and not (_has_channels(chosen) and chosen.channels):
+        return ""
+    rows = rows[rows["head_dim_v"].notna() & (rows["head_dim_v"] != chosen.head_dim)]
+    at = [
+        f"{', '.join(sorted({OPERATION_LABELS.get(op, op) for op in group['op']}))} at {int(dim)}"
+        for dim, group in rows.groupby("head_dim_v", sort=True)
+    ]
+    return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""

@@ -1,0 +1,304 @@
+"""Which chunk length is best: in FLOPs, in the runtime model, and in what was measured.
+
+Per chunk, FLOPs are a L^2 + b L + c and bytes p L + q, so per token the runtime model is
+(a L + b + c / L) / alpha + (p + q / L) / beta. It is least at
+
+    L_opt,FLOP = sqrt(c / a)    (TFLA paper, eq. 113)
+    L_opt,Runtime = sqrt((c + I_acc q) / a)    (eq. 123), I_acc = alpha / beta
+
+which for mLSTMsig, with the paper's printed total, are the paper's closed forms; every other chunkwise operation goes
+the same way with its own parts. The coefficients are read off the count formulas themselves.
+
+That is what the formulation asks for. An implementation that walks its chunks tile by tile asks for others; where its
+launches are known and were measured, :mod:`.launch_model` says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...results.store import holds_results
+from ...results.stored_rows import matching_rows
+from ..accelerators.known import Accelerator
+from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
+from ..counts.model import DTYPE_BYTES
+from .launch_model import Case, LaunchFit
+from .runtime_model import flop_rate, runtime_model
+from .schedule import is_outdated, launches_of
+
+MIN_CHUNK = 16
+"""Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
+
+CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
+_PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """FLOPs a L^2 + b L + c and bytes p L + q of one chunk and head."""
+
+    a: float
+    b: float
+    c: float
+    p: float
+    q: float
+
+    def flop_optimal(self) -> float:
+        """Return the chunk length of least FLOPs (eq. 113)."""
+        return math.sqrt(self.c / self.a)
+
+    def runtime_optimal(self, intensity: float) -> float:
+        """Return the chunk length of least tau_FLOPs + tau_bytes (eq. 123) for an accelerator of ``intensity``."""
+        return math.sqrt((self.c + intensity * self.q) / self.a)
+
+
+def coefficients(
+    op: str,
+    *,
+    head_dim_qk: int,
+    head_dim_v: int,
+    causal_factor: float,
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    mode: str = "fw",
+) -> Coefficients:
+    """Return the coefficients of one chunk; for mLSTMsig forward those of the paper's printed total.
+
+    Raises:
+        ValueError: an operation without a chunkwise formulation, or a mode other than fw, bw, fwbw.
+    """
+    check_chunkwise(op, mode)
+    width = DTYPE_BYTES[dtype]
+    head = Head(
+        length=0,
+        d_qk=head_dim_qk,
+        d_v=head_dim_v,
+        causal=causal_factor,
+        widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
+    )
+    at = [
+        [_chunk(op, dataclasses.replace(head, length=length), each) for each in _PASSES[mode]] for length in (0, 1, 2)
+    ]
+    flops = [float(sum(tally.flops for tally in tallies)) for tallies in at]
+    moved = [float(sum(tally.bytes for tally in tallies)) for tallies in at]
+    a = (flops[2] - 2 * flops[1] + flops[0]) / 2
+    return Coefficients(a=a, b=flops[1] - flops[0] - a, c=flops[0], p=moved[1] - moved[0], q=moved[0])
+
+
+def check_chunkwise(op: str, mode: str) -> None:
+    """Raise ValueError for an operation or a mode without a chunk length."""
+    if op not in CHUNKWISE_OPERATIONS:
+        raise ValueError(
+            f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a modelled chunk size, got {op!r}"
+        )
+    if mode not in _PASSES:
+        raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
+
+
+def _chunk(op: str, head: Head, mode: str) -> Tally:
+    if op == "gla":
+        return baselines.gla_chunk_forward(head) if mode == "fw" else baselines.gla_chunk_backward(head)
+    if mode == "bw":
+        return scalar_decay.chunk_backward(op, head)
+    if op in mlstm.OPERATIONS:
+        return mlstm.chunk(op, head, published=op == "mlstm_sig")
+    return scalar_decay.chunk_forward(op, head)
+
+
+def feasible_chunks(seq_len: int) -> tuple[int, ...]:
+    """Return the chunk lengths that kernels run for a sequence: powers of two from 16, no longer than it."""
+    return tuple(2**n for n in range(MIN_CHUNK.bit_length() - 1, max(seq_len, 0).bit_length()))
+
+
+def chunk_size_report(
+    op: str,
+    accelerator: Accelerator,
+    *,
+    head_dim_v: int,
+    head_dim_qk: int,
+    seq_len: int = 8192,
+    batch: int = 8,
+    num_heads: int | None = None,
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    causal_factor: float | None = None,
+    mode: str = "fw",
+    impl: str = "tfla",
+    results: Sequence[Path] = (),
+    fit: LaunchFit | None = None,
+    by_launches: bool = False,
+) -> dict[str, Any]:
+    """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
+
+    Two models choose: that of the chunkwise formulation, the paper's, and given ``fit`` that of the implementation's
+    launches. ``model`` in the report names the one that ``runtime_optimal_feasible`` and ``regret_ms`` follow.
+
+    Args:
+        op: a chunkwise operation.
+        accelerator: whose rates the model takes and whose measurements count.
+        num_heads: None means an embedding dim of 4096.
+        causal_factor: share of the intra-chunk square that is computed, in [0.5, 1]. None: 0.5 in the closed forms and
+            rounded up to whole tiles for each candidate.
+        impl: the implementation whose measurements are looked up.
+        results: files or folders of results; none means that nothing is looked up.
+        fit: the implementation's launches fitted to measurements.
+        by_launches: whether the choice is that of ``fit``, where there is one.
+
+    Returns:
+        flop_optimal, runtime_optimal: the real-valued closed forms.
+        model: formulation (upper time, eq. 118) or launches.
+        flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
+        measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
+            None where it was not measured. Of model launches, candidates measured with other launches than today's do
+            not count.
+        launches: what the launches choose (optimal_feasible, measured_best, regret_ms) and how well they predict; None
+            without ``fit``.
+        candidates: one mapping per feasible chunk length, modelled and measured.
+
+    Raises:
+        ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
+    """
+    check_chunkwise(op, mode)
+    chunks = feasible_chunks(seq_len)
+    if not chunks:
+        raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
+    sizes: dict[str, int] = {
+        "batch": batch,
+        "seq_len": seq_len,
+        "num_heads": num_heads or max(1, 4096 // head_dim_v),
+        "head_dim_qk": head_dim_qk,
+        "head_dim_v": head_dim_v,
+    }
+    chunkwise = functools.partial(
+        count,
+        op,
+        batch=batch,
+        seq_len=seq_len,
+        num_heads=sizes["num_heads"],
+        head_dim_qk=head_dim_qk,
+        head_dim_v=head_dim_v,
+        formulation="chunkwise",
+        dtype=dtype,
+        state_dtype=state_dtype,
+        causal_factor=causal_factor,
+    )
+    counted = [chunkwise(mode=mode, chunk_size=chunk) for chunk in chunks]
+    closed = coefficients(
+        op,
+        head_dim_qk=head_dim_qk,
+        head_dim_v=head_dim_v,
+        causal_factor=causal_factor or 0.5,
+        dtype=dtype,
+        state_dtype=state_dtype,
+        mode=mode,
+    )
+    intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
+    key: dict[str, Any] = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": state_dtype, **sizes}
+    measured = measured_chunks(results, {**key, "device_accelerator": accelerator.key})
+    candidates: list[dict[str, Any]] = []
+    for chunk, each in zip(chunks, counted, strict=True):
+        model = runtime_model(each, accelerator, dtype)
+        row = measured.get(chunk, {})
+        case: Case = (op, impl, mode, dtype, state_dtype, {**sizes, "chunk_size": chunk})
+        candidates.append(
+            {
+                "chunk_size": chunk,
+                "model_upper_ms": model.upper_ms,
+                "model_lower_ms": model.lower_ms,
+                "bound": model.bound,
+                "launches_ms": None if fit is None else _launches_ms(fit, accelerator, case),
+                "flops": each.flops,
+                "bytes": each.bytes,
+                "intensity": each.intensity,
+                "causal_factor": each.causal_factor,
+                "model_memory_bytes": _modelled_memory(
+                    chunkwise(mode="bw", chunk_size=chunk) if mode == "fwbw" else each
+                ),
+                "measured_ms": row.get("time_ms"),
+                "outdated": bool(row) and is_outdated(*case, row["measured_at"] or ""),
+                "peak_memory_bytes": row.get("peak_memory_bytes"),
+            }
+        )
+    least_flops = min(candidates, key=lambda each: each["flops"])
+    chosen = _choice(candidates, "model_upper_ms")
+    launches: dict[str, Any] | None = None
+    if fit is not None and all(each["launches_ms"] is not None for each in candidates):
+        by_fit = _choice(candidates, "launches_ms", current=True)
+        launches = {**by_fit, **fit.in_figures()}
+        chosen = by_fit if by_launches else chosen
+    return {
+        "op": op,
+        "impl": impl,
+        "mode": mode,
+        "accelerator": accelerator.key,
+        "accelerator_intensity": intensity,
+        **sizes,
+        "flop_optimal": closed.flop_optimal(),
+        "runtime_optimal": closed.runtime_optimal(intensity),
+        "flop_optimal_feasible": least_flops["chunk_size"],
+        "model": "launches" if launches is not None and by_launches else "formulation",
+        "runtime_optimal_feasible": chosen["optimal_feasible"],
+        "measured_best": chosen["measured_best"],
+        "regret_ms": chosen["regret_ms"],
+        "launches": launches,
+        "candidates": candidates,
+    }
+
+
+def _choice(candidates: Sequence[Mapping[str, Any]], by: str, *, current: bool = False) -> dict[str, Any]:
+    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer.
+
+    With ``current`` only candidates that were measured with today's launches count.
+    """
+    best = min(candidates, key=lambda each: each[by])
+    timed = [each for each in candidates if each["measured_ms"] is not None and not (current and each["outdated"])]
+    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
+    return {
+        "optimal_feasible": best["chunk_size"],
+        "measured_best": None if fastest is None else fastest["chunk_size"],
+        "regret_ms": best["measured_ms"] - fastest["measured_ms"] if fastest is not None and best in timed else None,
+    }
+
+
+def _launches_ms(fit: LaunchFit, accelerator: Accelerator, case: Case) -> float | None:
+    """Return the time that an implementation's fitted launches take for a case, None where they are not known."""
+    launches, counted = launches_of(*case), count_case(*case)
+    return None if launches is None or counted is None else fit.time_ms(launches, accelerator, counted)
+
+
+def _modelled_memory(last: Count) -> float:
+    """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
+
+    A backward pass holds the gradients of the states as well. What the states take falls with the chunk length (TFLA
+    paper, figure 6).
+
+    Args:
+        last: the count of one pass, fw or bw; of both the backward one.
+    """
+    states = last.byte_parts["recurrent store"]
+    return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
+
+
+def default_results(key: str) -> tuple[Path, ...]:
+    """Return the folder of committed results of an accelerator, where there is one."""
+    folder = Path(__file__).resolve().parents[2] / "results" / key
+    return (folder,) if folder.is_dir() and any(map(holds_results, folder.rglob("*.parquet"))) else ()
+
+
+def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return chunk length -> newest measured time and memory of the rows that match ``key`` in every column.
+
+    Reads the few columns it needs without pandas, so that the command line answers at once.
+    """
+    if not results:
+        return {}
+    rows = matching_rows(results, key, ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at"))
+    rows = [row for row in rows if row["chunk_size"] is not None]
+    return {row["chunk_size"]: row for row in sorted(rows, key=lambda row: row["measured_at"] or "")}

@@ -1,0 +1,380 @@
+"""Times of an implementation from its launches: what the chunkwise formulation's model cannot see.
+
+A launch runs its programs in waves, as many at once as the multiprocessors hold, so its time is that of the waves, not
+of the work alone: 4,096 programs and 4,100 take different times. Launches run one after the other, and of one launch
+
+    t = t_launch + waves (t_start + steps t_step) + x_matrix FLOPs_SM / alpha_SM + (x_states B_states + x_merge B_merge)
+        / beta
+
+with FLOPs_SM what the busiest multiprocessor multiplies and alpha_SM its share of the matrix rate; B_states are the
+states between chunks that are stored and loaded, B_merge those moved to merge them, beta is the bandwidth. Inputs and
+outputs stream under the steps and cost nothing of their own; no time is less than the roofline's. Steps and starts
+differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative error, and
+1 / x are efficiencies. How well they predict is told by rows they have not seen: every sequence length, head dim and
+chunk length is left out in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...results.schema import SIZE_COLUMNS
+from ...results.stored_rows import matching_rows
+from ..accelerators.known import Accelerator, get_accelerator
+from ..accelerators.roofs import with_roofs
+from ..check.statistics import percentile
+from ..counts import Count, count_case
+from .efficiency import FIT_COLUMNS, Prediction, fit_efficiency, predict, sequential_steps
+from .least_squares import left_out_ratios, relative_fit
+from .runtime_model import runtime_model
+from .schedule import RESIDENT, Launch, has_launches, is_outdated, launches_of
+
+LATENCIES: Mapping[str, str] = MappingProxyType(
+    {
+        "launch_ms": "launch",
+        "gate_step_ms": "wave of gate programs",
+        "walk_start_ms": "start of a wave that walks",
+        "walk_step_ms": "tile of a walk",
+        "normaliser_step_ms": "tile of the walk for denominators",
+        "states_step_ms": "tile of a states pass",
+        "merge_step_ms": "chunk merged",
+    }
+)
+FACTORS: Mapping[str, str] = MappingProxyType(
+    {
+        "matrix_factor": "matrix rate over the rate reached",
+        "states_factor": "bandwidth over that of states between chunks",
+        "merge_factor": "bandwidth over that of merging",
+    }
+)
+CONSTANTS = (*LATENCIES, *FACTORS)
+"""What is fitted: times in ms, then factors on the times at full rate."""
+
+_STEPS: Mapping[str, str] = MappingProxyType(
+    {
+        "gates": "gate_step_ms",
+        "gate gradients": "gate_step_ms",
+        "walk": "walk_step_ms",
+        "normaliser": "normaliser_step_ms",
+        "states": "states_step_ms",
+        "merge": "merge_step_ms",
+    }
+)
+_STARTS = ("walk", "normaliser")
+
+Case = tuple[str, str, str, str, str | None, Mapping[str, int]]
+"""op, impl, mode, dtype, state_dtype and sizes."""
+
+MIN_ROWS = 30
+"""Fewer measured rows than this, three for each constant, are not fitted."""
+
+LEFT_OUT = ("seq_len", "head_dim_v", "chunk_size")
+"""Columns of which every value is left out of the fit in turn."""
+
+ROW_COLUMNS = (
+    "op", "state_dtype", "suspect", "device_accelerator", "device_name", "case_id", "measured_at", "time_ms",
+    *SIZE_COLUMNS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFit:
+    """Fitted constants of one implementation and mode.
+
+    Attributes:
+        op, impl, mode, dtype: what was fitted.
+        ops: operations whose rows were taken: ``op``, or where it has too few rows all that run the same kernels.
+        accelerator, roofs: the device that was measured, and the rates that the factors refer to.
+        constants: name of :data:`CONSTANTS` -> value.
+        rows, outdated: rows that were fitted; rows left aside because the launches have changed since.
+        errors: what was left out in turn -> (median, worst) absolute relative error on it.
+        median_error, worst_error: of all of these.
+        formulation_median_error, formulation_worst_error: the same of the formulation's model with fitted efficiencies.
+        low_ratio, high_ratio: 5th and 95th percentile of measured over predicted time on rows left out of the fit.
+    """
+
+    op: str
+    impl: str
+    mode: str
+    dtype: str
+    ops: tuple[str, ...]
+    accelerator: str
+    roofs: str
+    constants: Mapping[str, float]
+    rows: int
+    outdated: int
+    errors: Mapping[str, tuple[float, float]]
+    median_error: float
+    worst_error: float
+    formulation_median_error: float
+    formulation_worst_error: float
+    low_ratio: float
+    high_ratio: float
+
+    def time_ms(self, launches: Sequence[Launch], accelerator: Accelerator, count: Count) -> float:
+        """Return the fitted time of a problem on an accelerator, its latencies as on the one that was measured."""
+        serial, rates = self._parts(launches, accelerator)
+        return max(serial + rates, floor_ms(count, accelerator, self.dtype))
+
+    def interval_ms(
+        self, launches: Sequence[Launch], accelerator: Accelerator, count: Count
+    ) -> tuple[float, float, str]:
+        """Return where the time of a problem lies: least and most in ms, and what that means in words.
+
+        On the device that was measured that is where 90 % of left-out rows lay relative to their prediction. Elsewhere
+        a step may take as long as there, or as much less or more as the rates of one multiprocessor (matrix, vector,
+        bandwidth) are higher or lower.
+        """
+        serial, rates = self._parts(launches, accelerator)
+        words = f"90 % of rows left out of the fit on {self.accelerator}"
+        gains = [1.0]
+        if self.accelerator != accelerator.key:
+            gains += self._gains(accelerator)
+            words += (
+                f", carried to {accelerator.key} with its multiprocessors and the tiles of sm_90: one of them is "
+                f"{min(gains[1:]):.2f} to {max(gains[1:]):.2f} times as fast, and how much of that a step gains is not "
+                "known there"
+            )
+        least = floor_ms(count, accelerator, self.dtype)
+        low, high = serial / max(gains) + rates, serial / min(gains) + rates
+        return max(low * self.low_ratio, least), max(high * self.high_ratio, least), words
+
+    def in_figures(self) -> dict[str, Any]:
+        """Return what a table says of the fit; ``step_ms`` is a tile of a walk."""
+        factors = (self.constants["matrix_factor"], self.constants["states_factor"], self.constants["merge_factor"])
+        matrix, states, merge = (1 / factor if factor else None for factor in factors)
+        return {
+            "model": "launches",
+            "fitted_on": self.accelerator,
+            "fitted_ops": " ".join(self.ops),
+            "fitted_rows": self.rows,
+            "outdated_rows": self.outdated,
+            **{name: self.constants[name] for name in LATENCIES if name != "walk_step_ms"},
+            "step_ms": self.constants["walk_step_ms"],
+            "flops_efficiency": matrix,
+            "bytes_efficiency": states,
+            "merge_efficiency": merge,
+            "median_error": self.median_error,
+            "worst_error": self.worst_error,
+            "formulation_median_error": self.formulation_median_error,
+            "formulation_worst_error": self.formulation_worst_error,
+        }
+
+    def _parts(self, launches: Sequence[Launch], accelerator: Accelerator) -> tuple[float, float]:
+        found = terms(launches, accelerator, self.dtype)
+        times = [self.constants[name] * value for name, value in zip(CONSTANTS, found, strict=True)]
+        return sum(times[: len(LATENCIES)]), sum(times[len(LATENCIES) :])
+
+    def _gains(self, accelerator: Accelerator) -> list[float]:
+        measured = with_roofs(get_accelerator(self.accelerator), self.roofs)
+        rates = [
+            (each.peak_flops(self.dtype) or 0.0, each.vector_flops, each.bandwidth_bytes_s)
+            for each in (accelerator, measured)
+        ]
+        return [here / there * measured.sms / accelerator.sms for here, there in zip(*rates, strict=True)]
+
+
+def terms(launches: Sequence[Launch], accelerator: Accelerator, dtype: str) -> list[float]:
+    """Return what multiplies each of :data:`CONSTANTS`: numbers of launches, starts and steps, and ms at full rate.
+
+    Raises:
+        ValueError: the accelerator's matrix rate for ``dtype`` is not known.
+    """
+    rate = accelerator.peak_flops(dtype)
+    if rate is None:
+        raise ValueError(
+            f"dtype must be one of {', '.join(accelerator.matrix_flops)} on {accelerator.key}, got {dtype!r}"
+        )
+    sum_of = dict.fromkeys(CONSTANTS, 0.0)
+    for launch in launches:
+        waves, busiest = _waves(launch.programs, accelerator.sms, RESIDENT[launch.kind])
+        sum_of["launch_ms"] += 1
+        if launch.kind in _STEPS:
+            sum_of[_STEPS[launch.kind]] += waves * launch.steps
+        if launch.kind in _STARTS:
+            sum_of["walk_start_ms"] += waves
+        sum_of["matrix_factor"] += 1e3 * busiest * launch.flops / launch.programs * accelerator.sms / rate
+        sum_of["states_factor"] += 1e3 * launch.state_bytes / accelerator.bandwidth_bytes_s
+        sum_of["merge_factor"] += 1e3 * launch.merge_bytes / accelerator.bandwidth_bytes_s
+    return list(sum_of.values())
+
+
+def _waves(programs: int, sms: int, resident: int) -> tuple[int, int]:
+    """Return how many waves a grid takes, and how many programs the busiest multiprocessor runs."""
+    full, rest = divmod(programs, sms * resident)
+    return full + bool(rest), full * resident + -(-rest // sms)
+
+
+def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return the time below which no kernel gets: executed matrix products at full rate, or compulsory bytes."""
+    rate = accelerator.peak_flops(dtype)
+    multiplied = count.executed_tensor_flops or count.tensor_flops
+    compulsory_ms = 1e3 * count.compulsory_bytes / accelerator.bandwidth_bytes_s
+    return max(compulsory_ms, 1e3 * multiplied / rate if rate else 0.0)
+
+
+def predict_case(
+    case: Case, count: Count, accelerator: Accelerator, results: Sequence[Path], *, roofs: str = "spec"
+) -> Prediction:
+    """Return the predicted time of a case: by its launches where they are known and were measured, else by its count.
+
+    Args:
+        case: op, impl, mode, dtype, state_dtype and sizes.
+        count: of the case.
+        results: files or folders to fit to; none gives the runtime model's bounds.
+        roofs: of the rates that a fit refers to, as ``accelerator`` has them.
+    """
+    op, impl, mode, dtype, _, sizes = case
+    launches = launches_of(*case)
+    if launches is not None:
+        fit = stored_launch_fit(results, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+        if fit is not None:
+            return predict_launches(fit, launches, count, accelerator)
+    formulation = None
+    if results:
+        from ...results.frames import load_results
+
+        frame = load_results(results, FIT_COLUMNS)
+        formulation = fit_efficiency(frame, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+    return predict(count, accelerator, dtype, steps=sequential_steps(op, impl, mode, dtype, sizes), fit=formulation)
+
+
+def predict_launches(fit: LaunchFit, launches: Sequence[Launch], count: Count, accelerator: Accelerator) -> Prediction:
+    """Return the predicted time of a problem on ``accelerator`` and the interval it lies in."""
+    low_ms, high_ms, interval = fit.interval_ms(launches, accelerator, count)
+    return Prediction(
+        low_ms=low_ms,
+        high_ms=high_ms,
+        time_ms=fit.time_ms(launches, accelerator, count),
+        model=runtime_model(count, accelerator, fit.dtype),
+        fit=fit,
+        interval=interval,
+    )
+
+
+def stored_launch_fit(
+    results: Sequence[Path], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
+) -> LaunchFit | None:
+    """Fit the rows of result files or folders, as :func:`fit_launches` does; None where there are no results."""
+    if not results or impl != "tfla":
+        return None
+    rows = matching_rows(results, {"impl": impl, "mode": mode, "dtype": dtype}, ROW_COLUMNS)
+    return fit_launches(rows, op, impl, mode, dtype, device=device, roofs=roofs)
+
+
+def fit_launches(
+    rows: Iterable[Mapping[str, Any]],
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    *,
+    device: str | None = None,
+    roofs: str = "spec",
+) -> LaunchFit | None:
+    """Fit the launches' constants to measured rows; None where fewer than :data:`MIN_ROWS` are of one device.
+
+    Of several rows of one case the newest counts; suspect ones, and those measured when the case had other launches,
+    are left out. An operation with too few rows takes those of every operation that runs the same kernels: mLSTMexp,
+    which is stabilised, or the others. Left-out rows are then those of one operation at a time that has too few for a
+    fit of its own.
+
+    Args:
+        rows: measured rows of this implementation, mode and dtype, with :data:`ROW_COLUMNS`.
+        device: key of the device whose rows are preferred; without enough of them the device with most is taken.
+        roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
+    """
+    import numpy as np
+
+    newest = {(row["case_id"], row["device_name"]): row for row in sorted(rows, key=lambda row: row["measured_at"])}
+    known = [
+        row
+        for row in newest.values()
+        if not _is_set(row["suspect"])
+        and row["device_accelerator"]
+        and (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
+        and has_launches(*case_of(row, impl, mode, dtype))
+    ]
+    outdated = {id(row) for row in known if is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])}
+    current = [row for row in known if id(row) not in outdated]
+    own = [row for row in current if row["op"] == op]
+    taken = next(
+        (each for each in (_of_device(own, device), _of_device(current, device)) if len(each) >= MIN_ROWS), None
+    )
+    if taken is None:
+        return None
+    key = str(taken[0]["device_accelerator"])
+    accelerator = with_roofs(get_accelerator(key), roofs)
+    matrix, paper, times = [], [], []
+    for row in taken:
+        case = case_of(row, impl, mode, dtype)
+        launches, count = launches_of(*case), count_case(*case)
+        assert launches is not None and count is not None
+        matrix.append(terms(launches, accelerator, dtype))
+        model = runtime_model(count, accelerator, dtype)
+        paper.append((1.0, sequential_steps(op, impl, mode, dtype, case[-1]), model.flops_ms, model.bytes_ms))
+        times.append(float(row["time_ms"]))
+    features, formulation, measured = np.array(matrix), np.array(paper), np.array(times)
+    ops = tuple(dict.fromkeys(str(row["op"]) for row in taken))
+    groups = {name: [row[name] for row in taken] for name in LEFT_OUT} if ops == (op,) else {"op": _of_op(taken)}
+    ratios = {name: left_out_ratios(features, measured, each) for name, each in groups.items()}
+    every = [ratio for each in ratios.values() for ratio in each]
+    errors = {name: _errors(each) for name, each in ratios.items()}
+    median_error, worst_error = _errors(every)
+    formulation_errors = _errors([r for each in groups.values() for r in left_out_ratios(formulation, measured, each)])
+    return LaunchFit(
+        op=op,
+        impl=impl,
+        mode=mode,
+        dtype=dtype,
+        ops=ops,
+        accelerator=key,
+        roofs=roofs,
+        constants=MappingProxyType(dict(zip(CONSTANTS, map(float, relative_fit(features, measured)), strict=True))),
+        rows=len(taken),
+        outdated=sum(id(row) in outdated and row["op"] in ops for row in known),
+        errors=MappingProxyType(errors),
+        median_error=median_error,
+        worst_error=worst_error,
+        formulation_median_error=formulation_errors[0],
+        formulation_worst_error=formulation_errors[1],
+        low_ratio=percentile(every, 5),
+        high_ratio=percentile(every, 95),
+    )
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a value of a row is there: neither None nor, in rows of a frame, not a number."""
+    return value is not None and value == value
+
+
+def case_of(row: Mapping[str, Any], impl: str, mode: str, dtype: str) -> Case:
+    """Return the case of a row of an implementation, mode and dtype; NaN of a frame is a size that does not apply."""
+    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if _is_set(row.get(name))}
+    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
+    return row["op"], impl, mode, dtype, state_dtype, sizes
+
+
+def _of_device(rows: Sequence[Mapping[str, Any]], device: str | None) -> list[Mapping[str, Any]]:
+    """Return the rows of the preferred device where there are enough, else of the one with most."""
+    by_device: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_device.setdefault(row["device_accelerator"], []).append(row)
+    preferred = by_device.get(device or "", [])
+    return preferred if len(preferred) >= MIN_ROWS else max(by_device.values(), key=len, default=[])
+
+
+def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return each row's operation, None for one with rows enough for a fit of its own, which takes nobody else's."""
+    ops = [str(row["op"]) for row in rows]
+    return [op if ops.count(op) < MIN_ROWS else None for op in ops]
+
+
+def _errors(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the median and worst absolute relative error of predictions, given measured over predicted times."""
+    errors = [abs(1 / ratio - 1) for ratio in ratios]
+    return percentile(errors, 50), max(errors)

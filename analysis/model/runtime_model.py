@@ -1,0 +1,135 @@
+"""Runtime model: how long a counted problem takes on an accelerator at full rate (TFLA paper, eq. 114 to 119).
+
+    tau_FLOPs = FLOPs / alpha        tau_bytes = bytes / beta
+    upper = tau_FLOPs + tau_bytes    (no overlap; the paper's model of TFLA, eq. 118)
+    lower = max(tau_FLOPs, tau_bytes)    (full overlap: the roofline)
+
+alpha is the dense matrix rate of the dtype, as in the paper; for work without matrix products (a recurrent step, a
+selective scan) it is the vector rate. Neither bounds a kernel strictly: vector work runs far below alpha, and bytes
+that hit the L2 cost nothing. The strict bounds are :func:`suspect_reason`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..accelerators.known import Accelerator
+from ..counts import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeModel:
+    """Modelled times of one problem on one accelerator, in ms.
+
+    Attributes:
+        flops_ms: tau_FLOPs, every FLOP at the matrix rate (vector rate where there are no matrix products).
+        bytes_ms: tau_bytes, the bytes that the formulation moves.
+        compulsory_ms: time of the compulsory bytes alone.
+        vector_ms: time of the FLOPs outside matrix products on the vector units; in neither bound (the paper's model
+            leaves it out), it tells where they would be the bottleneck.
+    """
+
+    flops_ms: float
+    bytes_ms: float
+    compulsory_ms: float
+    vector_ms: float
+
+    @property
+    def upper_ms(self) -> float:
+        """Computation and traffic one after the other (eq. 115, 118)."""
+        return self.flops_ms + self.bytes_ms
+
+    @property
+    def lower_ms(self) -> float:
+        """Computation and traffic fully overlapped (eq. 116): the roofline's time."""
+        return max(self.flops_ms, self.bytes_ms)
+
+    @property
+    def bound(self) -> str:
+        """Which of the two takes longer: compute or memory."""
+        return "compute" if self.flops_ms > self.bytes_ms else "memory"
+
+
+def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return alpha in FLOP/s: the matrix rate for ``dtype``, or the vector rate for work without matrix products.
+
+    Raises:
+        ValueError: the accelerator's matrix rate for this dtype is not known.
+    """
+    if not count.tensor_flops:
+        return accelerator.vector_flops
+    rate = accelerator.peak_flops(dtype)
+    if rate is None:
+        known = ", ".join(accelerator.matrix_flops)
+        hint = " (lrbench calibrate measures the others)" if accelerator.key == "cpu" else ""
+        raise ValueError(f"dtype must be one of {known} on {accelerator.key}{hint}, got {dtype!r}")
+    return rate
+
+
+def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> RuntimeModel:
+    """Return the modelled times of ``count`` on ``accelerator``; ValueError if it has no rate for ``dtype``."""
+    bandwidth = accelerator.bandwidth_bytes_s
+    return RuntimeModel(
+        flops_ms=1e3 * count.flops / flop_rate(count, accelerator, dtype),
+        bytes_ms=1e3 * count.bytes / bandwidth,
+        compulsory_ms=1e3 * count.compulsory_bytes / bandwidth,
+        vector_ms=1e3 * count.vector_flops / accelerator.vector_flops,
+    )
+
+
+def upper_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return tau_FLOPs + tau_bytes in ms (eq. 118)."""
+    return runtime_model(count, accelerator, dtype).upper_ms
+
+
+def lower_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return max(tau_FLOPs, tau_bytes) in ms (eq. 116)."""
+    return runtime_model(count, accelerator, dtype).lower_ms
+
+
+def model_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return the time that rows store as ``model_time_ms``: the upper one, :func:`upper_time_ms`.
+
+    It is the paper's model of TFLA (eq. 118): its kernels write all states, then start the parallel part, so that
+    computation and traffic hardly overlap.
+    """
+    return upper_time_ms(count, accelerator, dtype)
+
+
+def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_ms: float) -> float | None:
+    """Return the achieved share of the roofline min(beta I, alpha), which is lower_time_ms / time_ms.
+
+    None where the accelerator has no rate for ``dtype``. Above 1 means that the formulation's bytes did not all reach
+    the device memory (they hit the L2), or an error: :func:`suspect_reason` tells.
+    """
+    if accelerator.peak_flops(dtype) is None and count.tensor_flops:
+        return None
+    return lower_time_ms(count, accelerator, dtype) / time_ms
+
+
+SUSPECT_MARGIN = 1.02
+"""A row is suspect beyond a limit by more than this: clocks boost and timers round by a percent or two."""
+
+
+def suspect_reason(count: Count, accelerator: Accelerator, dtype: str, time_ms: float) -> str | None:
+    """Return why ``time_ms`` cannot be true on ``accelerator``, or None.
+
+    Two limits hold for any code that computes the operation: matrix products no faster than the matrix rate (measured
+    where it was, else specified), and no faster than the compulsory bytes at the specified bandwidth. The second is
+    only asked of problems of more than twice the last cache, whose inputs cannot all have been there. Neither is asked
+    of the CPU: its rates are what one library reached beside the machine's other load, not limits.
+    """
+    if accelerator.key == "cpu":
+        return None
+    measured = accelerator.measured.matrix_flops.get(dtype) if accelerator.measured else None
+    peak, roof = (measured, "measured") if measured else (accelerator.peak_flops(dtype), "specified")
+    rate = count.tensor_flops / (time_ms * 1e-3)
+    if peak is not None and rate > SUSPECT_MARGIN * peak:
+        return f"{rate / 1e12:.0f} TFLOP/s is above the {roof} roof of {peak / 1e12:.0f} TFLOP/s for {dtype}"
+    compulsory_ms = 1e3 * count.compulsory_bytes / accelerator.bandwidth_bytes_s
+    if count.compulsory_bytes > 2 * accelerator.l2_bytes and time_ms * SUSPECT_MARGIN < compulsory_ms:
+        return (
+            f"{time_ms:.4g} ms is less than the {compulsory_ms:.4g} ms that the compulsory "
+            f"{count.compulsory_bytes / 1e9:.3g} GB take at {accelerator.bandwidth_bytes_s / 1e12:.3g} TB/s"
+        )
+    return None

@@ -1,0 +1,208 @@
+"""Outside packages' implementations, one adapter module per package. Data only: imports neither torch nor a package.
+
+A new baseline is one :class:`~.spec.Baseline` in its package's module, with a build function beside it; a new package
+is one module added to :data:`BASELINES`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...results.schema import Case
+from .. import FAMILIES
+from .. import get_operation as get_kernel_operation
+from ..spec import Operation, resolve
+from . import (
+    accelerated_scans,
+    flash_attention,
+    flash_linear_attention,
+    jax_scan,
+    liger,
+    lightning_attention,
+    mamba,
+    nxai_mlstm,
+    sdpa,
+    torch_channels,
+    torch_mlp,
+    xformers,
+)
+from .operations import OPERATIONS
+from .spec import Baseline, KnownBad, Runnable
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "KnownBad",
+    "Runnable",
+    "availability",
+    "baselines_for",
+    "get_baseline",
+    "get_operation",
+    "installed_versions",
+    "known_bad_here",
+    "plan_sizes",
+    "unsupported",
+]
+
+BASELINES: tuple[Baseline, ...] = (
+    *nxai_mlstm.BASELINES,
+    *flash_linear_attention.BASELINES,
+    *mamba.BASELINES,
+    *lightning_attention.BASELINES,
+    *flash_attention.BASELINES,
+    *sdpa.BASELINES,
+    *torch_channels.BASELINES,
+    *accelerated_scans.BASELINES,
+    *jax_scan.BASELINES,
+    *torch_mlp.BASELINES,
+    *liger.BASELINES,
+    *xformers.BASELINES,
+)
+
+
+def baselines_for(kernel: str) -> tuple[Baseline, ...]:
+    """Return the baselines a kernel family is compared with; an unknown family has none."""
+    return tuple(baseline for baseline in BASELINES if kernel in baseline.kernels)
+
+
+def get_baseline(op: str, name: str) -> Baseline:
+    """Return operation ``op``'s baseline ``name``; ValueError lists the known ones."""
+    known = {baseline.name: baseline for baseline in BASELINES if baseline.op == op}
+    if name not in known:
+        raise ValueError(f"impl must be one of {', '.join(known) or 'none'} for {op}, got {name!r}")
+    return known[name]
+
+
+def get_operation(name: str) -> Operation:
+    """Return an operation of lrbench's own or one that only baselines compute; ValueError lists the known ones."""
+    own = [op for ops in FAMILIES.values() for op in ops]
+    if name in own:
+        return get_kernel_operation(name)
+    if name in OPERATIONS:
+        return OPERATIONS[name]
+    raise ValueError(f"op must be one of {', '.join([*own, *OPERATIONS])}, got {name!r}")
+
+
+def availability(baseline: Baseline) -> str | None:
+    """Return None where the package is here, else the reason with the command that brings it. Imports nothing."""
+    if _module_exists(baseline.module or baseline.provider):
+        return None
+    command = baseline.install or f"pip install {baseline.distribution}=={baseline.tested}"
+    return f"{baseline.module or baseline.provider} is not installed: {command}"
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of torch, triton and every installed package that a baseline or a known failure names.
+
+    Keys are normalised distribution names (lower case, hyphens).
+    """
+    names = {"torch", "triton"}
+    for baseline in BASELINES:
+        names.add(_normalise(baseline.distribution))
+        names.update(_normalise(name) for known in baseline.known_bad for name in known.versions)
+    versions = {}
+    for name in sorted(names):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def known_bad_here(
+    baseline: Baseline, case: Case, versions: Mapping[str, str], capability: tuple[int, int] | str | None
+) -> str | None:
+    """Return why the combination is known not to work, or None.
+
+    Args:
+        baseline: what would run.
+        case: its mode, dtype and sizes.
+        versions: installed versions by distribution name; what a failure names and is absent here does not match.
+        capability: the GPU's compute capability, (9, 0) or "9.0"; None on a CPU.
+
+    Returns:
+        The reason and its source in one sentence.
+    """
+    architecture = capability if isinstance(capability, str) or capability is None else ".".join(map(str, capability))
+    installed = {_normalise(name): version for name, version in versions.items()}
+    for known in baseline.known_bad:
+        if known.architectures and architecture not in known.architectures:
+            continue
+        if known.modes and case.mode not in known.modes:
+            continue
+        if known.dtypes and case.dtype not in known.dtypes:
+            continue
+        if any(case.sizes.get(name, 0) < size for name, size in known.at_least.items()):
+            continue
+        if all(_matches(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
+            return f"{known.reason} ({known.source})"
+    return None
+
+
+def unsupported(baseline: Baseline, case: Case) -> str | None:
+    """Return why the baseline cannot run the case on any machine (mode, dtype, chunk or sizes), or None."""
+    for name, value, accepted in (("mode", case.mode, baseline.modes), ("dtype", case.dtype, baseline.dtypes)):
+        if value not in accepted:
+            return f"{name} must be one of {', '.join(accepted)} for {baseline.name}, got {value}"
+    if baseline.chunk_sizes and case.chunk_size not in baseline.chunk_sizes:
+        accepted_sizes = ", ".join(map(str, sorted(baseline.chunk_sizes)))
+        return f"chunk_size must be one of {accepted_sizes} for {baseline.name}, got {case.chunk_size}"
+    if baseline.supports is None:
+        return None
+    return resolve(baseline.supports)(case.sizes, case.dtype, case.state_dtype)
+
+
+def plan_sizes(
+    baseline: Baseline, sizes: Mapping[str, int], chunk_sizes: Sequence[int] = (), *, op: str | None = None
+) -> list[dict[str, int]]:
+    """Return the sizes at which a baseline runs beside a kernel family at these sizes, one mapping per case.
+
+    A baseline of another mathematics runs at the same batch, tokens and embedding dim with its authors' heads and
+    state; one that computes the very operation that is swept runs at the very same sizes.
+
+    Args:
+        baseline: what would run.
+        sizes: the family's: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
+        chunk_sizes: the chunk lengths asked for. A baseline with a chunk axis runs at those it accepts, or at its
+            recommended one where it accepts none of them; chunks longer than the sequence are left out if a shorter
+            one remains.
+        op: the operation swept, if known.
+
+    Returns:
+        Size mappings, ``chunk_size`` included where the baseline has a chunk axis. Different sizes of the family can
+        give the same mapping (attention's do not depend on the head dim): the caller drops duplicates.
+    """
+    if baseline.plan is None or baseline.op == op:
+        planned = {name: size for name, size in sizes.items() if name != "chunk_size"}
+    else:
+        planned = resolve(baseline.plan)(sizes)
+    if not baseline.chunk_sizes:
+        return [planned]
+    chosen = [size for size in baseline.chunk_sizes if size in chunk_sizes] or [baseline.chunk_sizes[0]]
+    fitting = [size for size in chosen if size <= planned["seq_len"]]
+    if not fitting:
+        fitting = [max((size for size in baseline.chunk_sizes if size <= planned["seq_len"]), default=chosen[0])]
+    return [{**planned, "chunk_size": size} for size in fitting]
+
+
+def _normalise(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
+
+
+def _matches(version: str | None, specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def _module_exists(name: str) -> bool:
+    """Look for a module without importing anything, parents included."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return False
+    paths = [Path(location, *rest) for location in spec.submodule_search_locations or ()]
+    return not rest or any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)

@@ -1,0 +1,44 @@
+"""accelerated-scan: the linear scan in Triton, one program a sequence and channel, on [B, C, T] tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...results.schema import Case
+from .spec import Baseline, Runnable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BASELINES = (
+    Baseline(
+        name="accelerated_scan.triton",
+        provider="accelerated_scan",
+        distribution="accelerated-scan",
+        tested="0.3.1",
+        module="accelerated_scan.scalar",
+        op="linear_scan",
+        kernels=("rglru",),
+        build="kernels.baselines.accelerated_scans:build",
+        plan="kernels.baselines.plans:channel_sizes",
+        dtypes=("bf16", "fp16", "fp32"),
+        settings="accelerated_scan.scalar.scan, its Triton kernels, on contiguous [B, C, T] tensors: the scan alone",
+        licence="MIT",
+    ),
+)
+
+
+def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare scan(forget, inputs) with both gradients."""
+    from accelerated_scan.scalar import scan
+
+    from ._tensors import as_heads_first, to_time_first
+
+    # Channels first is heads first: the second and third dimension change places.
+    leaves = {name: as_heads_first(inputs[name]) for name in ("x", "a")}
+
+    def forward() -> Tensor:
+        return scan(leaves["a"], leaves["x"])
+
+    return Runnable(forward=forward, leaves=leaves, to_canonical=to_time_first)

@@ -1,0 +1,102 @@
+"""mamba-ssm: Mamba's selective scan (CUDA) and Mamba-2's chunked scan (Triton)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...results.schema import Case
+from .spec import Baseline, KnownBad, Runnable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_STATE = 256
+
+_mamba = partial(
+    Baseline,
+    provider="mamba_ssm",
+    distribution="mamba-ssm",
+    tested="2.3.2.post1",
+    kernels=("tfla",),
+    install="pip install mamba-ssm==2.3.2.post1 --no-build-isolation",
+    licence="Apache-2.0",
+)
+
+BASELINES = (
+    _mamba(
+        name="mamba_ssm.selective_scan",
+        op="selective_scan",
+        build="kernels.baselines.mamba:build_selective_scan",
+        module="selective_scan_cuda",
+        plan="kernels.baselines.plans:mamba_sizes",
+        supports="kernels.baselines.mamba:supports_selective_scan",
+        dtypes=("bf16", "fp16", "fp32"),
+        settings=(
+            "selective_scan_fn without D, z and bias, delta already positive; A [D, 16] in float32; [B, D, T] and "
+            "[B, N, T] layouts; 4096 channels at embedding 4096"
+        ),
+    ),
+    _mamba(
+        name="mamba_ssm.chunk_scan",
+        op="mamba2_ssd",
+        build="kernels.baselines.mamba:build_chunk_scan",
+        module="mamba_ssm.ops.triton.ssd_combined",
+        plan="kernels.baselines.plans:mamba2_sizes",
+        dtypes=("bf16", "fp16"),
+        chunk_sizes=(256, 128, 64),
+        known_bad=(
+            KnownBad(
+                reason="Mamba-2's autotuning alone runs for minutes at this length",
+                source="measured on an H200 with triton 3.6.0: not finished when the case's time limit ended",
+                versions={"mamba-ssm": "<=2.3.2.post1"},
+                at_least={"seq_len": 65536},
+            ),
+        ),
+        settings=(
+            "mamba_chunk_scan_combined without D, z and bias, dt already positive and in float32; heads of 64, state "
+            "64, one group of B and C; chunk 256 is the default of the Mamba2 layer"
+        ),
+    ),
+)
+
+
+def supports_selective_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the selective scan cannot run these sizes, or None."""
+    if sizes["head_dim_qk"] > MAX_STATE:
+        return f"head_dim_qk (the state) must be at most {MAX_STATE}, got {sizes['head_dim_qk']}"
+    return None
+
+
+def build_selective_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare selective_scan_fn on channel-first tensors."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    from ._tensors import as_heads_first, as_leaf, to_time_first
+
+    leaves = {name: as_heads_first(inputs[name]) for name in ("u", "delta", "B", "C")}
+    rates = as_leaf(inputs["A"])
+
+    def forward() -> Tensor:
+        return selective_scan_fn(leaves["u"], leaves["delta"], rates, leaves["B"], leaves["C"])
+
+    def to_canonical(name: str, tensor: Tensor) -> Tensor:
+        return tensor if name == "A" else to_time_first(name, tensor)
+
+    return Runnable(forward=forward, leaves={**leaves, "A": rates}, to_canonical=to_canonical)
+
+
+def build_chunk_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare mamba_chunk_scan_combined; its layout is the operation's own."""
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    from ._tensors import as_leaf
+
+    leaves = {name: as_leaf(inputs[name]) for name in ("x", "dt", "A", "B", "C")}
+    chunk_size = case.chunk_size or 256
+
+    def forward() -> Tensor:
+        return mamba_chunk_scan_combined(*leaves.values(), chunk_size)
+
+    return Runnable(forward=forward, leaves=leaves)

@@ -1,0 +1,54 @@
+"""Operations that baselines compute and lrbench has no kernels for: declarations, data only.
+
+Each has a plain torch reference beside it (:mod:`.references`), so that these baselines are checked before they are
+timed like any other. An operation that gets kernels of its own moves to ``kernels/`` and takes precedence there.
+"""
+
+from __future__ import annotations
+
+from ..spec import Operation
+
+ATTENTION = Operation(
+    name="attention",
+    kernel="attention",
+    summary="causal softmax attention: h_t = sum_{s <= t} softmax_s(K^-1/2 q_t.k_s) v_s",
+    arguments=("q", "k", "v"),
+    differentiable=("q", "k", "v"),
+    inputs="kernels.baselines.references:make_attention_inputs",
+    recurrent="kernels.baselines.references:attention_recurrent",
+    parallel="kernels.baselines.references:attention",
+)
+
+GLA = Operation(
+    name="gla",
+    kernel="gla",
+    summary="gated linear attention: S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, h_t = K^-1/2 S_t^T q_t",
+    arguments=("q", "k", "v", "g"),
+    differentiable=("q", "k", "v", "g"),
+    inputs="kernels.baselines.references:make_gla_inputs",
+    recurrent="kernels.baselines.references:gla_recurrent",
+)
+
+SELECTIVE_SCAN = Operation(
+    name="selective_scan",
+    kernel="selective_scan",
+    summary="Mamba: x_t = exp(delta_t A) x_{t-1} + delta_t B_t u_t, y_t = C_t.x_t per channel",
+    arguments=("u", "delta", "A", "B", "C"),
+    differentiable=("u", "delta", "A", "B", "C"),
+    inputs="kernels.baselines.references:make_selective_scan_inputs",
+    recurrent="kernels.baselines.references:selective_scan_recurrent",
+    sizes=("batch", "seq_len", "head_dim_qk", "channels"),
+)
+
+PROJECTIONS = Operation(
+    name="projections",
+    kernel="gated-mlp",
+    summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
+    arguments=("x", "w_up", "w_gate"),
+    differentiable=("x", "w_up", "w_gate"),
+    inputs="kernels.gated_mlp.reference:make_inputs",
+    recurrent="kernels.baselines.references:projections",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+)
+
+OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN, PROJECTIONS)}

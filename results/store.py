@@ -1,0 +1,319 @@
+"""Results on disk: one parquet file per run, a journal while it runs, and reading both back.
+
+While a run is on, every finished row is appended to ``<name>.jsonl`` and synced to disk; at the end the rows become
+``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
+turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
+
+Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
+results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
+``<run>.copies.parquet``, ``<run>.profile.parquet``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import itertools
+import json
+import os
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from .schema import RECORD_COLUMNS, SCHEMA_VERSION, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+JOURNAL_SUFFIX = ".jsonl"
+SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
+"""What the names of runs begin with."""
+
+OTHER_ROW_SETS = ("roofs", "copies", "profile")
+
+
+def holds_results(path: Path) -> bool:
+    """Return whether a parquet file, by its name, holds rows of a sweep rather than another row set."""
+    return path.name.removesuffix(".parquet").rpartition(".")[2] not in OTHER_ROW_SETS
+
+
+@functools.cache
+def arrow_schema(row: type = Record) -> pa.Schema:
+    """Return the parquet schema of a row set: the columns of its dataclass in field order, all nullable."""
+    import pyarrow as pa
+
+    types = {
+        str: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        bool: pa.bool_(),
+        list[float]: pa.list_(pa.float64()),
+        list[str]: pa.list_(pa.string()),
+    }
+    hints = typing.get_type_hints(row)
+    fields = []
+    for field in dataclasses.fields(row):
+        hint = hints[field.name]
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        fields.append(pa.field(field.name, types[options[0] if type(None) in typing.get_args(hint) else hint]))
+    return pa.schema(fields)
+
+
+class RunWriter:
+    """The rows of one run. Use as a context manager: leaving it, however that happens, writes the parquet file.
+
+    Args:
+        folder: created if need be.
+        name: file name without suffix.
+
+    Raises:
+        OSError: the folder cannot be written.
+        FileExistsError: a run of that name is already there.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{name}.parquet"
+        self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
+        self.records: list[Record] = []
+        if self.journal.exists():
+            raise FileExistsError(f"a run of this name is there already: {self.journal}")
+        # A journal has its name only once it is locked: recover would take it for a dead run's in between.
+        unlocked = folder / f".{self.journal.name}.{os.getpid()}"
+        self._file: IO[bytes] = open(unlocked, "xb")  # noqa: SIM115, held open for the lock until the run ends
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(self.journal)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, record: Record) -> None:
+        """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
+
+        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8.
+        """
+        row = _encodable(dataclasses.asdict(record))
+        self.records.append(Record(**row))
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        end = self._file.tell()
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), end)
+            raise
+
+    def close(self) -> Path | None:
+        """Write the parquet file, remove the journal and return the file's path (None when there is no row)."""
+        if self._file.closed:
+            return self.path if self.records else None
+        try:
+            if self.records:
+                write_parquet((dataclasses.asdict(record) for record in self.records), self.path)
+            self.journal.unlink()
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        return self.path if self.records else None
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, row: type = Record) -> None:
+    """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([_encodable(each) for each in rows], schema=arrow_schema(row))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
+    """Return the row in each line of a journal, None for a line that is no row a results file can hold.
+
+    A last line that a kill cut short is left out.
+    """
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    rows: list[dict[str, Any] | None] = []
+    for line in lines:
+        row = _parse(line)
+        try:
+            stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
+            # The conversion cuts fractions off, and no writer wrote an infinity.
+            json.dumps(stored, allow_nan=False)
+            if row is not None and any(stored[name] != value for name, value in row.items()):
+                row = None
+        except (pa.ArrowException, ValueError, OverflowError):
+            row = None
+        if row is not None and row["schema_version"] == SCHEMA_VERSION:
+            rows.append(row)
+        elif line.endswith(b"\n"):
+            rows.append(None)
+    return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The object in a line if its columns are a row's, whatever their values."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    needed = {"run_id", "case_id", "schema_version"}
+    return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+
+
+def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns with what UTF-8 cannot encode in their text replaced by its escape."""
+    return {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
+    }
+
+
+def _is_journal(lines: Sequence[bytes]) -> bool:
+    """Whether a file holds a row's columns and begins like a journal: damage makes no other JSON of a row."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if not isinstance(json.loads(lines[0]), dict):
+            return False
+    return any(_parse(line) is not None for line in lines)
+
+
+def recover(folder: Path) -> list[Path]:
+    """Turn the journals of runs that died into parquet files.
+
+    A journal has a run's name and a line with a row's columns, and does not begin with JSON that is no object. Other
+    files are left alone, and so is a journal that its writer still holds.
+
+    Returns:
+        The files made. A journal with lines that are no rows, or whose parquet file is there already, is kept as
+        ``<name>.jsonl.bad`` and is among them.
+    """
+    made = []
+    journals = (folder.glob(f"{prefix}*{JOURNAL_SUFFIX}") for prefix in (SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX))
+    for journal in sorted(itertools.chain.from_iterable(journals)):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError, IsADirectoryError, PermissionError):
+            made += _recover(journal)
+    return made
+
+
+def recovered_notes(paths: Iterable[Path]) -> list[str]:
+    """Return what to say of the files that :func:`recover` made."""
+    return [f"{'kept' if path.suffix == '.bad' else 'recovered'} from a run that died: {path}" for path in paths]
+
+
+def _recover(journal: Path) -> list[Path]:
+    with open(journal, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lines = file.readlines()
+        # Without a link, the run ended between the opening and the lock.
+        if os.fstat(file.fileno()).st_nlink == 0 or (lines and not _is_journal(lines)):
+            return []
+        rows = read_journal(lines)
+        good = [row for row in rows if row is not None]
+        target = journal.with_suffix(".parquet")
+        made = []
+        if good and not target.exists():
+            write_parquet(good, target)
+            made.append(target)
+        if len(good) == len(rows) and (made or not good):
+            journal.unlink()
+        else:
+            made.append(journal.replace(journal.with_name(f"{journal.name}.bad")))
+        return made
+
+
+def read_results(paths: Sequence[Path] | Path) -> pa.Table:
+    """Read result files, and all result files of folders, as one table with every column of :class:`Record`.
+
+    Columns are cast where that loses nothing; columns a file lacks are null, and columns lrbench does not know are
+    left out.
+
+    Raises:
+        ValueError: a file is no lrbench result, is of another schema version, or does not cast without loss.
+        FileNotFoundError: a path does not exist.
+    """
+    import pyarrow as pa
+
+    tables: list[pa.Table] = []
+    for path in [paths] if isinstance(paths, Path) else paths:
+        files = sorted(p for p in path.glob("*.parquet") if holds_results(p)) if path.is_dir() else [path]
+        tables.extend(read_file(file) for file in files)
+    return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
+
+
+def read_file(
+    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read one file of a row set, with every column of its dataclass, as :func:`read_results` does.
+
+    Args:
+        row: dataclass of the rows; its last field is the version of its columns.
+        what: the rows' name in messages.
+        columns: the columns wanted; None is all.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema(row)
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in set(columns)])
+    version = dataclasses.fields(row)[-1]
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{what}s must be parquet files, got {path}: {error}") from error
+    with file:
+        present = set(file.schema_arrow.names)
+        if version.name not in present:
+            raise ValueError(f"{path} must have a column {version.name} to be an lrbench {what}, got none")
+        wanted = dict.fromkeys([*(name for name in schema.names if name in present), version.name])
+        # Files are small: threads cost more than they save.
+        table = file.read(columns=[*wanted], use_threads=False)
+    # Not unique(): with it pyarrow loads its compute functions, which takes longer than reading.
+    versions = set(table[version.name].to_pylist())
+    if not versions <= {version.default}:
+        given = ", ".join(sorted(str(each) for each in versions - {version.default}))
+        raise ValueError(f"{version.name} must be {version.default}, got {given} in {path}")
+    found = []
+    for field in schema:
+        if field.name not in present:
+            found.append(pa.nulls(len(table), field.type))
+            continue
+        column = table[field.name]
+        try:
+            found.append(column if column.type == field.type else column.cast(field.type, safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
+    return pa.table(found, schema=schema)
+
+
+def finished_cases(
+    folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None
+) -> dict[str, Record]:
+    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
+
+    A case counts as finished when the folder holds a row of it with status ok from the same device, the same git
+    commit and the same state of the working tree (clean or dirty). Where the commit is unknown, rows of unknown commit
+    count.
+    """
+    if not folder.is_dir():
+        return {}
+    wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
+    rows = (row for row in read_results(folder).to_pylist() if all(row[key] == v for key, v in wanted.items()))
+    return {row["case_id"]: Record(**row) for row in rows}

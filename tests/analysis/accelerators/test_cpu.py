@@ -1,0 +1,108 @@
+"""The local CPU as an accelerator: measured once, remembered for this machine, measured anew where that is another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lrbench.analysis.accelerators import cpu
+from lrbench.analysis.accelerators.known import Roofs
+from lrbench.analysis.counts import count
+from lrbench.analysis.model.runtime_model import flop_rate
+from lrbench.kernels.common.cache import CACHE_VARIABLE
+
+ROOFS = Roofs(matrix_flops={"fp32": 2e11, "fp64": 1e11, "bf16": 4e11}, bandwidth_bytes_s=3e10, source="a calibration")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    cpu.local_cpu.cache_clear()
+    yield tmp_path / "cache"
+    cpu.local_cpu.cache_clear()
+
+
+def test_what_was_measured_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu.recall() is None
+    measured = cpu.local_cpu()
+    assert measured.matrix_flops["fp32"] > measured.matrix_flops["fp64"] > 1e8
+    assert "numpy" in measured.source
+    monkeypatch.setattr(cpu, "_measure", lambda: pytest.fail("measured again"))
+    cpu.local_cpu.cache_clear()
+    assert cpu.local_cpu() == measured
+
+
+def test_a_calibration_takes_its_place() -> None:
+    assert cpu.remember(ROOFS) == cpu.cache_file()
+    accelerator = cpu.local_cpu()
+    assert (accelerator.peak_flops("bf16"), accelerator.vector_flops, accelerator.source) == (
+        4e11,
+        2e11,
+        "a calibration",
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data | {"machine": data["machine"] | {"cores": 10**6}},
+        lambda data: data | {"matrix_flops": {"fp32": "fast"}},
+        lambda data: {name: value for name, value in data.items() if name != "bandwidth_bytes_s"},
+        lambda data: [data],
+        lambda data: None,
+    ],
+)
+def test_what_does_not_hold_is_not_believed(spoil: object) -> None:
+    path = cpu.remember(ROOFS)
+    assert path is not None
+    assert callable(spoil)
+    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
+    assert cpu.recall() is None
+
+
+def test_other_threads_are_another_machine_and_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    cpu.remember(ROOFS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cpu.recall() is None
+    assert "numpy" in cpu.local_cpu().source
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert cpu.recall() == ROOFS
+
+
+def test_what_numpy_cannot_measure_is_said_to_need_a_calibration() -> None:
+    cpu.remember(dataclasses.replace(ROOFS, matrix_flops={"fp32": 2e11}))
+    product = count("mlstm_sig", seq_len=64, head_dim_qk=16, head_dim_v=16, chunk_size=64)
+    with pytest.raises(ValueError, match=r"fp32 on cpu \(lrbench calibrate measures the others\), got 'bf16'"):
+        flop_rate(product, cpu.local_cpu(), "bf16")
+
+
+def test_a_calibration_that_ends_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_while_another_process_calibrates() -> Roofs:
+        cpu.remember(ROOFS)
+        return dataclasses.replace(ROOFS, matrix_flops={"fp32": 1e11}, source="numpy")
+
+    monkeypatch.setattr(cpu, "_measure", measure_while_another_process_calibrates)
+    assert cpu.local_cpu().source == "a calibration"
+    assert cpu.recall() == ROOFS
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "folder"))
+    assert cpu.remember(ROOFS) is None
+    assert cpu.local_cpu().matrix_flops["fp32"] > 1e8
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cpu.cache_file().parent == Path("/elsewhere/lrbench")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cpu.cache_file().parent == Path("/home/someone/.cache/lrbench")

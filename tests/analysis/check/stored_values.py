@@ -1,0 +1,105 @@
+"""What must not move unnoticed: counts, chunk sizes, memory and errors of the portable implementations.
+
+``python -m lrbench.tests.analysis.check.stored_values`` measures on this CPU and writes tests/data anew. A change
+that moves them on purpose does that in the same commit; the difference then shows in review.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.model.chunk_size import chunk_size_report
+from lrbench.bench import plan
+from lrbench.bench.environment import probe_environment
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.sweep import Settings, sweep
+from lrbench.kernels import FAMILIES
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+PORTABLE = DATA / "portable.parquet"
+CHUNK_SIZES = DATA / "chunk_sizes.json"
+
+REQUEST = plan.Request(
+    kernel="tfla",
+    ops=FAMILIES["tfla"],
+    impls=("torch",),
+    modes=("fw", "fwbw"),
+    dtypes=("fp32",),
+    seq_lens=(150,),
+    head_dims=(64,),
+    chunk_sizes=(32,),
+    num_heads=2,
+    batch=1,
+)
+"""Four whole chunks and a ragged one, small: the figures do not depend on the size, and CI has little time."""
+
+CHUNK_SIZE_CASES = [
+    {"op": op, "gpu": gpu, "mode": mode, "head_dim_v": head_dim}
+    for op in ("mlstm_sig", "mlstm_exp", "simple_gla", "retention", "mamba2_ssd")
+    for gpu in ("a100", "h100", "h200", "b200")
+    for mode in ("fw", "fwbw")
+    for head_dim in (128, 256, 512)
+]
+
+
+class Quiet:
+    """A sweep's progress that nobody watches."""
+
+    def begin(self, total: int, what: str) -> None: ...
+
+    def started(self, item: PlannedCase) -> None: ...
+
+    def finished(self, item: PlannedCase, status: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def measure(folder: Path) -> Path:
+    """Measure the portable implementations on this CPU into ``folder`` and return the file."""
+    # One thread: times do not matter here, and threads that wait for a busy machine's cores do.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        environment = probe_environment()
+        planned = plan.plan(REQUEST, device_kind="cpu")
+        outcome = sweep(planned, environment, Settings(output=folder, budget_s=0.0), Quiet())
+    assert outcome.path is not None
+    return outcome.path
+
+
+def chunk_sizes() -> list[dict[str, Any]]:
+    """Return the FLOP-optimal and runtime-optimal chunk lengths of :data:`CHUNK_SIZE_CASES`."""
+    rows = []
+    for case in CHUNK_SIZE_CASES:
+        head_dim = int(case["head_dim_v"])
+        qk = head_dim // 2 if str(case["op"]).startswith("mlstm") else head_dim
+        report = chunk_size_report(
+            str(case["op"]),
+            get_accelerator(str(case["gpu"])),
+            head_dim_v=head_dim,
+            head_dim_qk=qk,
+            mode=str(case["mode"]),
+        )
+        names = ("flop_optimal", "runtime_optimal", "flop_optimal_feasible", "runtime_optimal_feasible")
+        rows.append({**case, **{name: report[name] for name in names}})
+    return rows
+
+
+def main() -> None:
+    """Write tests/data anew."""
+    DATA.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        PORTABLE.write_bytes(measure(Path(folder)).read_bytes())
+    lines = ",\n".join(json.dumps(row) for row in chunk_sizes())
+    CHUNK_SIZES.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{PORTABLE}\n{CHUNK_SIZES}")
+
+
+if __name__ == "__main__":
+    main()

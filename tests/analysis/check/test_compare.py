@@ -1,0 +1,185 @@
+"""Comparisons: selectors, matching, verdicts, geometric means, and what differs between environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
+from lrbench.analysis.check.statistics import Interval
+from lrbench.results.case_rows import describe, matching, newest, parse_terms, select
+
+from ..measured import failed, measured, run_of, samples, write
+
+H200 = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval(low=low, high=high, confidence=0.95)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.99, 1.01, "same"),
+        (1.001, 1.01, "same"),
+        (1.005, 1.03, "slower"),
+        (1.10, 1.12, "slower"),
+        (0.97, 0.985, "faster"),
+        (0.5, 0.6, "faster"),
+        (0.99, 1.05, "unclear"),
+        (0.9, 1.1, "unclear"),
+        (0.0, float("inf"), "unclear"),
+    ],
+)
+def test_verdicts(low: float, high: float, verdict: str) -> None:
+    assert judge(interval(low, high), 0.02) == verdict
+
+
+def test_finds_what_is_slower_and_what_is_the_same() -> None:
+    a = [*run_of(3, seed=1, noise=0.002), measured(mode="fwbw", times=samples(2, noise=0.002))]
+    b = [*run_of(3, seed=2, noise=0.002, slower=1.2), measured(mode="fwbw", times=samples(2, noise=0.002, seed=9))]
+    found = compare(a, b)
+    assert [pair.verdict for pair in found.pairs] == ["slower"] * 3 + ["same"]
+    forward, both, everything = found.groups
+    assert (forward.values, forward.cases, both.cases, everything.cases) == ({"op": "mlstm_sig", "mode": "fw"}, 3, 1, 4)
+    assert forward.interval.low < 1.2 < forward.interval.high
+    assert everything.ratio == pytest.approx((forward.ratio**3 * both.ratio) ** 0.25)
+    json.dumps(as_dict(found), allow_nan=False)
+
+
+def test_ratio_is_b_over_a_and_turns_with_the_sides() -> None:
+    a, b = [measured(times=samples(2.0))], [measured(times=samples(1.0))]
+    assert compare(a, b).pairs[0].ratio == pytest.approx(0.5)
+    assert compare(b, a).pairs[0].verdict == "slower"
+
+
+def test_implementations_match_without_their_names_and_the_best_chunk_counts() -> None:
+    ours = [measured(chunk_size=chunk, times=samples(time)) for chunk, time in ((64, 3.0), (128, 2.0))]
+    theirs = [
+        measured(impl="mlstm_kernels.xl_chunk_siging", chunk_size=256, state_dtype=None, times=samples(4.0)),
+    ]
+    with pytest.raises(
+        ValueError, match=r"no case of A matches one of B \(B has it with chunk_size 256 only.*--ignore"
+    ):
+        compare(ours, theirs)
+    (pair,) = compare(ours, theirs, ignore=("chunk_size",)).pairs
+    assert pair.a["chunk_size"] == 128
+    assert pair.ratio == pytest.approx(2.0)
+
+
+def test_newest_row_of_a_case_counts() -> None:
+    old = measured(times=samples(9.0), measured_at="2026-01-01T00:00:00+00:00")
+    new = measured(times=samples(2.0), measured_at="2026-01-02T00:00:00+00:00")
+    for rows in ([old, new], [new, old]):
+        assert newest(rows)[old["case_id"]] is new
+        assert compare(rows, [new]).pairs[0].ratio == pytest.approx(1.0)
+
+
+def test_says_what_could_not_be_matched_and_why() -> None:
+    a = [measured(), measured(seq_len=1024), measured(mode="fwbw"), measured(mode="bw")]
+    b = [measured(), failed("oom", "CUDA out of memory", mode="fwbw"), measured(seq_len=2048), measured(op="retention")]
+    found = compare(a, b)
+    assert len(found.pairs) == 1
+    reasons = {(each.side, each.row["mode"], each.row["seq_len"]): each.reason for each in found.unmatched}
+    assert reasons[("both", "fwbw", 8192)] == "B is oom: CUDA out of memory"
+    assert reasons[("A", "bw", 8192)] == "B has it with mode fw, fwbw only"
+    assert reasons[("A", "fw", 1024)] == "not in B"
+    assert reasons[("B", "fw", 8192)] == "A has it with op mlstm_sig only"
+    assert sum(line["cases"] for line in unmatched_rows(found)) == len(found.unmatched) == 5
+
+
+def test_warns_where_environments_differ_and_names_the_difference() -> None:
+    changed: dict[str, Any] = {"driver_version": "590", "triton_version": "3.7.1", "sm_clock_mhz": 1755.0}
+    found = compare([measured()], [measured(**changed, throttled="software power cap", git_dirty=True)])
+    assert found.environment == (
+        "driver_version: 580 | 590",
+        "triton_version: 3.6.0 | 3.7.1",
+        "sm_clock_mhz (median): 1980 | 1755",
+        "throttled rows: 0 | 1 of 1",
+        "rows of a working tree with uncommitted changes: 0 | 1 of 1",
+    )
+    assert compare([measured()], [measured()]).environment == ()
+
+
+def test_other_devices_compare_with_a_warning_but_common_ones_come_first() -> None:
+    here, there = measured(), measured(accelerator="h100")
+    assert compare([here], [there]).environment[0] == "device_accelerator: h200_sxm | h100_sxm"
+    slow_there = measured(accelerator="h100", times=samples(50.0), measured_at="2027-01-01T00:00:00+00:00")
+    (pair,) = compare([here], [measured(), slow_there]).pairs
+    assert pair.ratio == pytest.approx(1.0)
+
+
+def test_rows_without_samples_fall_back_on_their_intervals() -> None:
+    row = measured(time_samples_ms=None, time_ms=2.0, time_ci_low_ms=1.9, time_ci_high_ms=2.1)
+    found = compare([row], [row])
+    assert found.pairs[0].interval.low == pytest.approx(1.9 / 2.1)
+    assert found.pairs[0].verdict == "unclear"
+    assert as_dict(found)["groups"][-1]["high"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": ("opp",)}, r"by must be columns out of kernel, op, .* got 'opp'"),
+        ({"ignore": ("time_ms",)}, r"ignore must be columns out of op, .* got 'time_ms'"),
+        ({"margin": 0.0}, "margin must be a positive number"),
+        ({"margin": float("nan")}, "margin must be a positive number"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare([measured()], [measured()], **options)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ("nonsense", "a selector must be a file, a folder or KEY:VALUE terms"),
+        ("colour:red", "KEY one of run, commit, case"),
+        ("op:", "a selector must be"),
+        ("op:a,op:b", "must name op once"),
+    ],
+)
+def test_bad_selectors(terms: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_terms(terms)
+
+
+def test_terms_select() -> None:
+    rows = [
+        measured(git_commit="abc123", run_id="r1"),
+        measured(seq_len=1024, git_commit="abc123456", run_id="r2"),
+        measured(op="retention", git_commit="def", run_id="s1"),
+    ]
+    assert matching(rows, parse_terms("commit:abc123")) == rows[:2]
+    assert matching(rows, parse_terms("op:mlstm_sig,seq_len:1k")) == rows[1:2]
+    with pytest.raises(ValueError, match="run:r must name one run, got r1, r2"):
+        matching(rows, parse_terms("run:r"))
+    with pytest.raises(ValueError, match="op:gla selects no row; op is one of mlstm_sig, retention here"):
+        matching(rows, parse_terms("op:gla"))
+    with pytest.raises(ValueError, match="a size must be a positive integer"):
+        matching(rows, parse_terms("seq_len:many"))
+
+
+def test_select_reads_files_and_folders(tmp_path: Path) -> None:
+    path = write([measured()], tmp_path / "a.parquet")
+    assert describe(select(str(path), ())[0]) == "mlstm_sig tfla fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"
+    assert len(select(str(tmp_path), ())) == 1
+    assert len(select("op:mlstm_sig", [tmp_path])) == 1
+    with pytest.raises(ValueError, match="does not exist"):
+        select("missing.parquet", ())
+
+
+def test_committed_h200_runs_differ_where_they_are_known_to() -> None:
+    """Computing the denominators once made mLSTMexp's forward faster at wide heads."""
+    old, new = (select(f"run:{run}", [H200]) for run in ("ff7ac4fb", "c0d954a9"))
+    found = compare(old, new, by=("mode", "head_dim_v"))
+    wide = next(g for g in found.groups if g.values == {"mode": "fw", "head_dim_v": 512})
+    assert wide.verdicts["faster"] == wide.cases == 38
+    assert wide.interval.high < 0.8
+    assert {each.row["op"] for each in found.unmatched if each.side == "A"} == {"mlstm_sig", "mlstm_exp"}
+    assert len(case_rows(found)) == group_rows(found)[-1]["cases"] == 304

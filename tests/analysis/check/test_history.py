@@ -1,0 +1,80 @@
+"""A case over commits: order, what changed, and the figure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lrbench.analysis.check.history import MAX_FIGURE_CASES, case_history, history_figure, history_rows
+from lrbench.analysis.figures.style import alt_text, save_figure
+
+from ..measured import failed, measured, run_of, samples, write
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    times = {"c": 2.0, "b": 2.0, "a": 3.0}
+    for day, (commit, time_ms) in enumerate(times.items(), start=1):
+        columns = {
+            "git_commit": commit * 40,
+            "run_id": f"run-{commit}",
+            "measured_at": f"2026-01-0{day}T00:00:00+00:00",
+        }
+        triton = "3.6.0" if commit != "a" else "3.7.1"
+        rows = [measured(times=samples(time_ms, noise=0.002), triton_version=triton, **columns)]
+        if commit == "b":
+            rows = [failed("crash", "died", **columns)]
+        write(rows, tmp_path / f"{commit}.parquet")
+    return tmp_path
+
+
+def test_runs_stand_in_the_order_of_time(results: Path) -> None:
+    case_id = measured()["case_id"]
+    for text in (case_id, case_id[:6], "op:mlstm_sig,seq_len:8k"):
+        histories = case_history(text, [results])
+        assert list(histories) == [(case_id, "h200_sxm")]
+    first, second, third = history_rows(histories[case_id, "h200_sxm"])
+    assert [line["commit"] for line in (first, second, third)] == ["cccccccccc", "bbbbbbbbbb", "aaaaaaaaaa"]
+    assert (first["ratio"], first["verdict"], first["changed"]) == (None, None, None)
+    assert (second["status"], second["time_ms"], second["ratio"]) == ("crash", None, None)
+    # The run that failed is passed over: the third is held against the first.
+    assert third["ratio"] == pytest.approx(1.5)
+    assert (third["verdict"], third["changed"]) == ("slower", "triton_version 3.6.0 -> 3.7.1")
+
+
+def test_devices_have_histories_of_their_own(tmp_path: Path) -> None:
+    write([measured(), measured(accelerator="h100")], tmp_path / "x.parquet")
+    assert [device for _, device in case_history("op:mlstm_sig", [tmp_path])] == ["h100_sxm", "h200_sxm"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_figure(results: Path, tmp_path: Path, suffix: str) -> None:
+    figure = history_figure(list(case_history("op:mlstm_sig", [results]).values()))
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["ccccccc\nrun-c", "aaaaaaa\nrun-a"]
+    (line,) = axes.containers
+    assert list(line[0].get_ydata()) == pytest.approx([2.0, 3.0], rel=0.01)
+    # Nothing is cut off: the legend and the labels lie within the figure.
+    figure.draw_without_rendering()
+    boxes = [figure.legends[0].get_window_extent(), axes.get_tightbbox()]
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
+    assert re.search(
+        r"Time over 2 runs, oldest first: mlstm_sig tfla .* from (1.99|2)\S* to (2.99|3)\S* ms", alt_text(figure)
+    )
+    assert save_figure(figure, tmp_path / f"h{suffix}").stat().st_size > 1000
+
+
+def test_a_figure_of_too_many_cases_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"1 to {MAX_FIGURE_CASES} measured cases, got 9"):
+        history_figure([[row] for row in run_of(MAX_FIGURE_CASES + 1)])
+    with pytest.raises(ValueError, match="got 0"):
+        history_figure([[failed("oom", "")]])
+
+
+def test_unknown_cases(results: Path) -> None:
+    with pytest.raises(ValueError, match="case:00000000 selects no row"):
+        case_history("00000000", [results])
+    with pytest.raises(ValueError, match="a selector must be"):
+        case_history("zz", [results])

@@ -1,0 +1,466 @@
+"""The regression gate: what fails, what does not, and how often it errs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
+from lrbench.analysis.check.regression import (
+    BROKEN,
+    GateResult,
+    check,
+    replace_rows,
+    summary,
+    worth_measuring_again,
+)
+from lrbench.analysis.check.thresholds import Limits, Rule, Thresholds, load_thresholds
+from lrbench.cli import app
+from lrbench.results.case_rows import load_rows, select
+
+from ..measured import BASE_MS, failed, measured, run_of, samples
+
+ROOT = Path(__file__).resolve().parents[3]
+H200 = ROOT / "results" / "h200_sxm"
+COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
+
+
+def judge(new: dict[str, Any], old: dict[str, Any], thresholds: Thresholds = COMMITTED, **options: bool) -> GateResult:
+    return check([new], [old], thresholds, **options)
+
+
+def verdict(new: dict[str, Any], old: dict[str, Any], thresholds: Thresholds = COMMITTED) -> str:
+    (case,) = judge(new, old, thresholds).cases
+    return case.verdict
+
+
+def timed(median_ms: float, noise: float = 0.002, **columns: Any) -> dict[str, Any]:
+    return measured(times=samples(median_ms, noise=noise), **columns)
+
+
+@pytest.mark.parametrize(
+    ("new_ms", "noise", "expected"),
+    [
+        (2.00, 0.002, "ok"),
+        (2.03, 0.002, "ok"),
+        (2.10, 0.002, "regression"),
+        (2.05, 0.010, "unclear"),
+        (1.80, 0.002, "improved"),
+        (1.97, 0.002, "ok"),
+    ],
+)
+def test_time(new_ms: float, noise: float, expected: str) -> None:
+    assert verdict(timed(new_ms, noise), timed(2.0, noise)) == expected
+
+
+def test_only_growth_beyond_the_threshold_fails() -> None:
+    """2.4 % slower for sure is tolerated, and a regression at a tighter threshold."""
+    new, old = timed(2.048, 0.0005), timed(2.0, 0.0005)
+    assert verdict(new, old) == "ok"
+    assert verdict(new, old, Thresholds(defaults=Limits(time=0.01))) == "regression"
+
+
+def test_a_difference_that_the_clock_cannot_resolve_is_tolerated() -> None:
+    assert verdict(timed(0.0215), timed(0.0200)) == "ok"
+    assert verdict(timed(0.0240), timed(0.0200)) == "regression"
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"peak_memory_bytes": int(1.005 * 2**30)}, "ok"),
+        ({"peak_memory_bytes": int(1.02 * 2**30)}, "regression"),
+        ({"peak_memory_bytes": int(0.9 * 2**30)}, "improved"),
+        ({"peak_memory_bytes": None}, "ok"),
+        ({"rel_error": 2.5e-3}, "ok"),
+        ({"rel_error": 4e-3}, "regression"),
+        ({"rel_error": 4e-3, "checked": "T=256"}, "ok"),
+        ({"flops": 1.0}, "ok"),
+    ],
+)
+def test_memory_and_error(columns: dict[str, Any], expected: str) -> None:
+    assert verdict(timed(2.0, **columns), timed(2.0)) == expected
+
+
+def test_small_memory_and_small_errors_have_room() -> None:
+    old = timed(2.0, peak_memory_bytes=100_000, rel_error=1e-7)
+    assert verdict(timed(2.0, peak_memory_bytes=150_000, rel_error=9e-7), old) == "ok"
+    assert verdict(timed(2.0, peak_memory_bytes=170_000, rel_error=1e-7), old) == "regression"
+    assert verdict(timed(2.0, peak_memory_bytes=100_000, rel_error=2e-6), old) == "regression"
+
+
+def test_a_result_that_was_exact_is_held_to_the_least_error() -> None:
+    old = timed(2.0, rel_error=0.0)
+    assert verdict(timed(2.0, rel_error=1e-7), old) == "ok"
+    assert verdict(timed(2.0, rel_error=1e-3), old) == "regression"
+    assert verdict(old, old) == "ok"
+
+
+def test_faster_than_the_hardware_allows_is_unclear() -> None:
+    new = timed(0.5, suspect="above the roof")
+    (case,) = judge(new, timed(2.0)).cases
+    assert (case.verdict, case.reason) == ("unclear", "suspect: above the roof")
+    assert verdict(new, timed(0.5, suspect="above the roof")) == "ok"
+
+
+def test_counts_may_not_move_either_way_where_they_are_compared() -> None:
+    exact = Thresholds(defaults=Limits(counts=0.0))
+    old = timed(2.0)
+    for factor, expected in ((1.0, "ok"), (1.001, "regression"), (0.999, "regression")):
+        assert verdict({**old, "bytes": factor * old["bytes"]}, old, exact) == expected
+
+
+@pytest.mark.parametrize("status", BROKEN)
+def test_what_worked_and_does_not_always_fails(status: str) -> None:
+    new = failed(status, "it broke")
+    found = judge(new, timed(2.0), Thresholds(defaults=Limits(time=None, memory=None, error=None)), allow_missing=True)
+    assert not found.passed
+    (case,) = found.cases
+    assert (case.verdict, case.reason) == ("failed", f"was ok, is {status}: it broke")
+
+
+def test_what_did_not_work_before_does_not_fail() -> None:
+    assert verdict(failed("oom", ""), failed("timeout", "")) == "not measured"
+    assert verdict(timed(2.0), failed("crash", "")) == "fixed"
+    assert judge(failed("oom", ""), failed("timeout", "")).passed
+
+
+def test_a_vanished_case_fails_unless_allowed() -> None:
+    old = run_of(3, seed=1)
+    for gone in (old[:2], [*old[:2], failed("unavailable", "not installed", chunk_size=48)]):
+        found = check(gone, old, COMMITTED)
+        assert found.counts["missing"] == 1
+        assert not found.passed
+        allowed = check(gone, old, COMMITTED, allow_missing=True)
+        assert allowed.passed
+        assert "1 missing (allowed)" in summary(allowed)
+    assert check(old, old[:2], COMMITTED).counts == {"new": 1, "ok": 2}
+
+
+def test_unclear_fails_only_where_asked() -> None:
+    new, old = timed(2.05, 0.01), timed(2.0, 0.01)
+    assert judge(new, old).passed
+    assert not judge(new, old, fail_unclear=True).passed
+    few = measured(times=[2.0] * 4)
+    assert verdict(few, few) == "unclear"
+
+
+def test_other_accelerators_are_refused() -> None:
+    with pytest.raises(ValueError, match="measured on h200_sxm and the baseline on h100_sxm: they are not comparable"):
+        judge(timed(2.0), timed(2.0, accelerator="h100"))
+    with pytest.raises(ValueError, match="must be of one accelerator, got h100_sxm, h200_sxm"):
+        check([timed(2.0), timed(2.0, accelerator="h100")], [timed(2.0)], COMMITTED)
+    # A baseline of several accelerators is read where the run's own is among them.
+    assert check([timed(2.0)], [timed(2.0), timed(9.0, accelerator="h100")], COMMITTED).passed
+
+
+def test_nothing_in_common_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have a case in common, got 1 and 1 others"):
+        judge(timed(2.0), timed(2.0, seq_len=1024))
+
+
+def test_a_second_measurement_settles_a_case() -> None:
+    """Unclear and slower cases are worth measuring again, failures and memory are not; the new row then counts."""
+    old = [timed(2.0), timed(2.0, mode="fwbw"), timed(2.0, mode="bw"), timed(2.0, seq_len=1024)]
+    new = [
+        timed(2.05, 0.01),
+        timed(2.2, mode="fwbw"),
+        failed("crash", "", mode="bw"),
+        timed(2.0, seq_len=1024, peak_memory_bytes=2**31),
+    ]
+    found = check(new, old, COMMITTED)
+    assert found.counts == {"failed": 1, "regression": 2, "unclear": 1}
+    again = worth_measuring_again(found)
+    assert {row["mode"] for row in again} == {"fw", "fwbw"}
+    replaced = replace_rows(new, {row["case_id"]: {**row, **_times(2.0)} for row in again})
+    assert len(replaced) == 4
+    settled = check(replaced, old, COMMITTED, measured_again=[row["case_id"] for row in again])
+    assert settled.counts == {"failed": 1, "regression": 1, "ok": 2}
+    assert [case.measured_again for case in settled.cases if case.verdict == "ok"] == [True, True]
+
+
+def _times(median_ms: float) -> dict[str, Any]:
+    drawn = samples(median_ms, noise=0.002, seed=5)
+    return {"time_samples_ms": drawn, "time_ms": float(np.median(drawn))}
+
+
+# How often the gate errs. Samples scatter by `noise` around a median that a run shifts as a whole and case by case, so
+# that the ratio of two runs of the same code scatters by 0.4 % beyond its samples, as on the H200.
+
+RUN_SHIFT, CASE_SHIFT = 0.002, 0.002
+CASES, TRIALS = 300, 100
+
+
+def trial_runs(
+    base: Sequence[dict[str, Any]], generator: np.random.Generator, *, noise: float, count: int = 10
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield two runs of the same code: the medians of ``base``, shifted and with samples drawn anew."""
+    for _ in range(2):
+        shifts = np.exp(RUN_SHIFT * generator.standard_normal() + CASE_SHIFT * generator.standard_normal(len(base)))
+        drawn = 1 + noise * generator.standard_normal((len(base), count))
+        medians = np.array([row["time_ms"] for row in base])
+        times = medians[:, None] * shifts[:, None] * drawn
+        yield [
+            {**row, "time_samples_ms": each.tolist(), "time_ms": float(np.median(each))}
+            for row, each in zip(base, times, strict=True)
+        ]
+
+
+def test_two_runs_of_the_same_code_pass() -> None:
+    """Of 100 pairs of runs of 300 cases with 1 % noise and ten samples, at least 99 pass, every case of them."""
+    generator = np.random.default_rng(20)
+    base = run_of(CASES)
+    passed = sum(
+        check(new, old, COMMITTED).passed
+        for old, new in (trial_runs(base, generator, noise=0.01) for _ in range(TRIALS))
+    )
+    assert passed >= 99
+
+
+def test_resampled_h200_runs_pass() -> None:
+    """The same with the samples of a committed run: each trial draws pairs of neighbours, which keeps correlation."""
+    generator = np.random.default_rng(21)
+    rows = [row for row in select("run:ff7ac4fb,op:mlstm_sig", [H200]) if row["status"] == "ok"]
+    assert len(rows) > CASES
+
+    def resampled(row: dict[str, Any]) -> dict[str, Any]:
+        values = np.array(row["time_samples_ms"])
+        starts = generator.integers(0, len(values) - 1, size=len(values) // 2)
+        drawn = np.stack([values[starts], values[starts + 1]], axis=1).ravel()
+        shifted = drawn * np.exp(np.hypot(RUN_SHIFT, CASE_SHIFT) * generator.standard_normal())
+        return {**row, "time_samples_ms": shifted.tolist(), "time_ms": float(np.median(shifted))}
+
+    passed = 0
+    for _ in range(TRIALS):
+        old, new = ([resampled(row) for row in rows] for _ in range(2))
+        passed += check(new, old, COMMITTED).passed
+    assert passed >= 99
+
+
+@pytest.mark.parametrize("count", [10, 30])
+def test_a_slowdown_of_5_percent_is_caught(count: int) -> None:
+    """One case of a run 5 % slower, 1 % noise: the check fails, and for that case, in at least 99 of 100 trials."""
+    generator = np.random.default_rng(22)
+    caught = 0
+    for _ in range(4 * TRIALS):
+        old = [timed_like(BASE_MS, generator, count), timed_like(BASE_MS, generator, count, mode="bw")]
+        new = [timed_like(1.05 * BASE_MS, generator, count), timed_like(BASE_MS, generator, count, mode="bw")]
+        caught += [case.row["mode"] for case in check(new, old, COMMITTED).failures] == ["fw"]
+    assert caught >= 0.99 * 4 * TRIALS
+
+
+BASE = {mode: measured(mode=mode) for mode in ("fw", "bw")}
+
+
+def timed_like(median_ms: float, generator: np.random.Generator, count: int, mode: str = "fw") -> dict[str, Any]:
+    drawn = median_ms * (1 + 0.01 * generator.standard_normal(count))
+    return {**BASE[mode], "time_samples_ms": drawn.tolist(), "time_ms": float(np.median(drawn))}
+
+
+def test_committed_h200_runs() -> None:
+    """On real runs: a run passes against itself; a newer one is faster at wide heads and fails for narrow ones."""
+    old, new = (select(f"run:{run}", [H200]) for run in ("ff7ac4fb", "c0d954a9"))
+    assert check(old, old, COMMITTED).counts == {"ok": len(old)}
+    found = check(new, old, COMMITTED, allow_missing=True)
+    by_verdict = {name: [c for c in found.cases if c.verdict == name] for name in ("regression", "improved")}
+    assert {c.row["head_dim_v"] for c in by_verdict["improved"] if c.row["mode"] == "fw"} >= {256, 512}
+    assert {c.row["head_dim_v"] for c in by_verdict["regression"] if c.row["mode"] == "fw"} == {64, 128}
+    # Neither memory nor errors moved: every regression is one of time.
+    assert {m.name for c in found.failures for m in c.metrics if m.verdict == "regression"} == {"time_ms"}
+    # An artificial slowdown of 5 % of one real case is found among all of them.
+    slow = [
+        {**row, "time_samples_ms": [1.05 * t for t in row["time_samples_ms"]], "time_ms": 1.05 * row["time_ms"]}
+        if n == 7
+        else row
+        for n, row in enumerate(old)
+    ]
+    assert [case.row["case_id"] for case in check(slow, old, COMMITTED).failures] == [old[7]["case_id"]]
+
+
+A_A = ("3cf2934d", "7a4f7529")
+"""Two committed runs of the same code on the same H200, one after the other."""
+
+
+def a_a_runs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the cases that the two have in common, in the same order."""
+    first, second = ({row["case_id"]: row for row in select(f"run:{run}", [H200])} for run in A_A)
+    common = [case for case in first if case in second]
+    return [first[case] for case in common], [second[case] for case in common]
+
+
+def test_a_a_on_the_h200() -> None:
+    """Neither run is slower than the other in any case, for the gate; `compare` finds no case faster or slower."""
+    first, second = a_a_runs()
+    assert len(first) > 100
+    assert len({(row["git_commit"], row["device_name"], row["driver_version"]) for row in first + second}) == 1
+    assert {row["git_dirty"] for row in first + second} == {False}
+    for old, new in ((first, second), (second, first)):
+        found = check(new, old, COMMITTED, fail_unclear=True)
+        assert (found.passed, found.counts) == (True, {"ok": len(first)})
+    for a, b in (A_A, A_A[::-1]):
+        done = CliRunner().invoke(app, ["compare", f"run:{a}", f"run:{b}", "--results", str(H200), "--format", "json"])
+        assert done.exit_code == 0
+        assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
+
+
+def test_a_a_on_the_h200_resampled() -> None:
+    """Both runs' samples drawn anew: at least 99 of 100 pairs pass, either way round."""
+    generator = np.random.default_rng(23)
+
+    def resampled(row: dict[str, Any]) -> dict[str, Any]:
+        drawn = generator.choice(row["time_samples_ms"], len(row["time_samples_ms"]))
+        return {**row, "time_samples_ms": drawn.tolist(), "time_ms": float(np.median(drawn))}
+
+    runs = a_a_runs()
+    passed = [0, 0]
+    for _ in range(TRIALS):
+        first, second = ([resampled(row) for row in rows] for rows in runs)
+        for way, (new, old) in enumerate(((second, first), (first, second))):
+            passed[way] += check(new, old, COMMITTED).passed
+    assert min(passed) >= 99
+
+
+def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
+    """The check fails for a case of the second run that is made 5 % slower, in 99 of 100 of them."""
+    first, second = a_a_runs()
+    caught = []
+    for old, new in zip(first, second, strict=True):
+        slow = {
+            **new,
+            "time_samples_ms": [1.05 * t for t in new["time_samples_ms"]],
+            "time_ms": 1.05 * new["time_ms"],
+        }
+        caught.append(not judge(slow, old).passed)
+    assert sum(caught) >= 0.99 * len(caught)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> GateResult:
+    old = [*run_of(3, seed=1, noise=0.002), timed(2.0, mode="fwbw"), timed(2.0, mode="bw"), timed(2.0, seq_len=1024)]
+    new = [
+        *run_of(2, seed=2, noise=0.002, triton_version="3.7.1"),
+        timed(2.3, mode="fwbw"),
+        failed("crash", "ptxas | died \x1b[31m<at once>", mode="bw"),
+        timed(2.05, 0.02, seq_len=1024),
+    ]
+    return check(new, old, COMMITTED)
+
+
+def test_gravest_first(mixed: GateResult) -> None:
+    assert [case.verdict for case in mixed.cases] == ["failed", "missing", "regression", "unclear", "ok", "ok"]
+    assert [row["verdict"] for row in table_rows(noteworthy(mixed))] == ["failed", "missing", "regression", "unclear"]
+    assert summary(mixed) == "FAILED on h200_sxm: 1 failed, 1 missing, 1 regression, 1 unclear, 2 ok"
+
+
+def test_json(mixed: GateResult) -> None:
+    data = json.loads(json.dumps(as_dict(mixed), allow_nan=False))
+    assert not data["passed"]
+    time = next(c for c in data["cases"] if c["verdict"] == "regression")["metrics"][0]
+    assert time["name"] == "time_ms"
+    assert time["low"] > time["limit"] == 1.025
+
+
+def test_junit(mixed: GateResult) -> None:
+    root = ElementTree.fromstring(junit_xml(mixed))
+    suite = root.find("testsuite")
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
+        "tests": "6",
+        "failures": "3",
+        "skipped": "1",
+    }
+    assert len(suite.findall("testcase/failure")) == 3
+    assert len(suite.findall("testcase/skipped")) == 1
+    assert "ptxas | died ?[31m<at once>" in suite.findall("testcase/failure")[0].get("message", "")
+    assert suite.find("properties/property").attrib == {"name": "triton_version", "value": "3.6.0 | 3.6.0, 3.7.1"}  # type: ignore[union-attr]
+
+
+def test_markdown(mixed: GateResult) -> None:
+    text = markdown(mixed)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 5
+    # A bar in a reason does not open another column.
+    assert all(line.replace("\\|", "").count("|") == 7 for line in rows)
+    assert "- triton_version: 3.6.0 \\| 3.6.0, 3.7.1" in text
+    assert "**regression**" in text
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "thresholds.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
+    path = toml(
+        tmp_path,
+        """
+        [defaults]
+        time = 0.03
+        [[rule]]
+        match = { kernel = "tfla", mode = ["fw", "fwbw"] }
+        time = 0.05
+        memory = false
+        [[rule]]
+        why = "short"
+        match = { impl = "tfla", seq_len = { max = 4096 }, head_dim_v = [128, 256] }
+        time = 0.1
+        """,
+    )
+    thresholds = load_thresholds(path)
+    assert thresholds.limits(timed(2.0, mode="bw")) == Limits(time=0.03)
+    assert thresholds.limits(timed(2.0)) == Limits(time=0.05, memory=None)
+    assert thresholds.limits(timed(2.0, seq_len=4096)) == Limits(time=0.1, memory=None)
+    assert thresholds.rules[1] == Rule(
+        match={"impl": frozenset({"tfla"}), "seq_len": (0.0, 4096.0), "head_dim_v": frozenset({128, 256})},
+        limits={"time": 0.1},
+        why="short",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time = 0.1", "the file must be a table without other keys than defaults, rule, got 'time'"),
+        ("[defaults]\ntimes = 0.1", "defaults must be a table without other keys than time, memory, .* got 'times'"),
+        ("[defaults]\ntime = -0.1", "defaults.time must be a number of at least 0 or false, got -0.1"),
+        ("[defaults]\ntime = true", "defaults.time must be a number of at least 0 or false, got True"),
+        ("[defaults]\ntime = nan", "defaults.time must be a number"),
+        ("[defaults]\nmin_error = false", "defaults.min_error must be a number of at least 0, got False"),
+        ("[rule]\ntime = 1", r"rule must be an array of tables \[\[rule\]\]"),
+        ("[[rule]]\ntime = 1", "rule 1.match must be a table of columns"),
+        ('[[rule]]\nmatch = { mode = "fw" }', "rule 1 must be a rule that sets one of time"),
+        ('[[rule]]\nmatch = { colour = "red" }\ntime = 1', "rule 1.match must be a table without other keys"),
+        ("[[rule]]\nmatch = { mode = 3 }\ntime = 1", "rule 1.match.mode must be a text or a list of texts, got 3"),
+        ("[[rule]]\nmatch = { seq_len = 0 }\ntime = 1", "rule 1.match.seq_len must be a positive integer"),
+        ("[[rule]]\nmatch = { seq_len = { least = 1 } }\ntime = 1", "without other keys than min, max, got 'least'"),
+        ("[[rule]]\nmatch = { seq_len = { min = 0.5 } }\ntime = 1", "must be a table with min, max or both"),
+        ("[defaults", "must be a TOML file"),
+    ],
+)
+def test_bad_thresholds(tmp_path: Path, text: str, message: str) -> None:
+    path = toml(tmp_path, text)
+    with pytest.raises(ValueError, match=message) as raised:
+        load_thresholds(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_missing_thresholds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"thresholds must be a TOML file, got .*none.toml \(No such file"):
+        load_thresholds(tmp_path / "none.toml")
+
+
+def test_committed_thresholds_say_why() -> None:
+    assert COMMITTED.rules
+    assert all(rule.why for rule in COMMITTED.rules)
+    rows = load_rows(H200)
+    tfla = next(row for row in rows if row["impl"] == "tfla" and row["mode"] == "fw")
+    assert COMMITTED.limits(tfla) == COMMITTED.defaults
+    assert COMMITTED.limits({**tfla, "device_kind": "cpu"}).time == 0.25

@@ -1,0 +1,87 @@
+"""The key-value-cache analysis is its source's arithmetic, and the command prints it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from lrbench.analysis.counts.kv_savings import MODELS, Model, savings
+from lrbench.cli import app
+
+SMALL = Model(name="small", d_model=2, d_ff=6, layers=3, kv_heads=2, head_dim=4)
+
+
+def test_sums_of_footnote_3() -> None:
+    """4 S D + 3 S U + S D against 4 S D + S U + S D, and 3 S D + 2 S U + S D against 3 S D + S U + S D."""
+    plain, in_place = savings(SMALL, 10, dtype="bf16")
+    assert (plain.activation_bytes, plain.fused_bytes) == (2 * 10 * (5 * 2 + 3 * 6), 2 * 10 * (5 * 2 + 6))
+    assert (in_place.activation_bytes, in_place.fused_bytes) == (2 * 10 * (4 * 2 + 2 * 6), 2 * 10 * (4 * 2 + 6))
+    for saving, spared in ((plain, 2), (in_place, 1)):
+        assert saving.saved_bytes == saving.activation_bytes - saving.fused_bytes == spared * 2 * 10 * 6
+        assert saving.token_bytes == 2 * 3 * 2 * 4 * 2
+        assert saving.extra_tokens == saving.saved_bytes // saving.token_bytes
+
+
+@pytest.mark.parametrize("c", [2, 3.5, 8])
+def test_ratios_of_footnote_3(c: float) -> None:
+    """With U = c D: (5 + c) / (5 + 3c), between 1/3 and 64 %, and (4 + c) / (4 + 2c)."""
+    plain, in_place = savings(replace(SMALL, d_model=1024, d_ff=int(1024 * c)), 512)
+    assert plain.fused_bytes / plain.activation_bytes == pytest.approx((5 + c) / (5 + 3 * c))
+    assert in_place.fused_bytes / in_place.activation_bytes == pytest.approx((4 + c) / (4 + 2 * c))
+    assert 1 / 3 < 1 - plain.saved_share <= 7 / 11
+    assert 0.25 <= in_place.saved_share < 0.5
+
+
+def test_largest_up_scaling_saves_the_largest_share() -> None:
+    shares = {model.name: savings(model, 512)[0].saved_share for model in MODELS}
+    assert max(shares, key=lambda name: shares[name]) == "Gemma 2 27B"
+
+
+def test_llama_8b_by_hand() -> None:
+    plain, _ = savings(MODELS[0], 512)
+    assert plain.saved_bytes == 2 * 512 * 14336 * 2
+    assert plain.token_bytes == 128 * 1024
+    assert plain.extra_tokens == 224
+
+
+def test_saving_grows_with_tokens_and_shrinks_with_the_cache() -> None:
+    one, many = (savings(MODELS[1], tokens)[0] for tokens in (512, 8192))
+    assert many.saved_bytes == 16 * one.saved_bytes
+    halved = savings(MODELS[1], 512, kv_dtype="fp8")[0]
+    assert halved.saved_bytes == one.saved_bytes
+    assert halved.token_bytes * 2 == one.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "kwargs", "match"),
+    [
+        ({"layers": 0}, {}, "layers must be at least 1, got 0"),
+        ({}, {"tokens": 0}, "tokens must be at least 1, got 0"),
+        ({}, {"dtype": "int8"}, "dtype must be one of fp32, fp16, bf16, fp8, got 'int8'"),
+        ({}, {"kv_dtype": "x"}, "kv_dtype must be one of fp32, fp16, bf16, fp8, got 'x'"),
+    ],
+)
+def test_bad_input(change: dict[str, int], kwargs: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        savings(replace(SMALL, **change), **{"tokens": 8, **kwargs})  # type: ignore[arg-type]
+
+
+def test_command_prints_every_model() -> None:
+    result = CliRunner().invoke(app, ["kv-savings", "--tokens", "256,512", "--format", "csv"])
+    assert result.exit_code == 0
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert len(rows) == 2 * 2 * len(MODELS)
+    own = ["--d-model", "2", "--d-ff", "6", "--layers", "3", "--kv-heads", "2", "--head-dim", "4"]
+    result = CliRunner().invoke(app, ["kv-savings", *own, "--tokens", "10", "--format", "csv"])
+    (plain, _) = csv.DictReader(io.StringIO(result.stdout))
+    assert int(plain["saved_bytes"]) == savings(SMALL, 10)[0].saved_bytes
+
+
+def test_command_refuses_half_a_model() -> None:
+    result = CliRunner().invoke(app, ["kv-savings", "--d-model", "64"])
+    assert isinstance(result.exception, ValueError)
+    assert "missing: --d-ff, --layers, --kv-heads, --head-dim" in str(result.exception)

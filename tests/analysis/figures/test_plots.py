@@ -1,0 +1,240 @@
+"""Figures: what they show, what they say about what they do not show, and that they are the same every time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from typer.testing import CliRunner
+
+from lrbench.analysis.figures.plots import KINDS, RESULT_KINDS, Selection, plot
+from lrbench.analysis.figures.selection import failure_note
+from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
+from lrbench.cli import app
+
+from .. import rows as made
+from .drawing import lines, text
+
+
+@pytest.fixture(scope="module")
+def sweep() -> pd.DataFrame:
+    return made.frame(made.default_sweep())
+
+
+def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFrame) -> None:
+    figure = plot("runtime", sweep, Selection(head_dim=256))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Forward", "Forward + backward"]
+    for panel, mode in enumerate(("fw", "fwbw")):
+        drawn = lines(figure, panel)
+        mine = sweep[(sweep["mode"] == mode) & (sweep["impl"] == "tfla") & (sweep["head_dim_v"] == 256)]
+        for op in ("mlstm_sig", "mlstm_exp"):
+            expected = mine[mine["op"] == op].groupby("seq_len")["time_ms"].min()
+            assert drawn[series_label(op, "tfla")] == list(expected.items())
+    assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
+
+
+def test_baselines_without_the_head_dim_are_shown_at_their_own(sweep: pd.DataFrame) -> None:
+    drawn = lines(plot("runtime", sweep, Selection(head_dim=256)), 0)
+    assert series_label("attention", "flash_attn.v4") in drawn
+    assert series_label("mamba2_ssd", "mamba_ssm.chunk_scan") in drawn
+    assert len(drawn[series_label("mlstm_sig", "tfla")]) == 7
+
+
+@pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
+def test_other_head_dims_are_said(sweep: pd.DataFrame, kind: str) -> None:
+    said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
+    assert said in text(plot(kind, sweep, Selection(head_dim=512, modes=("fw",))))
+    assert "Shown at the value" not in text(plot(kind, sweep, Selection(head_dim=512, ops=("mlstm_sig",))))
+
+
+def test_the_setting_is_said(sweep: pd.DataFrame) -> None:
+    said = text(plot("runtime", sweep, Selection(head_dim=256)))
+    for part in ("NVIDIA H200 SXM", "bf16", "65,536 tokens", "embedding dim 4,096", "head dim 128 (qk), 256 (v)"):
+        assert part in said
+    assert figure_label(plot("runtime", sweep)) == "time per call (ms)"
+
+
+def figure_label(figure: Figure) -> str:
+    return figure.axes[0].get_ylabel()
+
+
+@pytest.mark.parametrize("kind", RESULT_KINDS)
+def test_failures_are_named(sweep: pd.DataFrame, kind: str) -> None:
+    said = text(plot(kind, sweep, Selection(ops=("mlstm_exp", "mlstm_sig"))))
+    assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
+    assert "crash (the compiler aborted the process)" in said
+
+
+def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
+    cases = [made.case("mlstm_sig", "tfla", chunk_size=chunk) for chunk in (64, 128)]
+    frame = made.frame([made.row(cases[0]), made.row(cases[1], status="oom", reason="out of memory")])
+    assert "Not shown" not in text(plot("runtime", frame))
+    assert "oom (out of memory)" in text(plot("chunk-size", frame))
+
+
+def test_missing_packages_are_one_short_list() -> None:
+    cases = [made.case("gla", "fla.chunk_gla"), made.case("attention", "flash_attn.v4")]
+    frame = made.frame([made.row(case, status="unavailable", reason="pip install ...") for case in cases])
+    assert failure_note(frame) == "Not shown. Not installed: fla.chunk_gla, flash_attn.v4."
+
+
+def test_chunk_size_figure_is_at_one_length(sweep: pd.DataFrame) -> None:
+    figure = plot("chunk-size", sweep, Selection(head_dim=512))
+    assert "T = 8,192" in text(figure)
+    drawn = lines(figure, 0)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "tfla")]] == list(made.CHUNKS)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "limit_chunk")]] == [64, 128]
+    assert series_label("attention", "flash_attn.v4") not in drawn
+
+
+def test_head_dim_figure_leaves_out_fixed_head_dims(sweep: pd.DataFrame) -> None:
+    drawn = lines(plot("head-dim", sweep), 0)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "tfla")]] == [64, 128, 256, 512]
+    assert series_label("attention", "flash_attn.v4") not in drawn
+
+
+def test_memory_is_in_gib(sweep: pd.DataFrame) -> None:
+    drawn = lines(plot("memory", sweep, Selection(head_dim=256)), 1)
+    points = dict(drawn[series_label("attention", "flash_attn.v4")])
+    row = sweep[(sweep["impl"] == "flash_attn.v4") & (sweep["mode"] == "fwbw") & (sweep["seq_len"] == 1024)]
+    assert points[1024] == pytest.approx(row["peak_memory_bytes"].item() / 2**30)
+
+
+def test_several_devices_need_a_choice(sweep: pd.DataFrame) -> None:
+    other = made.frame([made.row(made.case("mlstm_sig", "tfla"), accelerator="h100")])
+    both = pd.concat([sweep, other], ignore_index=True)
+    with pytest.raises(
+        ValueError, match="device must be chosen where results hold several: NVIDIA H100 SXM, NVIDIA H2"
+    ):
+        plot("runtime", both)
+    assert "NVIDIA H100 SXM" in text(plot("runtime", both, Selection(device="h100_sxm")))
+    with pytest.raises(ValueError, match=r"device must be one of .*, got 'b200'"):
+        plot("runtime", both, Selection(device="b200"))
+
+
+def test_empty_selections_are_refused(sweep: pd.DataFrame) -> None:
+    with pytest.raises(ValueError, match="got none that match the selection"):
+        plot("runtime", sweep, Selection(ops=("rglru",)))
+    with pytest.raises(ValueError, match=r"kind must be one of runtime, .*, got 'pie'"):
+        plot("pie", sweep)
+    with pytest.raises(ValueError, match="more than one head dim"):
+        plot("head-dim", sweep[sweep["head_dim_v"] == 256])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_figures_are_reproducible_files(sweep: pd.DataFrame, tmp_path: Path, suffix: str) -> None:
+    files = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
+    for file in files:
+        save_figure(plot("chunk-size", sweep), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].stat().st_size > 5000
+
+
+def test_files_carry_the_alt_text(sweep: pd.DataFrame, tmp_path: Path) -> None:
+    figure = plot("runtime", sweep, Selection(head_dim=256, ops=("mlstm_sig",)))
+    said = alt_text(figure)
+    assert said.startswith("Runtime over sequence length (NVIDIA H200 SXM")
+    assert "time per call (ms) over sequence length T (tokens), panels forward, forward + backward; 3 lines" in said
+    assert "(mLSTMsig · lrbench tfla) to" in said
+    assert said.endswith(".")
+    assert "\n" not in said
+    png, svg = save_figure(figure, tmp_path / "a.png"), save_figure(figure, tmp_path / "a.svg")
+    with Image.open(png) as image:
+        assert image.text["Description"] == said
+    root = ElementTree.parse(svg).getroot()
+    assert root.findtext("{http://www.w3.org/2000/svg}desc") == said
+    assert root.findtext("{http://www.w3.org/2000/svg}title") == said
+
+
+def test_other_endings_are_refused(sweep: pd.DataFrame, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"output must end in one of .png, .svg, .pdf, got 'a.gif'"):
+        save_figure(plot("chunk-size", sweep), tmp_path / "a.gif")
+
+
+def test_trade_off_runs_from_much_memory_to_little_over_chunk_size(sweep: pd.DataFrame) -> None:
+    figure = plot("trade-off", sweep, Selection(head_dim=256))
+    points = lines(figure, 0)[series_label("mlstm_sig", "tfla")]
+    memory = [x for x, _ in points]
+    assert memory == sorted(memory, reverse=True)
+    # Of lines of two points the ends say nothing that the others do not.
+    assert {text.get_text() for text in figure.axes[0].texts} == {"L = 64", "L = 1k"}
+    assert series_label("attention", "flash_attn.v4") not in lines(figure, 0)
+
+
+def test_runtime_and_memory_stand_over_one_another(sweep: pd.DataFrame) -> None:
+    """Figures 15 and 16: the same implementations in every panel, memory under runtime."""
+    figure = plot("runtime-memory", sweep, Selection(head_dim=512))
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["time per call (ms)", "", "peak memory (GiB)", ""]
+    assert [set(lines(figure, panel)) for panel in (0, 1)] == [set(lines(figure, panel)) for panel in (2, 3)]
+    one = plot("runtime-memory", sweep, Selection(head_dim=512, modes=("fwbw",)))
+    assert [axes.get_title(loc="left") for axes in one.axes] == [
+        "Forward + backward: runtime",
+        "Forward + backward: memory",
+    ]
+
+
+def test_rate_work_and_time_belong_together(sweep: pd.DataFrame) -> None:
+    """Figure 23: TFLOP/s x ms = GFLOP at every chunk size."""
+    figure = plot("rate", sweep, Selection(head_dim=256, ops=("mlstm_sig",), modes=("fw",)))
+    rate, work, time = (dict(lines(figure, panel)[series_label("mlstm_sig", "tfla")]) for panel in range(3))
+    assert set(rate) == set(work) == set(time) == set(map(float, made.CHUNKS))
+    for chunk in rate:
+        assert rate[chunk] * time[chunk] * 1e-3 == pytest.approx(work[chunk])
+
+
+def test_suspect_points_are_ringed_and_explained(sweep: pd.DataFrame) -> None:
+    impossible = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
+    figure = plot("runtime", impossible)
+    assert "Ringed, suspect: tfla fw: " in text(figure)
+    rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
+    assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
+    assert "Ringed" not in text(plot("runtime", sweep))
+
+
+def test_kinds_need_results_or_refuse_them(sweep: pd.DataFrame) -> None:
+    with pytest.raises(ValueError, match="results must name files or folders for the figure runtime, got none"):
+        plot("runtime")
+    with pytest.raises(ValueError, match="results must be left out for the figure flops, which is drawn from the coun"):
+        plot("flops", sweep)
+
+
+def test_every_kind_is_in_the_documentation() -> None:
+    said = (Path(__file__).resolve().parents[3] / "docs" / "figures.md").read_text()
+    for kind in KINDS:
+        assert f"lrbench plot {kind}" in said
+
+
+def test_long_reasons_are_shortened() -> None:
+    frame = made.frame([made.row(made.case("gla", "fla.chunk_gla"), status="error", reason="word " * 100)])
+    note = failure_note(frame)
+    assert len(note) < 220
+    assert "word ...)" in note
+
+
+def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
+    """The one with most rows, which a line says, or the one named with --kernel."""
+    cases = [made.case("mlstm_sig", "tfla", seq_len=n) for n in (1024, 8192)]
+    other = dataclasses.replace(made.case("lightning", "tfla"), kernel="lightning")
+    made.write([made.row(each) for each in (*cases, other)], tmp_path / "rows.parquet")
+
+    def drawn(*options: str) -> tuple[str, str]:
+        given = ["plot", "runtime", str(tmp_path), "-o", str(tmp_path / "f.svg"), *options]
+        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        return (tmp_path / "f.svg").read_text(encoding="utf-8"), done.stderr
+
+    text, said = drawn()
+    assert "mLSTMsig" in text and "Lightning" not in text
+    assert said == "--kernel tfla: the results hold lightning as well\n"
+    text, said = drawn("--kernel", "lightning")
+    assert "mLSTMsig" not in text and "Lightning" in text and not said
+    text, said = drawn("--op", "mlstm_sig,lightning")
+    assert "mLSTMsig" in text and "Lightning" in text and not said
+    with pytest.raises(ValueError, match="kernel must be one of tfla, lightning in these results, got 'wkv'"):
+        drawn("--kernel", "wkv")

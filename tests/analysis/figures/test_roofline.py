@@ -1,0 +1,131 @@
+"""Rooflines: every point on the roof of the device that measured it, its share of that roof, and what is doubtful."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+
+import pandas as pd
+import pytest
+
+from lrbench.analysis.accelerators.known import Roofs, get_accelerator
+from lrbench.analysis.accelerators.roofs import with_stored_roofs
+from lrbench.analysis.figures.roofline import doubt, roofline
+from lrbench.analysis.figures.selection import Selection
+from lrbench.analysis.figures.style import series_label
+
+from .. import rows as made
+from .drawing import lines, text
+
+
+@pytest.fixture(scope="module")
+def sweep() -> pd.DataFrame:
+    return made.frame(made.default_sweep())
+
+
+def test_roofline_points_are_the_rows(sweep: pd.DataFrame) -> None:
+    figure = roofline(sweep, ["h200"], Selection(head_dim=256))
+    drawn = lines(figure, 0)
+    tfla = sweep[
+        (sweep["op"] == "mlstm_sig")
+        & (sweep["impl"] == "tfla")
+        & (sweep["mode"] == "fw")
+        & (sweep["seq_len"] == 8192)
+        & (sweep["head_dim_v"] == 256)
+    ].sort_values("chunk_size")
+    assert drawn[series_label("mlstm_sig", "tfla")] == list(zip(tfla["intensity"], tfla["tflops"], strict=True))
+    assert max(max(line.get_ydata()) for line in figure.axes[0].lines) == pytest.approx(989)
+    measured = with_stored_roofs(get_accelerator("h200")).measured
+    assert measured is not None
+    reached = f"{measured.matrix_flops['bf16'] / 1e12:.0f} TFLOP/s and {measured.bandwidth_bytes_s / 1e12:.3g} TB/s"
+    assert f"Dashed: measured, {reached}" in text(figure)
+
+
+def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
+    cpu_case = made.case("mlstm_sig", "torch", dtype="fp32")
+    cpu = made.frame([made.row(cpu_case, accelerator="cpu", time_ms=50.0)])
+    with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
+        roofline(cpu, ["h200"])
+    figure = roofline(pd.concat([sweep, cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
+    assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
+    assert "1 row measured on another device" in text(figure)
+
+
+def test_suspect_rows_are_ringed(sweep: pd.DataFrame) -> None:
+    suspect = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
+    assert suspect["suspect"].notna().all()
+    figure = roofline(suspect, ["h200"])
+    assert "Ringed, suspect: tfla fw L = 256: " in text(figure)
+
+
+def test_the_share_is_of_the_roof_that_is_drawn(sweep: pd.DataFrame) -> None:
+    drawn = lines(roofline(sweep, ["h200"], Selection(head_dim=256, modes=("fw",))), 1)
+    mine = sweep[(sweep["op"] == "mlstm_sig") & (sweep["impl"] == "tfla") & (sweep["mode"] == "fw")]
+    mine = mine[(mine["seq_len"] == 8192) & (mine["head_dim_v"] == 256)]
+    expected = {row.chunk_size: 100 * row.roofline_fraction for row in mine.itertuples()}
+    assert dict(drawn[series_label("mlstm_sig", "tfla")]) == pytest.approx(expected)
+    # Work without matrix products is held to the vector rate; without a chunk axis it stands beyond the chunks.
+    ((x, share),) = drawn[series_label("selective_scan", "mamba_ssm.selective_scan")]
+    (row,) = sweep[
+        (sweep["op"] == "selective_scan") & (sweep["mode"] == "fw") & (sweep["seq_len"] == 8192)
+    ].itertuples()
+    assert (x, share) == (2048, pytest.approx(100 * row.roofline_fraction))
+
+
+def test_several_accelerators_in_one_figure(sweep: pd.DataFrame) -> None:
+    """Each one's points on its own roof; one without rows shows its roof alone, wherever it stands in the list."""
+    other = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=c), accelerator="h100") for c in (64, 128)])
+    both = pd.concat([sweep, other], ignore_index=True)
+    figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, modes=("fw",)))
+    assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
+    assert "Not on this roofline" not in text(figure)
+    drawn = lines(figure, 0)
+    ours = series_label("mlstm_sig", "tfla")
+    assert drawn[f"{ours}, h100_sxm"] == list(zip(other["intensity"], other["tflops"], strict=True))
+    assert len(drawn[ours]) == len(made.CHUNKS)
+    shares = [y for _, y in lines(figure, 1)[f"{ours}, h100_sxm"]]
+    assert shares == pytest.approx([100 * value for value in other["roofline_fraction"]])
+    peaks = {max(line.get_ydata()) for line in figure.axes[0].lines}
+    assert peaks >= {989.0, 2250.0}
+
+
+def test_an_accelerator_named_twice_is_drawn_once(sweep: pd.DataFrame) -> None:
+    selection = Selection(head_dim=256, modes=("fw",))
+    once, twice = (roofline(sweep, gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
+    assert lines(once, 0) == lines(twice, 0)
+
+
+def test_the_cpu_shares_no_figure_with_a_gpu(sweep: pd.DataFrame) -> None:
+    cpu = made.frame([made.row(made.case("mlstm_sig", "torch", dtype="fp32"), accelerator="cpu", time_ms=50.0)])
+    both = pd.concat([sweep, cpu], ignore_index=True)
+    with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
+        roofline(both, ["h200", "cpu"])
+
+
+def test_one_mode_stands_side_by_side(sweep: pd.DataFrame) -> None:
+    both = roofline(sweep, "h200", Selection(head_dim=256)).axes
+    assert [axes.get_title(loc="left") for axes in both] == [
+        "Forward",
+        "Forward + backward",
+        "Forward: % of roof",
+        "Forward + backward: % of roof",
+    ]
+    one, other = roofline(sweep, "h200", Selection(head_dim=256, modes=("bw", "fwbw"))).axes
+    assert one.get_position().y0 == pytest.approx(other.get_position().y0)
+
+
+def test_points_are_held_to_measured_roofs() -> None:
+    """Between the measured and the specified roof lies what no row calls suspect by itself."""
+    roofs = Roofs(matrix_flops=MappingProxyType({"bf16": 700e12}), bandwidth_bytes_s=4e12, source="a test")
+    h200 = dataclasses.replace(get_accelerator("h200"), measured=roofs)
+    row = made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=2.0)
+    assert doubt(row, h200) is None
+    roof_ms = row["flops"] / min(4e12 * row["intensity"], 700e12) * 1e3
+    above = {**row, "time_ms": 0.95 * roof_ms, "tflops": row["flops"] / (0.95 * roof_ms) / 1e9}
+    assert "is above the measured roof of" in doubt(above, h200)
+    barely = {**row, "time_ms": 0.99 * roof_ms, "tflops": row["flops"] / (0.99 * roof_ms) / 1e9}
+    assert doubt(barely, h200) is None
+    unmeasured = dataclasses.replace(h200, measured=None)
+    assert doubt(above, unmeasured) is None
+    assert "of the compulsory bytes" in doubt({**row, "time_ms": 0.2}, unmeasured)
+    assert doubt({**row, "suspect": "as stored"}, h200) == "as stored"

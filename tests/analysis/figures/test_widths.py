@@ -1,0 +1,251 @@
+"""Figures of operations without heads: one width is held, or stands along the axis, and what is shown says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.figures.plots import RESULT_KINDS, Selection, modelled_operation, plot
+from lrbench.analysis.figures.roofline import roofline
+from lrbench.analysis.figures.style import alt_text, log_axis, new_figure, save_figure, series_label, styled
+from lrbench.cli import app
+from lrbench.results.schema import Case
+
+from .. import rows as made
+from .drawing import lines, text
+
+WIDTHS = (64, 256, 4096)
+TOKENS = 8192
+
+
+def channel_row(channels: int, seq_len: int, impl: str = "torch", **fields: Any) -> dict[str, Any]:
+    """Return a row of RG-LRU."""
+    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, "channels": channels}
+    settings = {"mode": "fw", "dtype": "fp32", "state_dtype": "fp32", **fields}
+    return made.row(
+        Case(kernel="rglru", op="rglru", impl=impl, provider="lrbench", **sizes, **settings), accelerator="cpu"
+    )
+
+
+def attention_row(channels: int, seq_len: int) -> dict[str, Any]:
+    """Return a row of the attention that stands beside RG-LRU of as many channels."""
+    head_dim = min(channels, 128)
+    heads = {"num_heads": channels // head_dim, "head_dim_qk": head_dim, "head_dim_v": head_dim}
+    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, **heads}
+    named = {"kernel": "rglru", "op": "attention", "impl": "torch.sdpa_cpu", "provider": "torch"}
+    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+
+
+def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
+    """Return a row of a gated MLP."""
+    sizes = {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
+    named = {"kernel": "gated-mlp", "op": "gated_mlp", "impl": "torch", "provider": "lrbench"}
+    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+
+
+def channel_rows() -> list[dict[str, Any]]:
+    """Return rows of RG-LRU and of attention beside it at three widths and sequence lengths."""
+    rows = []
+    for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
+        rows += [channel_row(width, seq_len, chunk_size=chunk) for chunk in (64, 128, 256)]
+        rows += [channel_row(width, seq_len, "associative"), attention_row(width, seq_len)]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def channels() -> pd.DataFrame:
+    return made.frame(channel_rows())
+
+
+@pytest.fixture(scope="module")
+def mlp() -> pd.DataFrame:
+    return made.frame(mlp_row(tokens, d, 4 * d) for tokens in (256, 512, 1024) for d in (128, 256))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -> None:
+    drawn = lines(plot("runtime", channels, Selection(channels=width)), 0)
+    here = channels[channels["embedding_dim"] == width]
+    for op, impl in (("rglru", "torch"), ("rglru", "associative"), ("attention", "torch.sdpa_cpu")):
+        line = here[(here["op"] == op) & (here["impl"] == impl)]
+        assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind != "head-dim"), "roofline"])
+def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> None:
+    def said(selection: Selection) -> str:
+        figure = roofline(channels, "cpu", selection) if kind == "roofline" else plot(kind, channels, selection)
+        return text(figure)
+
+    assert "4,096 channels" in said(Selection())
+    assert " 64 channels" in said(Selection(channels=64))
+    assert "embedding dim" not in said(Selection())
+
+
+def test_attention_beside_channels_says_its_head_dim(channels: pd.DataFrame) -> None:
+    said = "Shown at the value head dim they were measured at: attention at 64."
+    assert said in text(plot("runtime", channels, Selection(channels=64)))
+    assert said not in text(plot("runtime", channels, Selection(channels=64, ops=("rglru",))))
+
+
+def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
+    with pytest.raises(ValueError, match="channels must be one of 64, 256, 4096 in these results, got 128"):
+        plot("runtime", channels, Selection(channels=128))
+    with pytest.raises(ValueError, match="d_ff must be left out for these results, which have none, got 128"):
+        plot("runtime", channels, Selection(d_ff=128))
+    with pytest.raises(ValueError, match="head_dim must be one of 64, 128 in these results, got 37"):
+        plot("runtime", channels, Selection(head_dim=37))
+    with pytest.raises(ValueError, match="d_model must be one of 128, 256 in these results, got 512"):
+        plot("runtime", mlp, Selection(d_model=512))
+
+
+def test_channels_stand_along_the_axis_of_the_figure_over_width(channels: pd.DataFrame) -> None:
+    figure = plot("head-dim", channels, Selection(seq_len=4096))
+    drawn = lines(figure, 0)
+    at = channels[channels["seq_len"] == 4096]
+    for op, impl in (("rglru", "torch"), ("attention", "torch.sdpa_cpu")):
+        line = at[(at["op"] == op) & (at["impl"] == impl)]
+        assert drawn[series_label(op, impl)] == list(line.groupby("embedding_dim")["time_ms"].min().items())
+    assert alt_text(figure).startswith("Runtime over channels")
+    assert figure.axes[0].get_xlabel() == "channels"
+
+
+def test_a_figure_over_width_needs_two(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
+    one = channels[channels["embedding_dim"] == 64]
+    with pytest.raises(ValueError, match=r"more than one head dim, or number of channels, .*, got one"):
+        plot("head-dim", one)
+    with pytest.raises(ValueError, match="got gated MLP, which has neither"):
+        plot("head-dim", mlp)
+
+
+@pytest.mark.parametrize("d_model", [128, 256])
+def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
+    figure = plot("runtime", mlp, Selection(d_model=d_model))
+    here = mlp[mlp["d_model"] == d_model]
+    drawn = lines(figure, 0)[series_label("gated_mlp", "torch")]
+    per_token = 1e6 * here["time_ms"] / here["seq_len"]
+    assert drawn == list(zip(here["seq_len"], per_token, strict=True))
+    assert len(drawn) == 3
+    assert figure.axes[0].get_ylabel() == "time per token (ns)"
+    assert figure.axes[0].get_xlabel() == "tokens"
+    said = text(figure)
+    assert f"d_model {d_model}" in said
+    assert f"d_ff {4 * d_model}".replace("1024", "1,024") in said
+    assert "chunk size" not in said
+    assert "1,024 tokens" not in said
+
+
+def test_operations_of_two_families_have_colours_of_their_own(channels: pd.DataFrame) -> None:
+    heads = {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 64, "dtype": "fp32"}
+    sizes = {"seq_len": 1024, "batch": TOKENS // 1024, **heads}
+    others = [made.case(op, "torch", **sizes) for op in ("mlstm_sig", "lightning")]
+    both = pd.concat([channels, made.frame(made.row(each, accelerator="cpu") for each in others)], ignore_index=True)
+    figure = plot("runtime", both)
+    drawn = {str(line.get_label()): line for line in figure.axes[0].lines}
+    colours = {op: drawn[series_label(op, "torch")].get_color() for op in ("mlstm_sig", "lightning", "rglru")}
+    assert len(set(colours.values())) == 3
+    # Those of the first family stay as they are, and so does everything in a figure of one family.
+    assert [colours[op] for op in ("mlstm_sig", "lightning")] == ["#0072B2", "#56B4E9"]
+    alone = {str(line.get_label()): line for line in plot("runtime", channels).axes[0].lines}
+    assert alone[series_label("rglru", "torch")].get_color() == "#0072B2"
+
+
+def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> None:
+    selection = Selection(channels=64, seq_len=1024)
+    rate, work, _ = plot("rate", channels, selection).axes
+    here = channels[(channels["channels"] == 64) & (channels["seq_len"] == 1024) & channels["chunk_size"].notna()]
+    for axes, flops, prefix, factor in (
+        (rate, here["tflops"] * 1e12, rate.get_ylabel()[0], {"G": 1e9, "M": 1e6}[rate.get_ylabel()[0]]),
+        (work, here["flops"], "M", 1e6),
+    ):
+        assert axes.get_ylabel().startswith(f"{prefix}FLOP")
+        assert max(axes.lines[0].get_ydata()) == pytest.approx(flops.max() / factor)
+        assert 0.1 <= flops.max() / factor < 1000
+    memory = plot("memory", channels, selection).axes[0]
+    assert memory.get_ylabel() == "peak memory (MiB)"
+
+
+@pytest.mark.parametrize("low", [0.0138, 0.5, 7.3, 990.0, 12_345.0])
+@pytest.mark.parametrize("span", [1.001, 1.02, 1.3, 2.0, 7.0, 60.0, 900.0, 1e6])
+@pytest.mark.parametrize("width", [1.5, 2.9])
+def test_labels_of_a_horizontal_axis_stand_apart(low: float, span: float, width: float) -> None:
+    with styled():
+        figure = new_figure(width + 1, 2)
+        axes = figure.add_axes((0.5 / (width + 1), 0.3, width / (width + 1), 0.6))
+        axes.set_xscale("log")
+        axes.set_xlim(low, low * span)
+        log_axis(axes.xaxis, low, low * span, width)
+        figure.draw_without_rendering()
+        shown = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = [label.get_window_extent() for label in shown]
+    assert boxes
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.6])
+def test_the_label_of_a_cpus_roof_covers_no_point(share: float) -> None:
+    """A CPU's rates are no limits: its points may stand above its roof, also where the label usually is."""
+    peak = get_accelerator("cpu").peak_flops("fp32")
+    assert peak is not None
+    row = mlp_row(8192, 4096, 16384)
+    row["time_ms"] = 1e3 * row["flops"] / (peak * (1 + share))
+    figure = roofline(made.frame([row | {"tflops": row["flops"] / row["time_ms"] / 1e9}]), "cpu")
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (label,) = (text for text in axes.texts if "FLOP/s" in text.get_text())
+    (point,) = (line for line in axes.lines if str(line.get_label()).startswith("gated MLP"))
+    assert axes.get_ylim()[0] < point.get_ydata()[0] < axes.get_ylim()[1]
+    x, y = axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
+    assert not label.get_window_extent().contains(x, y)
+
+
+def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
+    def measured(*ops: str) -> pd.DataFrame:
+        return made.frame(made.row(made.case(op, "tfla", chunk_size=64)) for op in ops)
+
+    assert modelled_operation(measured("lightning")) == "lightning"
+    assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
+    with pytest.raises(ValueError, match=r"results must hold measured rows of one of .*, got attention, rglru"):
+        modelled_operation(channels)
+
+
+@pytest.mark.parametrize("command", ["plot runtime", "plot rate", "roofline --gpu cpu"])
+def test_commands_choose_a_width(command: str, tmp_path: Path) -> None:
+    name, *rest = command.split()
+    results = made.write(channel_rows(), tmp_path / "rows.parquet")
+    output = tmp_path / "figure.png"
+    done = CliRunner().invoke(app, [name, *rest, str(results), "--channels", "64", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert "64 channels" in Image.open(output).info["Description"]
+
+
+def test_the_models_figure_takes_the_operation_of_the_results(tmp_path: Path) -> None:
+    sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
+    rows = [made.row(made.case("lightning", "tfla", chunk_size=chunk, **sizes)) for chunk in (64, 128)]
+    results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
+    done = CliRunner().invoke(app, ["plot", "model", str(results), "--gpu", "h200", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    assert "Lightning" in Image.open(output).info["Description"]
+
+
+def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    output = tmp_path / "file" / "figure.png"
+    with pytest.raises(ValueError, match=f"--output must be a file that can be written, got {re.escape(str(output))}"):
+        save_figure(plot("runtime", mlp), output)
+
+
+def test_at_batch_1_throughout_every_length_is_shown() -> None:
+    rows = [dataclasses.asdict(made.case("mlstm_sig", "tfla", seq_len=t, batch=1)) for t in (1024, 2048, 4096)]
+    drawn = plot("runtime", made.frame(made.row(Case(**fields)) for fields in rows))
+    assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "tfla")]] == [1024, 2048, 4096]
+    assert "batch 1" in text(drawn)

@@ -1,0 +1,174 @@
+"""Fitted runtime models: they recover made-up efficiencies, report honest errors, and never predict a bare number."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.accelerators.roofs import with_roofs
+from lrbench.analysis.counts import count_case
+from lrbench.analysis.model.efficiency import (
+    FIT_COLUMNS,
+    MIN_ROWS,
+    committed_results,
+    fit_efficiency,
+    predict,
+    sequential_steps,
+)
+from lrbench.analysis.model.least_squares import relative_fit
+from lrbench.analysis.model.runtime_model import runtime_model
+from lrbench.results.frames import load_results
+
+from .. import rows as made
+
+H200, B200 = get_accelerator("h200"), get_accelerator("b200")
+
+
+def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
+    """Return rows whose times follow the model with these factors, up to a uniform relative noise."""
+    generator = random.Random(0)
+    rows = []
+    for seq_len in (1024, 4096, 16384):
+        for chunk in (64, 128, 256, 512, 1024):
+            for head_dim in (128, 256):
+                case = made.case(
+                    "mlstm_sig",
+                    "tfla",
+                    seq_len=seq_len,
+                    chunk_size=chunk,
+                    num_heads=4096 // head_dim,
+                    head_dim_v=head_dim,
+                )
+                counted = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+                model = runtime_model(counted, H200, "bf16")
+                steps = sequential_steps(case.op, case.impl, case.mode, case.dtype, case.sizes)
+                time_ms = 0.03 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
+                rows.append(made.row(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
+    return made.frame(rows)
+
+
+def test_a_fit_recovers_the_factors() -> None:
+    fit = fit_efficiency(measured(0.0), "mlstm_sig", "tfla", "fw", "bf16")
+    factors = (fit.launch_ms, fit.step_ms, fit.flops_factor, fit.bytes_factor)
+    assert factors == pytest.approx((0.03, 0.002, 2.5, 1.4), rel=1e-6)
+    assert fit.rows == 30
+    assert fit.accelerator == "h200_sxm"
+    assert fit.worst_error < 1e-6
+
+
+def test_errors_are_those_of_rows_left_out() -> None:
+    fit = fit_efficiency(measured(0.1), "mlstm_sig", "tfla", "fw", "bf16")
+    assert 0.02 < fit.median_error < 0.1
+    assert fit.median_error < fit.worst_error < 0.25
+    assert 0.85 < fit.low_ratio < 1 < fit.high_ratio < 1.15
+
+
+def test_an_interval_covers_what_was_measured() -> None:
+    frame = measured(0.1)
+    fit = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16")
+    inside = 0
+    for row in frame.to_dict("records"):
+        sizes = {n: int(row[n]) for n in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v", "chunk_size")}
+        counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
+        steps = sequential_steps("mlstm_sig", "tfla", "fw", "bf16", sizes)
+        prediction = predict(counted, H200, "bf16", steps=steps, fit=fit)
+        assert prediction.low_ms < prediction.time_ms < prediction.high_ms
+        inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
+    assert inside >= 0.85 * len(frame)
+
+
+def test_without_measurements_the_bounds_are_the_interval() -> None:
+    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    prediction = predict(counted, B200, "bf16")
+    assert prediction.time_ms is None
+    assert (prediction.low_ms, prediction.high_ms) == (prediction.model.lower_ms, prediction.model.upper_ms)
+
+
+def test_a_fit_is_carried_to_another_accelerator() -> None:
+    fit = fit_efficiency(measured(0.05), "mlstm_sig", "tfla", "fw", "bf16")
+    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    here, there = (predict(counted, part, "bf16", steps=64, fit=fit) for part in (H200, B200))
+    assert there.time_ms < here.time_ms
+    assert there.time_ms > there.model.lower_ms
+    # From the vector units' 1.12 to the matrix units' 2.28, but for latency, which no rate shortens.
+    latency_ms = fit.launch_ms + 64 * fit.step_ms
+    gains = (2250 / 989, 75 / 66.9)
+    expected = [
+        ratio * (latency_ms + (here.time_ms - latency_ms) / gain)
+        for ratio, gain in zip((fit.low_ratio, fit.high_ratio), gains, strict=True)
+    ]
+    assert (there.low_ms, there.high_ms) == pytest.approx(tuple(expected))
+    assert there.low_ms < there.time_ms < there.high_ms
+    assert "carried to b200" in there.interval
+    assert "carried" not in here.interval
+
+
+def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
+    """tau_FLOPs at 790 instead of 989 TFLOP/s: the kernel reaches a larger share of less."""
+    frame = measured(0.0)
+    on_spec = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16")
+    on_measured = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16", roofs="measured")
+    reached = with_roofs(H200, "measured")
+    share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
+    assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
+    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    times = (
+        predict(counted, H200, "bf16", steps=64, fit=on_spec).time_ms,
+        predict(counted, reached, "bf16", steps=64, fit=on_measured).time_ms,
+    )
+    assert times[0] == pytest.approx(times[1], rel=1e-6)
+
+
+def test_rows_of_the_asked_device_are_preferred_and_suspect_ones_left_out() -> None:
+    frame = measured(0.0)
+    few = frame.head(MIN_ROWS).assign(device_accelerator="b200")
+    both = pd.concat([frame, few], ignore_index=True)
+    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16").accelerator == "h200_sxm"
+    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16", device="b200").accelerator == "b200"
+    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16", device="a100_40").accelerator == "h200_sxm"
+    wrong = frame.copy()
+    wrong.loc[wrong.index[:5], ["time_ms", "suspect"]] = [1e-6, "too fast"]
+    assert fit_efficiency(wrong, "mlstm_sig", "tfla", "fw", "bf16").worst_error < 1e-6
+
+
+def test_steps_that_wait_for_one_another() -> None:
+    sizes = {"seq_len": 1000, "chunk_size": 64}
+    assert sequential_steps("mlstm_sig", "tfla", "fw", "bf16", sizes) == 16
+    assert sequential_steps("mlstm_sig", "tfla", "step", "bf16", {"seq_len": 1}) == 1
+    assert sequential_steps("mlstm_sig", "parallel", "fw", "bf16", sizes) == 1
+    assert sequential_steps("attention", "torch.sdpa_flash", "fw", "bf16", {"seq_len": 1000}) == 1
+    assert sequential_steps("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", {"seq_len": 1000}) == 1000
+
+
+def test_committed_results_are_fitted() -> None:
+    """The residuals are reported as they are; they must stay those of a model and not of a guess."""
+    frame = load_results(committed_results(), FIT_COLUMNS)
+    for op in ("mlstm_sig", "mlstm_exp"):
+        for mode in ("fw", "fwbw"):
+            fit = fit_efficiency(frame, op, "tfla", mode, "bf16", device="h200_sxm")
+            assert fit.rows > 100
+            assert fit.median_error < 0.25
+            assert fit.low_ratio < 1 < fit.high_ratio
+
+
+def test_too_few_rows_are_not_fitted() -> None:
+    frame = measured(0.0)
+    assert fit_efficiency(frame.head(MIN_ROWS - 1), "mlstm_sig", "tfla", "fw", "bf16") is None
+    assert fit_efficiency(frame, "mlstm_exp", "tfla", "fw", "bf16") is None
+
+
+def test_factors_are_never_negative() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        matrix, times = generator.uniform(0.1, 1, (12, 4)), generator.uniform(0.5, 2, 12)
+        solution = relative_fit(matrix, times)
+        assert (solution >= 0).all()
+        residual = matrix @ solution / times - 1
+        # Optimality (Karush, Kuhn, Tucker): no allowed step lowers the error.
+        gradient = (matrix / times[:, None]).T @ residual
+        assert (gradient >= -1e-9).all()
+        assert abs(gradient[solution > 0]).max() < 1e-9

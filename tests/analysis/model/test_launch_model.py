@@ -1,0 +1,355 @@
+"""Launches as data and the times fitted to them: the grids that ran, errors on stored H200 rows left out, regret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.counts import count_case
+from lrbench.analysis.model.chunk_size import chunk_size_report
+from lrbench.analysis.model.efficiency import committed_results
+from lrbench.analysis.model.launch_model import (
+    CONSTANTS,
+    LATENCIES,
+    LEFT_OUT,
+    MIN_ROWS,
+    ROW_COLUMNS,
+    LaunchFit,
+    fit_launches,
+    floor_ms,
+    predict_case,
+    stored_launch_fit,
+    terms,
+)
+from lrbench.analysis.model.least_squares import left_out_ratios, relative_fit
+from lrbench.analysis.model.schedule import PASSES, Launch, is_outdated, launches_of
+from lrbench.results.schema import SIZE_COLUMNS
+from lrbench.results.stored_rows import matching_rows
+
+H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
+STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
+SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
+FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fwbw")]
+
+
+def launches(op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> tuple[Launch, ...]:
+    found = launches_of(op, "tfla", mode, "bf16", "fp32", {**SIZES, **sizes})
+    assert found is not None
+    return found
+
+
+def stored_fit(op: str, mode: str) -> LaunchFit:
+    fit = stored_launch_fit(STORED, op, "tfla", mode, "bf16", device="h200_sxm")
+    assert fit is not None
+    return fit
+
+
+@pytest.fixture(scope="module")
+def fits() -> dict[tuple[str, str], LaunchFit]:
+    return {case: stored_fit(*case) for case in FITTED}
+
+
+def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **changes: Any) -> list[dict[str, Any]]:
+    """Return rows on an H200 that take exactly what these constants say."""
+    rows = []
+    for seq_len in (1024, 8192, 16384, 32768, 65536):
+        for head_dim in (64, 128, 256, 512):
+            for chunk in (64, 256, 1024):
+                sizes = {
+                    "batch": 65536 // seq_len,
+                    "seq_len": seq_len,
+                    "num_heads": 4096 // head_dim,
+                    "head_dim_qk": head_dim // 2,
+                    "head_dim_v": head_dim,
+                    "chunk_size": chunk,
+                }
+                found = terms(launches(op, "fw", **sizes), H200, "bf16")
+                row = {
+                    **dict.fromkeys(ROW_COLUMNS),
+                    **sizes,
+                    "op": op,
+                    "state_dtype": "fp32",
+                    "device_accelerator": "h200_sxm",
+                    "device_name": "NVIDIA H200",
+                    "case_id": json.dumps([op, sizes]),
+                    "measured_at": "2026-12-01T00:00:00+00:00",
+                    "time_ms": times * sum(x * y for x, y in zip(constants, found, strict=True)),
+                }
+                rows.append({**row, **changes})
+    return rows
+
+
+def test_launches_are_those_that_hardware_counters_saw() -> None:
+    profiles = STORED[0].glob("*.profile.parquet")
+    rows = [row for path in profiles for row in pq.read_table(path).to_pylist() if row["impl"] == "tfla"]
+    assert len(rows) >= 6
+    for row in rows:
+        sizes = {name: row[name] for name in SIZE_COLUMNS if row.get(name) is not None}
+        found = launches_of(row["op"], row["impl"], row["mode"], row["dtype"], row["state_dtype"] or "fp32", sizes)
+        kernels = {"gates": "gates_forward", "scan": "stabiliser_scan", "gate gradients": "gates_backward"}
+        names = [
+            kernels.get(each.kind, {"stabiliser": "stabiliser_finish", "denominators": "denominator"}.get(each.name))
+            or each.kind
+            for each in found
+        ]
+        assert [f"{name}_kernel" for name in names] == row["kernel_names"]
+        assert [each.flops for each in found] == row["kernel_tensor_flops"]
+
+
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp", "mamba2_ssd"])
+@pytest.mark.parametrize(("seq_len", "chunk_size", "batch"), [(8192, 512, 8), (8192, 64, 1), (1000, 256, 2)])
+def test_work_and_state_traffic_of_launches_are_the_executed_counts(
+    op: str, seq_len: int, chunk_size: int, batch: int
+) -> None:
+    sizes = {**SIZES, "seq_len": seq_len, "chunk_size": chunk_size, "batch": batch}
+    for mode in PASSES:
+        count = count_case(op, "tfla", mode, "bf16", "fp32", sizes)
+        found = launches(op, mode, **sizes)
+        assert sum(each.flops for each in found) == pytest.approx(count.executed_tensor_flops)
+        parts = {name: value for name, value in count.executed_byte_parts.items() if "gate" not in name}
+        stored = [v for name, v in parts.items() if name.endswith(("pass: store", "h: states", "d: states"))]
+        stored += [v for name, v in parts.items() if name.endswith(("dq: states", "dk: states", "dv: states"))]
+        assert sum(each.state_bytes for each in found) == pytest.approx(sum(stored))
+        merged = [v for name, v in parts.items() if name.endswith(": merge")]
+        assert sum(each.merge_bytes for each in found) == pytest.approx(sum(merged))
+
+
+def test_one_chunk_needs_no_states_and_few_programs_merge_theirs() -> None:
+    kinds = [each.kind for each in launches(chunk_size=8192)]
+    assert kinds == ["gates", "walk"]
+    assert [each.kind for each in launches(chunk_size=512)] == ["gates", "states", "walk"]
+    split = launches(chunk_size=512, batch=1)
+    assert [(each.kind, each.steps) for each in split[1:3]] == [("states", 8), ("merge", 16)]
+    backward = launches(mode="bw", chunk_size=8192, batch=1)
+    assert {each.steps for each in backward if each.kind == "walk"} == {16}, "chunks of 1,024 fill the device"
+
+
+@pytest.mark.parametrize(
+    ("impl", "mode", "dtype", "chunk"),
+    [
+        ("xl_chunk", "fw", "bf16", 512),
+        ("torch", "fw", "bf16", 512),
+        ("tfla", "step", "bf16", 512),
+        ("tfla", "fw", "fp32", 512),
+        ("tfla", "fw", "bf16", 100),
+    ],
+)
+def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int) -> None:
+    case = ("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
+    assert launches_of(*case) is None
+    assert not is_outdated(*case, "2020-01-01")
+
+
+def test_rows_from_before_the_launches_changed_are_outdated() -> None:
+    def outdated(when: str, op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> bool:
+        return is_outdated(op, "tfla", mode, "bf16", "fp32", {**SIZES, **sizes}, f"2026-11-{when}:00+00:00")
+
+    assert outdated("21T13:00", "mlstm_exp") and not outdated("21T13:30", "mlstm_exp")
+    assert not outdated("20T13:00"), "grids of 512 programs were never split"
+    assert outdated("21T13:30", batch=4) and not outdated("21T13:40", batch=4)
+    long = {"seq_len": 65536, "batch": 1, "chunk_size": 65536}
+    assert outdated("21T14:00", mode="fwbw", **long) and not outdated("21T14:10", mode="fwbw", **long)
+    assert not outdated("21T14:00", mode="fw", **long)
+
+
+def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
+    constants = (0.004, 0.008, 0.005, 0.002, 0.003, 0.001, 0.0035, 1.2, 1.3, 3.0)
+    fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "tfla", "fw", "bf16")
+    assert tuple(fit.constants.values()) == pytest.approx(constants, rel=1e-5)
+    assert tuple(fit.constants) == CONSTANTS
+    assert (fit.rows, fit.outdated, fit.ops) == (60, 0, ("mlstm_exp",))
+    assert set(fit.errors) == set(LEFT_OUT) and fit.worst_error < 1e-6 < fit.formulation_median_error
+    at = {
+        programs: terms([Launch(name="h", kind="walk", programs=programs, steps=9)], H200, "bf16")[
+            CONSTANTS.index("walk_step_ms")
+        ]
+        for programs in (264, 265)
+    }
+    assert at == {264: 9, 265: 18}
+
+
+def test_what_a_fit_leaves_out() -> None:
+    good = made_rows("mlstm_sig", [0.001] * len(CONSTANTS))
+    wrong = made_rows("mlstm_sig", [0.001] * len(CONSTANTS), times=9.0)
+    newer = [{**row, "measured_at": "2026-12-02T00:00:00+00:00"} for row in good]
+    suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
+    fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "tfla", "fw", "bf16")
+    assert fit.rows == 60 and fit.worst_error < 1e-6
+    old = made_rows("mlstm_exp", [0.001] * len(CONSTANTS), measured_at="2026-11-20T00:00:00+00:00")
+    assert fit_launches(old, "mlstm_exp", "tfla", "fw", "bf16") is None
+    assert fit_launches(good[: MIN_ROWS - 1], "mlstm_sig", "tfla", "fw", "bf16") is None
+    assert fit_launches(good, "mlstm_exp", "tfla", "fw", "bf16") is None, "other kernels"
+    b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:40]]
+    chosen = [fit_launches([*good, *b200], "mlstm_sig", "tfla", "fw", "bf16", device=key) for key in ("b200", "h100")]
+    assert [each.accelerator for each in chosen] == ["b200", "h200_sxm"]
+
+
+@pytest.mark.parametrize(("op", "mode"), FITTED)
+def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str, str], LaunchFit]) -> None:
+    fit = fits[op, mode]
+    assert fit.rows >= 150 and fit.ops == (op,)
+    assert fit.median_error <= 0.05 and fit.worst_error <= 0.3
+    assert all(median <= 0.07 and worst <= 0.3 for median, worst in fit.errors.values())
+    assert fit.formulation_median_error > 2 * fit.median_error
+    assert all(value >= 0 for value in fit.constants.values())
+
+
+def test_operations_with_few_rows_share_their_kernels_fit() -> None:
+    fit = stored_fit("retention", "fw")
+    assert set(fit.ops) == {"mlstm_sig", "simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning"}
+    assert set(fit.errors) == {"op"}
+    assert fit.median_error <= 0.07 and fit.worst_error <= 0.2
+
+
+@pytest.mark.parametrize(("op", "mode"), FITTED)
+def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
+    """Of the chunk lengths measured with today's launches, the one that the fit chooses is hardly slower than the best.
+
+    The fit has not seen the problem's sequence length.
+    """
+    key = {"op": op, "impl": "tfla", "mode": mode, "dtype": "bf16"}
+    rows = matching_rows(STORED, key, ROW_COLUMNS)
+    regrets = []
+    for seq_len in sorted({row["seq_len"] for row in rows}):
+        seen = [row for row in rows if row["seq_len"] != seq_len]
+        fit = fit_launches(seen, op, "tfla", mode, "bf16")
+        for head_dim in (64, 128, 256, 512):
+            report = chunk_size_report(
+                op,
+                H200,
+                head_dim_v=head_dim,
+                head_dim_qk=head_dim // 2,
+                seq_len=seq_len,
+                batch=65536 // seq_len,
+                mode=mode,
+                results=STORED,
+                fit=fit,
+                by_launches=True,
+            )
+            current = [c for c in report["candidates"] if c["measured_ms"] is not None and not c["outdated"]]
+            if len(current) > 1:
+                chosen = min(current, key=lambda c: c["launches_ms"])
+                regrets.append(chosen["measured_ms"] / min(c["measured_ms"] for c in current) - 1)
+    assert len(regrets) >= 24
+    assert np.median(regrets) <= 0.01 and max(regrets) <= 0.12
+
+
+def test_report_follows_the_model_that_was_asked_for(fits: dict[tuple[str, str], LaunchFit]) -> None:
+    arguments: dict[str, Any] = {
+        "head_dim_v": 256,
+        "head_dim_qk": 128,
+        "results": STORED,
+        "fit": fits["mlstm_sig", "fw"],
+    }
+    paper, launched = (chunk_size_report("mlstm_sig", H200, by_launches=each, **arguments) for each in (False, True))
+    assert (paper["model"], launched["model"]) == ("formulation", "launches")
+    assert paper["runtime_optimal_feasible"] == 512 and launched["runtime_optimal_feasible"] == 8192
+    assert launched["regret_ms"] == 0 < paper["regret_ms"]
+    assert paper["launches"] == launched["launches"]
+    without = chunk_size_report("mlstm_sig", H200, **{**arguments, "fit": None}, by_launches=True)
+    assert (without["model"], without["launches"]) == ("formulation", None)
+
+
+def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], LaunchFit]) -> None:
+    case = ("mlstm_sig", "tfla", "fwbw", "bf16", "fp32", SIZES)
+    count = count_case(*case)
+    here, there = (predict_case(case, count, each, STORED) for each in (H200, B200))
+    for each in (here, there):
+        assert 0 < each.low_ms < each.time_ms < each.high_ms
+        assert isinstance(each.fit, LaunchFit) and each.fit.accelerator == "h200_sxm"
+    assert there.high_ms / there.low_ms > 1.5 * here.high_ms / here.low_ms
+    assert there.time_ms < here.time_ms, "more multiprocessors, and rates"
+    assert "carried to b200" in there.interval and "carried" not in here.interval
+    slow = predict_case(case, count, H100, STORED)
+    assert slow.time_ms > here.time_ms, "states wait for a narrower memory"
+    bounds = predict_case(case, count, H200, ())
+    assert bounds.fit is None and bounds.low_ms == bounds.model.lower_ms
+
+
+def test_no_time_is_below_the_roofline() -> None:
+    rows = made_rows("mlstm_sig", [1e-9] * len(CONSTANTS))
+    fit = fit_launches(rows, "mlstm_sig", "tfla", "fw", "bf16")
+    count = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", SIZES)
+    assert fit.time_ms(launches(), H200, count) == floor_ms(count, H200, "bf16")
+    assert floor_ms(count, H200, "bf16") >= 1e3 * count.compulsory_bytes / H200.bandwidth_bytes_s
+
+
+def test_a_dtype_that_an_accelerator_does_not_multiply() -> None:
+    with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
+        terms(launches(), get_accelerator("v100"), "bf16")
+
+
+def test_relative_fit_is_the_constrained_optimum() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        matrix, times = generator.random((40, 6)), generator.random(40) + 0.5
+        x = relative_fit(matrix, times)
+        gradient = (matrix / times[:, None]).T @ (matrix @ x / times - 1)
+        assert (x >= 0).all()
+        assert (gradient >= -1e-7).all() and np.abs(gradient[x > 0]).max(initial=0) < 1e-7
+
+
+def test_rows_of_no_group_are_never_left_out() -> None:
+    matrix, times = np.ones((4, 1)), np.array([1.0, 1.0, 1.0, 2.0])
+    assert left_out_ratios(matrix, times, [None, None, None, "b"]) == pytest.approx([2.0])
+    assert len(left_out_ratios(matrix, times, ["a"] * 4)) == 4
+
+
+def test_answers_without_torch_and_pandas() -> None:
+    code = (
+        "import sys, pathlib; from lrbench.analysis.model.launch_model import stored_launch_fit;"
+        f"assert stored_launch_fit((pathlib.Path({str(STORED[0])!r}),), 'mlstm_sig', 'tfla', 'fw', 'bf16',"
+        " device='h200_sxm').rows; print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
+def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_for(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from lrbench.analysis.model.schedule import RESIDENT
+    from lrbench.kernels import get_operation, resolve
+    from lrbench.kernels.common.offline import compile_launch, record_launches
+    from lrbench.kernels.scalar_decay import engine, front
+
+    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
+    monkeypatch.setattr(engine, "capability", lambda device: (9, 0))
+    operation = get_operation(op)
+    sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
+    tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    with torch.no_grad(), record_launches(engine) as recorded:
+        resolve(operation.implementation("tfla").call)(*tensors.values(), chunk_size=64)
+    kinds = {
+        "walk_kernel": "walk",
+        "states_kernel": "states",
+        "normaliser_kernel": "normaliser",
+        "merge_kernel": "merge",
+    }
+    for launch in recorded:
+        kind = kinds.get(launch.kernel.__name__)
+        if kind is not None:
+            used = compile_launch(launch, 90)
+            threads = 32 * used.num_warps
+            by_registers = 65536 // (-(-used.registers // 8) * 8 * threads)
+            by_shared = 228 * 1024 // (used.shared_bytes + 1024)
+            room = min(by_registers, by_shared)
+            near = {RESIDENT[kind]} if kind in ("walk", "normaliser") else range(RESIDENT[kind] - 1, RESIDENT[kind] + 3)
+            assert room in near, used
+
+
+def test_committed_results_are_found() -> None:
+    assert STORED[0] in committed_results()
+    assert set(LATENCIES) < set(CONSTANTS)

@@ -1,0 +1,116 @@
+"""The runtime model against the paper's equations, and its limits."""
+
+import pytest
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.counts import FORMULATIONS, count, is_chunked, mlstm
+from lrbench.analysis.model.runtime_model import (
+    flop_rate,
+    lower_time_ms,
+    model_time_ms,
+    roofline_fraction,
+    runtime_model,
+    suspect_reason,
+    upper_time_ms,
+)
+
+H100, H200 = get_accelerator("h100"), get_accelerator("h200")
+PAPER = {
+    "batch": 8,
+    "seq_len": 8192,
+    "num_heads": 8,
+    "head_dim_qk": 256,
+    "head_dim_v": 512,
+    "causal_factor": 0.5,
+    "counting": "published",
+}
+
+
+@pytest.mark.parametrize("chunk_size", [32, 128, 512])
+def test_equation_118(chunk_size: int) -> None:
+    """N_batch N_head T/L (bytes / beta + FLOPs / alpha), figure 20's setting."""
+    model = runtime_model(count("mlstm_sig", chunk_size=chunk_size, **PAPER), H100, "bf16")
+    chunks = 8 * 8 * 8192 / chunk_size
+    bytes_s = mlstm.published_sig_chunk_bytes(chunk_size, 512, 0.5, 4) / 3.35e12
+    flops_s = mlstm.published_sig_chunk_flops(chunk_size, 512, 0.5, 0.5) / 989e12
+    assert model.upper_ms == pytest.approx(1e3 * chunks * (bytes_s + flops_s))
+    assert model.lower_ms == pytest.approx(1e3 * chunks * max(bytes_s, flops_s))
+
+
+SIZES = {
+    "batch": 2, "seq_len": 1024, "num_heads": 4, "head_dim_qk": 64, "head_dim_v": 128, "channels": 512, "d_model": 256,
+    "d_ff": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "formulation"), [(op, each) for op, known in FORMULATIONS.items() for each in known])
+def test_equations_114_to_116_for_every_count(op: str, formulation: str) -> None:
+    """tau = FLOPs / alpha and bytes / beta; their sum and their maximum, on specified and on measured rates."""
+    mode = "step" if (op, formulation) == ("attention", "recurrent") else "fw"
+    chunk = {"chunk_size": 128} if is_chunked(op, formulation) else {}
+    result = count(op, formulation=formulation, mode=mode, **SIZES, **chunk)
+    for accelerator in (H200, H200.with_measured_roofs(), get_accelerator("l40s")):
+        rate = accelerator.peak_flops("bf16") if result.tensor_flops else accelerator.vector_flops
+        flops_ms, bytes_ms = 1e3 * result.flops / rate, 1e3 * result.bytes / accelerator.bandwidth_bytes_s
+        model = runtime_model(result, accelerator, "bf16")
+        assert (model.flops_ms, model.bytes_ms) == pytest.approx((flops_ms, bytes_ms))
+        assert model.upper_ms == pytest.approx(flops_ms + bytes_ms)
+        assert model.lower_ms == pytest.approx(max(flops_ms, bytes_ms))
+        assert model.bound == ("compute" if flops_ms > bytes_ms else "memory")
+
+
+def test_bounds_are_ordered_and_the_stored_time_is_the_upper_one() -> None:
+    result = count("mlstm_sig", chunk_size=128, **PAPER)
+    model = runtime_model(result, H100, "bf16")
+    assert model.lower_ms < model.upper_ms <= 2 * model.lower_ms
+    assert model_time_ms(result, H100, "bf16") == upper_time_ms(result, H100, "bf16") == model.upper_ms
+    assert lower_time_ms(result, H100, "bf16") == model.lower_ms
+    assert model.compulsory_ms < model.bytes_ms
+
+
+def test_short_chunks_are_bound_by_memory_and_long_ones_by_compute() -> None:
+    """Figures 21 and 22."""
+    bounds = [runtime_model(count("mlstm_sig", chunk_size=2**n, **PAPER), H100, "bf16").bound for n in range(5, 14)]
+    assert bounds[0] == "memory"
+    assert bounds[-1] == "compute"
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_measured_time_of_a_peer_lies_above_the_roofline() -> None:
+    """mlstm_kernels on an H200 takes 2.65 ms at chunk 128 (reference measurement): slower than the lower bound."""
+    result = count("mlstm_sig", batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128)
+    assert 0.2 < roofline_fraction(result, H200, "bf16", 2.65) < 1
+    assert suspect_reason(result, H200, "bf16", 2.65) is None
+
+
+def test_work_without_matrix_products_runs_at_the_vector_rate() -> None:
+    scan = count("selective_scan", seq_len=1024, head_dim_qk=16, channels=4096)
+    assert flop_rate(scan, H200, "bf16") == H200.vector_flops
+    step = count("mlstm_sig", seq_len=1, mode="step", head_dim_qk=128, head_dim_v=256, num_heads=16)
+    assert runtime_model(step, H200, "bf16").bound == "memory"
+
+
+def test_unknown_rate() -> None:
+    result = count("mlstm_sig", chunk_size=128, **PAPER)
+    with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
+        runtime_model(result, get_accelerator("v100"), "bf16")
+    assert roofline_fraction(result, get_accelerator("v100"), "bf16", 1.0) is None
+
+
+def test_suspects() -> None:
+    result = count("mlstm_sig", chunk_size=128, **PAPER)
+    above_roof_ms = 1e3 * result.tensor_flops / 850e12
+    assert "above the measured roof of 790 TFLOP/s" in suspect_reason(result, H200, "bf16", above_roof_ms)
+    assert suspect_reason(result, H100, "bf16", above_roof_ms) is None or "compulsory" in suspect_reason(
+        result, H100, "bf16", above_roof_ms
+    )
+    scan = count("selective_scan", batch=8, seq_len=8192, head_dim_qk=16, channels=4096)
+    least_ms = 1e3 * scan.compulsory_bytes / H200.bandwidth_bytes_s
+    assert "compulsory" in suspect_reason(scan, H200, "bf16", 0.9 * least_ms)
+    assert suspect_reason(scan, H200, "bf16", least_ms) is None
+
+
+def test_problems_that_fit_the_cache_may_beat_the_memory() -> None:
+    small = count("selective_scan", seq_len=64, head_dim_qk=16, channels=64)
+    assert small.compulsory_bytes < H200.l2_bytes
+    assert suspect_reason(small, H200, "bf16", 0.5e3 * small.compulsory_bytes / H200.bandwidth_bytes_s) is None

@@ -1,0 +1,172 @@
+"""The report in a real browser, without a network: nothing is requested, everything is there, tables sort."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from lrbench.analysis.report import export
+
+from .page import browser, committed_page, look
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+POLICY = re.compile(r'<meta[^>]*http-equiv="Content-Security-Policy"[^>]*>')
+PHONE = 390
+
+
+@pytest.fixture(scope="module")
+def page() -> Path:
+    browser()
+    return committed_page()[0]
+
+
+def with_script(page: Path, script: str, to: Path) -> Path:
+    """Write the page with a script at its end; what the script leaves in the body's data is in the DOM."""
+    text = page.read_text(encoding="utf-8")
+    to.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return to
+
+
+def framed(page: Path, width: int, height: int, to: Path) -> Path:
+    """Write a page that shows another in a window of ``width``, narrower than a browser's windows may be."""
+    style = f"width:{width}px;height:{height}px;border:0;display:block"
+    to.write_text(f'<body style="margin:0"><iframe style="{style}" src="{page.as_uri()}"></iframe></body>')
+    return to
+
+
+def test_recorder_sees_what_a_page_asks_for(tmp_path: Path) -> None:
+    """Else the tests below would pass on any page."""
+    bad = tmp_path / "bad.html"
+    bad.write_text('<img src="http://example.com/x.png"><script src="https://cdn.example.com/require.js"></script>')
+    _, asked = look(bad, "--dump-dom")
+    # A slow machine's browser opens a second connection to what it asks for, and closes it without a word.
+    assert {line.split()[1] for line in asked if line} == {"http://example.com/x.png", "cdn.example.com:443"}
+
+
+def test_page_asks_for_nothing(page: Path, tmp_path: Path) -> None:
+    """Neither as it is nor without the policy that would keep it from asking."""
+    text, found = POLICY.subn("", page.read_text(encoding="utf-8"))
+    assert found == 1
+    free = tmp_path / "free.html"
+    free.write_text(text, encoding="utf-8")
+    for each in (page, free):
+        dom, asked = look(each, "--dump-dom")
+        assert asked == []
+        assert dom.count("<figure>") >= 10
+
+
+def test_policy_keeps_the_page_from_asking(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("</main>", '<img src="http://example.com/x.png"></main>')
+    bad = tmp_path / "bad.html"
+    bad.write_text(text, encoding="utf-8")
+    assert look(bad, "--dump-dom")[1] == []
+
+
+IMAGES = """const images = [...document.images];
+    document.body.dataset.drawn = images.filter(each => each.complete && each.naturalWidth > 0).length;
+    document.body.dataset.images = images.length;"""
+SORTING = """const tables = [...document.querySelectorAll("table")];
+    const table = tables.find(each => each.caption.textContent.startsWith("Speed-up"));
+    const heads = [...table.tHead.rows[0].cells];
+    const n = heads.findIndex(head => head.textContent === "T = 64k");
+    const column = () => [...table.tBodies[0].rows].map(row => row.cells[n].dataset.value || "none").join(" ");
+    for (const name of ["up", "down"]) {
+        heads[n].querySelector("button").click();
+        document.body.dataset[name] = heads[n].getAttribute("aria-sort") + " " + column();
+    }"""
+FOCUS = """const acts = [...document.querySelectorAll("a, button, summary, .scroll")];
+    document.body.dataset.acts = acts.length;
+    document.body.dataset.focused = acts.filter(each => {
+        const shut = each.closest("details:not([open])");
+        if (shut && each !== shut.querySelector("summary")) { shut.open = true; }
+        each.focus();
+        return document.activeElement === each;
+    }).length;
+    const links = [...document.querySelectorAll('a[href^="#"]')];
+    document.body.dataset.dangling = links.filter(each => !document.getElementById(each.hash.slice(1))).length;"""
+
+
+@pytest.fixture(scope="module")
+def acted(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The DOM after each of the scripts above; the page takes seconds to open, so they share one."""
+    scripts = f"addEventListener('load', () => {{{IMAGES}}}); {{{SORTING}}} {{{FOCUS}}}"
+    return look(with_script(page, scripts, tmp_path_factory.mktemp("acted") / "page.html"), "--dump-dom")[0]
+
+
+def test_every_image_is_drawn(acted: str) -> None:
+    """A broken image has no natural width."""
+    counts = {name: int(value) for name, value in re.findall(r'data-(drawn|images)="(\d+)"', acted)}
+    assert counts["drawn"] == counts["images"] >= 20
+
+
+def test_tables_sort_by_their_buttons(acted: str) -> None:
+    """Numbers as numbers, in both directions, empty cells last; the header says how."""
+    for name, order, sign in (("up", "ascending", 1), ("down", "descending", -1)):
+        found = re.search(rf'data-{name}="([^"]*)"', acted)
+        assert found is not None
+        said, *values = found[1].split()
+        numbers = [sign * float(value) for value in values if value != "none"]
+        assert said == order
+        assert len(numbers) > 10
+        assert numbers == sorted(numbers)
+        assert values[len(numbers) :] == ["none"] * (len(values) - len(numbers)) != []
+
+
+def test_everything_that_acts_can_be_focused(acted: str) -> None:
+    """Sorting, what scrolls sideways and what opens take the keyboard's focus; ids that links name exist."""
+    counts = {name: int(value) for name, value in re.findall(r'data-(acts|focused|dangling)="(\d+)"', acted)}
+    assert counts["focused"] == counts["acts"] > 100
+    assert counts["dangling"] == 0
+
+
+def test_screenshot_has_ink_at_every_height(page: Path, tmp_path: Path) -> None:
+    shot = tmp_path / "wide.png"
+    look(page, "--window-size=1280,6000", f"--screenshot={shot}")
+    check_ink(shot, 1280, 6000)
+
+
+def test_phone_shows_all_without_scrolling_the_page_sideways(page: Path, tmp_path: Path) -> None:
+    script = """addEventListener('load', () => parent.postMessage(
+        [document.documentElement.scrollWidth, innerWidth,
+         getComputedStyle(document.querySelector("dl")).gridTemplateColumns], "*"))"""
+    inner = with_script(page, script, tmp_path / "page.html")
+    outer = framed(inner, PHONE, 6000, tmp_path / "phone.html")
+    listener = (
+        "<script>addEventListener('message', each => { document.body.dataset.width = each.data.join('|') })</script>"
+    )
+    outer.write_text(listener + outer.read_text())
+    dom, asked = look(outer, "--dump-dom")
+    found = re.search(r'data-width="(\d+)\|(\d+)\|([^"]*)"', dom)
+    assert found is not None
+    assert int(found[1]) <= int(found[2]) == PHONE
+    assert len(found[3].split()) == 1, "what is said stands under what it is about"
+    assert asked == []
+    shot = tmp_path / "phone.png"
+    look(outer, f"--window-size={PHONE},6000", f"--screenshot={shot}")
+    check_ink(shot, PHONE, 6000)
+
+
+def check_ink(shot: Path, width: int, height: int) -> None:
+    """Check the size of a screenshot, that its ground is white, and that no fifth of it is empty."""
+    pixels = matplotlib.image.imread(shot)[:, :, :3]
+    assert pixels.shape[:2] == (height, width)
+    assert np.median(pixels) == 1
+    dark = (pixels < 0.5).any(axis=2)
+    assert all(part.mean() > 0.003 for part in np.array_split(dark, 5))
+
+
+def test_pdf_is_printed(page: Path, tmp_path: Path) -> None:
+    pdf = export.to_pdf(page, tmp_path / "report.pdf", browser())
+    content = pdf.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 5
+
+
+def test_a_browser_that_fails_is_told(page: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="/bin/false printed no PDF: no message"):
+        export.to_pdf(page, tmp_path / "report.pdf", "/bin/false")

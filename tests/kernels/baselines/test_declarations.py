@@ -1,0 +1,294 @@
+"""The declarations of the baselines: complete, light to import, planned at equal tokens, refused where known bad."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lrbench.kernels.baselines import (
+    BASELINES,
+    availability,
+    baselines_for,
+    get_baseline,
+    get_operation,
+    installed_versions,
+    known_bad_here,
+    plan_sizes,
+    unsupported,
+)
+from lrbench.kernels.baselines.operations import OPERATIONS
+from lrbench.kernels.baselines.spec import Baseline
+from lrbench.kernels.spec import DTYPES, MODES, Operation, resolve
+from lrbench.results.schema import SIZE_COLUMNS, Case
+
+FAMILY = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+NAMES = [baseline.name for baseline in BASELINES]
+PROVIDERS = {
+    "torch", "fla", "mamba_ssm", "mlstm_kernels", "flash_attn", "lightning_attn", "accelerated_scan", "liger_kernel",
+    "xformers", "jax",
+}  # fmt: skip
+HEAVY = {"torch", "triton", "numpy", *PROVIDERS}
+
+
+def find(name: str) -> Baseline:
+    return next(baseline for baseline in BASELINES if baseline.name == name)
+
+
+def case_of(baseline: Baseline, *, mode: str = "fw", dtype: str | None = None, **sizes: int) -> Case:
+    planned = {**plan_sizes(baseline, FAMILY)[0], **sizes}
+    return Case(
+        kernel="tfla",
+        op=baseline.op,
+        impl=baseline.name,
+        provider=baseline.provider,
+        mode=mode,
+        dtype=dtype or baseline.dtypes[0],
+        **planned,
+    )
+
+
+def test_the_packages_asked_for_are_declared() -> None:
+    assert {
+        "torch.sdpa_flash",
+        "torch.sdpa_cudnn",
+        "flash_attn.v2",
+        "flash_attn.v3",
+        "flash_attn.v4",
+        "mamba_ssm.selective_scan",
+        "mamba_ssm.chunk_scan",
+        "fla.chunk_gla",
+        "fla.fused_chunk_gla",
+        "fla.chunk_simple_gla",
+        "fla.chunk_retention",
+        "fla.chunk_lightning_attn",
+        "mlstm_kernels.limit_chunk",
+        "mlstm_kernels.xl_chunk",
+        "mlstm_kernels.xl_chunk_siging",
+        "lightning_attn.v2",
+        "fla.fused_recurrent_hgrn",
+        "fla.chunk_hgrn",
+        "accelerated_scan.triton",
+        "torch.eager",
+        "torch.compile",
+    } <= set(NAMES)
+
+
+def test_names_are_unique_within_an_operation() -> None:
+    keys = [(baseline.op, baseline.name) for baseline in BASELINES]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
+def test_declaration_is_complete(baseline: Baseline) -> None:
+    assert baseline.provider in PROVIDERS
+    assert baseline.name.partition(".")[0] == baseline.provider
+    assert baseline.kernels
+    assert baseline in baselines_for(baseline.kernels[0])
+    assert get_baseline(baseline.op, baseline.name) is baseline
+    assert set(baseline.modes) <= set(MODES) and set(baseline.dtypes) <= set(DTYPES)
+    assert set(baseline.devices) <= {"cpu", "cuda"}
+    assert baseline.settings and baseline.licence and baseline.tested
+    operation = get_operation(baseline.op)
+    for target in (baseline.build, baseline.plan, baseline.supports, operation.inputs, operation.recurrent):
+        assert target is None or callable(resolve(target))
+    for known in baseline.known_bad:
+        assert known.reason and known.source and (known.versions or known.architectures)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_operation_of_baselines_alone_is_complete(operation: Operation) -> None:
+    assert set(operation.differentiable) <= set(operation.arguments)
+    assert set(operation.sizes) <= set(SIZE_COLUMNS)
+    assert any(baseline.op == operation.name for baseline in BASELINES)
+
+
+def test_adapters_import_no_package() -> None:
+    """Declaring, planning and asking what is here import neither torch nor any outside package."""
+    code = "\n".join(
+        [
+            "import sys",
+            "from lrbench.kernels import baselines as b",
+            f"[b.plan_sizes(x, {FAMILY!r}, (64, 128)) for x in b.BASELINES]",
+            "[b.availability(x) for x in b.BASELINES]",
+            "b.installed_versions()",
+            f"print(*(set(sys.modules) & {HEAVY!r}))",
+        ]
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == []
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"impl must be one of .*fla\.chunk_gla.* for gla, got 'fla\.gla'"):
+        get_baseline("gla", "fla.gla")
+    with pytest.raises(ValueError, match=r"op must be one of mlstm_sig, .*attention, .*got 'atention'"):
+        get_operation("atention")
+    assert baselines_for("no such family") == ()
+
+
+def test_missing_package_names_the_command_that_brings_it() -> None:
+    missing = dataclasses.replace(find("fla.chunk_gla"), module="no_such_package.ops")
+    assert availability(missing) == "no_such_package.ops is not installed: pip install fla-core==0.6.0"
+    installable = dataclasses.replace(missing, install="pip install 'flash-attn-4[cu13]'")
+    assert availability(installable) == "no_such_package.ops is not installed: pip install 'flash-attn-4[cu13]'"
+
+
+def test_availability_looks_for_the_submodule_without_importing() -> None:
+    baseline = find("fla.chunk_gla")
+    assert availability(dataclasses.replace(baseline, module="packaging.specifiers")) is None
+    assert availability(dataclasses.replace(baseline, module="xml.etree.ElementTree")) is None
+    assert availability(dataclasses.replace(baseline, module="xml.etree")) is None
+    assert availability(dataclasses.replace(baseline, module="packaging.no_such_module")) is not None
+    assert availability(dataclasses.replace(baseline, module="packaging.specifiers.no_such_module")) is not None
+
+
+def test_available_means_importable() -> None:
+    for baseline in BASELINES:
+        if availability(baseline) is None:
+            assert importlib.util.find_spec(baseline.provider) is not None
+
+
+def test_installed_versions_are_those_of_the_distributions() -> None:
+    versions = installed_versions()
+    assert versions["torch"] == importlib.metadata.version("torch")
+    assert all(name == name.lower() and "_" not in name for name in versions)
+
+
+H200, A100 = (9, 0), (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "sizes", "versions", "capability", "expected"),
+    [
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.6.0"}, H200, "gated backward on Hopper"),
+        ("fla.chunk_simple_gla", "bw", {}, {"triton": "3.4.0"}, "9.0", "gated backward on Hopper"),
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.7.0"}, H200, "gated backward on Hopper"),
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.7.1"}, H200, None),
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.3.1"}, H200, None),
+        ("fla.chunk_simple_gla", "fw", {}, {"triton": "3.6.0"}, H200, None),
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.6.0"}, A100, None),
+        ("fla.chunk_simple_gla", "fwbw", {}, {"triton": "3.6.0"}, None, None),
+        ("fla.chunk_simple_gla", "fwbw", {}, {}, H200, None),
+        ("fla.chunk_retention", "fwbw", {}, {"triton": "3.6.0"}, H200, None),
+        ("fla.fused_chunk_gla", "fw", {}, {"fla-core": "0.6.0"}, H200, "raises NotImplementedError"),
+        ("fla.fused_chunk_gla", "fw", {}, {"fla-core": "0.4.0"}, H200, "wrong results"),
+        ("mlstm_kernels.xl_chunk", "fw", {}, {"triton": "3.6.0"}, H200, "compiler aborts"),
+        ("mlstm_kernels.xl_chunk", "fw", {}, {"triton": "3.6.0+git1a2b"}, H200, "compiler aborts"),
+        ("mlstm_kernels.xl_chunk", "fw", {}, {"triton": "3.7.1", "mlstm-kernels": "2.0.6"}, H200, None),
+        ("mlstm_kernels.xl_chunk_siging", "fw", {}, {"triton": "3.6.0", "mlstm-kernels": "2.0.6"}, H200, None),
+        ("mlstm_kernels.xl_chunk_siging", "fw", {}, {"triton": "3.9.0", "mlstm_kernels": "2.0.6"}, A100, "block_ptr"),
+        ("mlstm_kernels.limit_chunk", "fw", {}, {"triton": "3.9.0", "mlstm-kernels": "2.1.0"}, A100, None),
+        ("mamba_ssm.chunk_scan", "fw", {"seq_len": 65536}, {"mamba-ssm": "2.3.2.post1"}, H200, "autotuning"),
+        ("mamba_ssm.chunk_scan", "fw", {"seq_len": 32768}, {"mamba-ssm": "2.3.2.post1"}, H200, None),
+        ("flash_attn.v3", "fw", {}, {"flash-attn-3": "3.0.0b1"}, A100, "Hopper alone"),
+        ("flash_attn.v3", "fw", {}, {"flash-attn-3": "3.0.0b1"}, H200, None),
+    ],
+)
+def test_known_failures_are_refused_where_they_happen(
+    name: str,
+    mode: str,
+    sizes: dict[str, int],
+    versions: dict[str, str],
+    capability: tuple[int, int] | str | None,
+    expected: str | None,
+) -> None:
+    baseline = find(name)
+    reason = known_bad_here(baseline, case_of(baseline, mode=mode, **sizes), versions, capability)
+    if expected is None:
+        assert reason is None
+    else:
+        assert reason is not None and expected in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("mlstm_kernels.native_autograd", {"mode": "fwbw"}, "mode must be one of fw for .*, got fwbw"),
+        ("fla.chunk_gla", {"dtype": "fp64"}, "dtype must be one of bf16, fp16 for fla.chunk_gla, got fp64"),
+        ("fla.chunk_gla", {"chunk_size": 128}, "chunk_size must be one of 64 for fla.chunk_gla, got 128"),
+        ("mlstm_kernels.xl_chunk", {"seq_len": 1000}, "seq_len must be a multiple of chunk_size 128, got 1000"),
+        ("mlstm_kernels.xl_chunk", {"seq_len": 64, "chunk_size": 128}, "below seq_len 128 the chunk is the whole"),
+        ("mlstm_kernels.parallel_siging", {"seq_len": 65536}, "at most 268435456, got 549755813888"),
+        ("lightning_attn.v2", {"head_dim_v": 256}, "head_dim_v must be a power of two from 32 to 128, got 256"),
+        ("lightning_attn.v2", {"head_dim_qk": 96}, "head_dim_qk must be a power of two from 32 to 128, got 96"),
+        ("torch.sdpa_flash", {"head_dim_v": 64}, "head_dim_qk must equal head_dim_v, got 128 and 64"),
+        ("torch.sdpa_flash", {"head_dim_qk": 512, "head_dim_v": 512}, "head_dim_v must be at most 256, got 512"),
+        ("torch.sdpa_cudnn", {"head_dim_v": 256}, "head_dim_v must be a multiple of 8 up to 128, got 256"),
+        ("flash_attn.v4", {"head_dim_qk": 512, "head_dim_v": 512}, "multiple of 8 up to 256, got 512"),
+        ("mamba_ssm.selective_scan", {"head_dim_qk": 512}, "the state. must be at most 256, got 512"),
+    ],
+)
+def test_what_a_baseline_cannot_run_is_refused(name: str, changes: dict[str, object], expected: str) -> None:
+    baseline = find(name)
+    reason = unsupported(baseline, dataclasses.replace(case_of(baseline), **changes))
+    assert reason is not None and re.search(expected, reason)
+
+
+@pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
+@pytest.mark.parametrize("head_dim_v", [64, 128, 256, 512])
+@pytest.mark.parametrize("seq_len", [1024, 65536])
+def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline, head_dim_v: int, seq_len: int) -> None:
+    family = {
+        "batch": 65536 // seq_len,
+        "seq_len": seq_len,
+        "num_heads": 4096 // head_dim_v,
+        "head_dim_qk": head_dim_v // 2,
+        "head_dim_v": head_dim_v,
+    }
+    planned = plan_sizes(baseline, family, (64, 128, 256))
+    assert planned
+    for sizes in planned:
+        assert sizes["batch"] * sizes["seq_len"] == 65536
+        width = sizes.get("channels") or sizes.get("d_model") or sizes["num_heads"] * sizes["head_dim_v"]
+        assert width == 4096
+        assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
+        if baseline.name != "mlstm_kernels.parallel_siging":
+            assert unsupported(baseline, case_of(baseline, **sizes)) is None
+
+
+def test_attention_and_mamba_have_their_own_heads() -> None:
+    assert plan_sizes(find("flash_attn.v2"), FAMILY) == [
+        {"batch": 8, "seq_len": 8192, "num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
+    ]
+    assert plan_sizes(find("mamba_ssm.chunk_scan"), FAMILY) == [
+        {"batch": 8, "seq_len": 8192, "num_heads": 64, "head_dim_qk": 64, "head_dim_v": 64, "chunk_size": 256}
+    ]
+    assert plan_sizes(find("mamba_ssm.selective_scan"), FAMILY) == [
+        {"batch": 8, "seq_len": 8192, "head_dim_qk": 16, "channels": 4096}
+    ]
+
+
+def test_small_embeddings_get_smaller_heads() -> None:
+    family = {"batch": 1, "seq_len": 64, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 32}
+    assert plan_sizes(find("flash_attn.v2"), family)[0]["head_dim_v"] == 32
+    assert plan_sizes(find("flash_attn.v2"), family)[0]["num_heads"] == 3
+
+
+def test_a_swept_operation_runs_at_the_very_same_sizes() -> None:
+    baseline = find("mamba_ssm.chunk_scan")
+    assert plan_sizes(baseline, FAMILY, (64,), op="mamba2_ssd") == [{**FAMILY, "chunk_size": 64}]
+    assert plan_sizes(baseline, FAMILY, (64,), op="mlstm_sig")[0]["num_heads"] == 64
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "asked", "expected"),
+    [
+        (8192, (), [128]),
+        (8192, (64, 256), [64, 256]),
+        (8192, (48,), [128]),
+        (256, (64, 128, 256, 512), [128, 64, 256]),
+        (256, (512, 1024), [256]),
+        (32, (64, 128), [128]),
+    ],
+)
+def test_chunk_axis(seq_len: int, asked: tuple[int, ...], expected: list[int]) -> None:
+    baseline = find("mlstm_kernels.xl_chunk_siging")
+    planned = plan_sizes(baseline, {**FAMILY, "seq_len": seq_len}, asked)
+    assert [sizes["chunk_size"] for sizes in planned] == expected

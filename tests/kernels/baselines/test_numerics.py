@@ -1,0 +1,157 @@
+"""Every adapter that this machine can run computes what its operation's reference says, gradients included."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbench.kernels import Operation, resolve
+from lrbench.kernels.baselines import (
+    BASELINES,
+    availability,
+    get_operation,
+    installed_versions,
+    known_bad_here,
+    plan_sizes,
+    unsupported,
+)
+from lrbench.kernels.baselines.spec import Baseline, Runnable
+from lrbench.results.schema import Case
+
+CPU_SIZES = {"batch": 2, "seq_len": 96, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 24}
+GPU_SIZES = {"batch": 2, "seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
+ON_CPU = [baseline for baseline in BASELINES if "cpu" in baseline.devices]
+ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices]
+EXACT = {"fp64": 1e-9, "fp32": 1e-5}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+LOW_PRECISION_TOLERANCE = 3e-2
+"""For bf16 matmul operands; a wrong layout, scale or gate is off by far more."""
+
+
+def names(baselines: list[Baseline]) -> list[str]:
+    return [baseline.name for baseline in baselines]
+
+
+def make_case(baseline: Baseline, family: dict[str, int], dtype: str, chunk_size: int | None = None) -> Case:
+    sizes = plan_sizes(baseline, family, (chunk_size,) if chunk_size else ())[0]
+    mode = "fwbw" if "fwbw" in baseline.modes else "fw"
+    return Case(
+        kernel="tfla", op=baseline.op, impl=baseline.name, provider=baseline.provider, mode=mode, dtype=dtype, **sizes
+    )
+
+
+def make_inputs(operation: Operation, case: Case, device: str) -> dict[str, Tensor]:
+    return resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device=device, seed=0)
+
+
+def relative_errors(operation: Operation, runnable: Runnable, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return ||x - reference|| / ||reference|| of the output and of every leaf's gradient; the reference in float64."""
+    precise = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
+    expected = resolve(operation.recurrent)(*precise.values())
+    out = runnable.forward()
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    gradients = torch.autograd.grad(out, list(runnable.leaves.values()), grad_out)
+    canonical_grad_out = runnable.to_canonical("out", grad_out).double()
+    wanted = torch.autograd.grad(expected, [precise[name] for name in runnable.leaves], canonical_grad_out)
+    pairs = {"out": (out, expected)} | dict(zip(runnable.leaves, zip(gradients, wanted, strict=True), strict=True))
+    return {
+        name: ((runnable.to_canonical(name, got).double() - want).norm() / want.norm()).item()
+        for name, (got, want) in pairs.items()
+    }
+
+
+def skip_unless_here(baseline: Baseline, case: Case, capability: tuple[int, int] | None) -> None:
+    reason = (
+        availability(baseline)
+        or known_bad_here(baseline, case, installed_versions(), capability)
+        or unsupported(baseline, case)
+    )
+    if reason:
+        pytest.skip(reason)
+
+
+CPU_CASES = [
+    pytest.param(baseline, dtype, chunk_size, id=f"{baseline.name}-{dtype}-{chunk_size or 'recommended'}")
+    for baseline in ON_CPU
+    for dtype in [dtype for dtype in EXACT if dtype in baseline.dtypes]
+    for chunk_size in ((None, 32) if baseline.chunk_sizes else (None,))
+]
+
+
+@pytest.mark.parametrize(("baseline", "dtype", "chunk_size"), CPU_CASES)
+def test_adapter_agrees_with_the_reference(baseline: Baseline, dtype: str, chunk_size: int | None) -> None:
+    family = {**CPU_SIZES, "seq_len": 96 if chunk_size else 128}
+    case = make_case(baseline, family, dtype, chunk_size)
+    skip_unless_here(baseline, case, None)
+    operation = get_operation(baseline.op)
+    inputs = make_inputs(operation, case, "cpu")
+    errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs)
+    if case.mode == "fw":
+        errors = {"out": errors["out"]}
+    assert set(errors) == {"out", *(operation.differentiable if case.mode == "fwbw" else ())}
+    assert max(errors.values()) < EXACT[dtype], errors
+
+
+def test_native_autograd_has_the_gradients_of_a_differentiated_normaliser() -> None:
+    baseline = next(baseline for baseline in BASELINES if baseline.name == "mlstm_kernels.native_autograd")
+    case = make_case(baseline, {**CPU_SIZES, "seq_len": 64}, "fp64", 32)
+    skip_unless_here(baseline, case, None)
+    operation = get_operation(baseline.op)
+    inputs = make_inputs(operation, case, "cpu")
+    runnable = resolve(baseline.build)(case, inputs)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
+    grad_out = torch.randn(inputs["v"].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected = {
+        gradient: torch.autograd.grad(
+            resolve(operation.recurrent)(*leaves.values(), normalizer_gradient=gradient),
+            list(leaves.values()),
+            grad_out,
+        )
+        for gradient in (True, False)
+    }
+    own_grad = grad_out.transpose(1, 2).contiguous()
+    got = torch.autograd.grad(runnable.forward(), list(runnable.leaves.values()), own_grad)
+    for name, gradient, through, constant in zip(runnable.leaves, got, expected[True], expected[False], strict=True):
+        torch.testing.assert_close(runnable.to_canonical(name, gradient), through, rtol=1e-8, atol=1e-10)
+        if name in ("q", "k", "i", "f"):
+            assert not torch.allclose(through, constant, rtol=1e-3)
+
+
+def test_a_wrong_result_is_seen() -> None:
+    """The comparison itself can fail: a scaled output and a gradient of another argument are off by their size."""
+    baseline = next(baseline for baseline in BASELINES if baseline.name == "torch.sdpa_cpu")
+    case = make_case(baseline, CPU_SIZES, "fp32")
+    operation = get_operation(baseline.op)
+    inputs = make_inputs(operation, case, "cpu")
+    runnable = resolve(baseline.build)(case, inputs)
+    scaled = dataclasses.replace(runnable, forward=lambda: 1.01 * runnable.forward())
+    assert relative_errors(operation, scaled, inputs)["out"] == pytest.approx(0.01, rel=1e-2)
+    q, k, v = runnable.leaves.values()
+    swapped = dataclasses.replace(runnable, leaves={"q": k, "k": q, "v": v})
+    errors = relative_errors(operation, swapped, inputs)
+    assert errors["q"] > 0.1 and errors["k"] > 0.1 and errors["v"] < EXACT["fp32"]
+
+
+def test_inputs_keep_the_canonical_memory_where_the_layout_is_the_same() -> None:
+    baseline = next(baseline for baseline in BASELINES if baseline.name == "torch.sdpa_cpu")
+    case = make_case(baseline, CPU_SIZES, "fp32")
+    inputs = make_inputs(get_operation(baseline.op), case, "cpu")
+    leaves = resolve(baseline.build)(case, inputs).leaves
+    assert all(leaves[name].data_ptr() == inputs[name].data_ptr() and leaves[name].is_leaf for name in leaves)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("baseline", ON_GPU, ids=names(ON_GPU))
+def test_adapter_agrees_with_the_reference_on_the_gpu(baseline: Baseline) -> None:
+    case = make_case(baseline, GPU_SIZES, baseline.dtypes[0])
+    skip_unless_here(baseline, case, torch.cuda.get_device_capability())
+    operation = get_operation(baseline.op)
+    inputs = make_inputs(operation, case, "cuda")
+    errors = relative_errors(operation, resolve(baseline.build)(case, inputs), inputs)
+    if case.mode == "fw":
+        errors = {"out": errors["out"]}
+    assert max(errors.values()) < LOW_PRECISION_TOLERANCE, errors

@@ -1,0 +1,47 @@
+"""Sizes and lists of the command line: what is taken, and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lrbench.results.arguments import MAX_SIZE, check_size, parse_names, parse_size, parse_sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1k", 1024), ("64K", 65536), ("300", 300), ("2m", 2 * 1024**2), (" 8k ", 8192), ("0512", 512)]
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5k", "k", "1kb", "1e3", "8 k", "\u0666\u0664"])
+def test_parse_size_rejects(text: str) -> None:
+    with pytest.raises(ValueError, match="--seq-len must be a positive integer such as 512 or 8k, got"):
+        parse_size(text, "--seq-len")
+
+
+@pytest.mark.parametrize("text", ["9" * 23, "2147483648", "2048m", "9" * 5000])
+def test_parse_size_has_an_upper_bound(text: str) -> None:
+    assert parse_size("2147483647") == MAX_SIZE
+    with pytest.raises(ValueError, match="--seq-len must be at most 2147483647, got '"):
+        parse_size(text, "--seq-len")
+
+
+def test_parse_sizes() -> None:
+    assert parse_sizes("1k,8k,300") == (1024, 8192, 300)
+
+
+def test_check_size() -> None:
+    assert check_size(MAX_SIZE, "batch") == MAX_SIZE
+    for value in (0, -1):
+        with pytest.raises(ValueError, match=f"batch must be a positive integer, got {value}"):
+            check_size(value, "batch")
+    with pytest.raises(ValueError, match="batch must be at most 2147483647, got 1000"):
+        check_size(10**400, "batch")
+
+
+def test_lists() -> None:
+    assert parse_names("a, b,") == ("a", "b")
+    for text in ("", " , "):
+        with pytest.raises(ValueError, match=f"op must have at least one name, got '{text}'"):
+            parse_names(text, "op")

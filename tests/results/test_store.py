@@ -1,0 +1,360 @@
+"""The store: nothing measured is lost, nothing half-written is seen, and what is read is what was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lrbench.results import store
+from lrbench.results.schema import RECORD_COLUMNS, Record
+
+RECORD = Record(
+    run_id="r" * 32, case_id="0123456789abcdef", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
+    impl="tfla", provider="lrbench", mode="fw", dtype="bf16", status="ok", seq_len=2**40, time_ms=0.1 + 0.2,
+    time_samples_ms=[0.1, 0.2, 0.30000000000000004], git_dirty=False, device_name="NVIDIA H200", git_commit="c" * 40,
+)  # fmt: skip
+FAILED = dataclasses.replace(RECORD, case_id="fedcba9876543210", status="oom", reason="no memory", time_ms=None)
+
+
+def write(folder: Path, *records: Record, name: str = "run") -> Path:
+    with store.RunWriter(folder, name) as writer:
+        for record in records:
+            writer.append(record)
+    return writer.path
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return store.read_results(path).to_pylist()
+
+
+def journalled(writer: store.RunWriter) -> list[dict[str, object] | None]:
+    return store.read_journal(writer.journal.read_bytes().splitlines(keepends=True))
+
+
+def line_of(record: Record, **changed: object) -> bytes:
+    return json.dumps(dataclasses.asdict(record) | changed).encode() + b"\n"
+
+
+def test_round_trip_keeps_every_column_and_value(tmp_path: Path) -> None:
+    path = write(tmp_path, RECORD, FAILED)
+    assert rows(path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
+    # Every column is in the file, and those without a value have their type all the same.
+    schema = pq.read_schema(path)
+    assert tuple(schema.names) == RECORD_COLUMNS
+    assert schema.field("channels").type == pa.int64()
+    assert schema.field("time_samples_ms").type.value_type == pa.float64()
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+def test_a_run_without_rows_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_are_on_disk_when_append_returns(tmp_path: Path) -> None:
+    writer = store.RunWriter(tmp_path, "run")
+    writer.append(RECORD)
+    assert journalled(writer) == [dataclasses.asdict(RECORD)]
+    assert not writer.path.exists()
+    writer.close()
+
+
+def test_an_exception_in_the_run_still_writes_the_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), store.RunWriter(tmp_path, "run") as writer:
+        writer.append(RECORD)
+        raise KeyboardInterrupt
+    assert rows(writer.path) == [dataclasses.asdict(RECORD)]
+
+
+def test_a_second_writer_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    with store.RunWriter(tmp_path, "run"), pytest.raises(FileExistsError):
+        store.RunWriter(tmp_path, "run")
+
+
+@pytest.mark.parametrize("name", ["sweep-dead", "bars-dead", "live-dead"])
+def test_recover_makes_parquet_of_a_journal_cut_short(tmp_path: Path, name: str) -> None:
+    line = line_of(RECORD)
+    (tmp_path / f"{name}.jsonl").write_bytes(line + line[:50])
+    assert store.recover(tmp_path) == [tmp_path / f"{name}.parquet"]
+    assert rows(tmp_path / f"{name}.parquet") == [dataclasses.asdict(RECORD)]
+    assert store.recover(tmp_path) == []
+    assert not (tmp_path / f"{name}.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.jsonl", b'{"text": "a"}\n{"text": "b"}\n'),
+        ("notes.jsonl", b"not JSON at all\n"),
+        ("notes.jsonl", b""),
+        ("rows.jsonl", line_of(RECORD)),
+        ("sweep-notes.jsonl", b'{"run_id": "a", "case_id": "b", "schema_version": 1, "mine": 2}\n'),
+        ("sweep-notes.jsonl", b'{"seq_len": "abc"}\n'),
+        ("sweep-notes.jsonl", b"1\n" + line_of(RECORD)),
+        ("sweep-notes.jsonl", b"\x00\x00\n\n\xff\n"),
+        ("sweep-notes.jsonl", b"\xff\xfe[[[" + b"[" * 100_000),
+    ],
+)
+def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert store.recover(tmp_path) == []
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {name: content}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line_of(RECORD, seq_len=10**23),
+        line_of(RECORD, seq_len="abc"),
+        line_of(RECORD, schema_version=2),
+        b"1\n",
+        line_of(RECORD, seq_len=1.5),
+        line_of(RECORD, compile_s=float("nan")),
+        line_of(RECORD, time_samples_ms=[0.1, float("inf")]),
+        line_of(RECORD).replace(b"0.30000000000000004", b"1e400"),
+        b'{"seq_len": 1}\n',
+        b"\x00\x00\x00\n",
+    ],
+)
+def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(tmp_path: Path, bad: bytes) -> None:
+    journal = tmp_path / "sweep-dead.jsonl"
+    journal.write_bytes(line_of(RECORD) + bad + line_of(FAILED))
+    aside = tmp_path / "sweep-dead.jsonl.bad"
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
+    assert rows(tmp_path) == [dataclasses.asdict(RECORD), dataclasses.asdict(FAILED)]
+    assert aside.read_bytes() == line_of(RECORD) + bad + line_of(FAILED)
+    assert store.recover(tmp_path) == []
+
+
+def test_recovered_files_are_named_by_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "bars-dead.jsonl").write_bytes(line_of(RECORD) + b"1\n")
+    assert store.recovered_notes(store.recover(tmp_path)) == [
+        f"recovered from a run that died: {tmp_path / 'bars-dead.parquet'}",
+        f"kept from a run that died: {tmp_path / 'bars-dead.jsonl.bad'}",
+    ]
+    assert store.recovered_notes(store.recover(tmp_path / "absent")) == []
+
+
+@pytest.mark.parametrize("first", [b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", line_of(RECORD)[:50] + b"\n", b"{}\n"])
+def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / "sweep-dead.jsonl").write_bytes(first + line_of(RECORD))
+    aside = tmp_path / "sweep-dead.jsonl.bad"
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet", aside]
+    assert rows(tmp_path) == [dataclasses.asdict(RECORD)]
+    assert aside.read_bytes() == first + line_of(RECORD)
+
+
+def test_text_that_utf8_cannot_encode_is_kept_as_its_escape(tmp_path: Path) -> None:
+    """Undecodable bytes, of a file's name say, are half a surrogate pair in Python's text."""
+    broken = dataclasses.replace(FAILED, reason="no file \udcff here: ä")
+    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason="no file \\udcff here: ä"))]
+    path = write(tmp_path, RECORD, broken)
+    assert rows(path) == kept
+    assert [each.name for each in tmp_path.iterdir()] == ["run.parquet"]
+    path.unlink()
+    (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD) + line_of(broken))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.parquet"]
+    assert rows(tmp_path) == kept
+
+
+def test_recover_sets_a_journal_without_one_good_row_aside(tmp_path: Path) -> None:
+    (tmp_path / "sweep-dead.jsonl").write_bytes(line_of(RECORD, batch=2**63))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.jsonl.bad"]
+    assert store.read_results(tmp_path).num_rows == 0
+
+
+def test_recover_overwrites_no_parquet_file(tmp_path: Path) -> None:
+    path = write(tmp_path, FAILED, name="sweep-dead")
+    path.with_suffix(".jsonl").write_bytes(line_of(RECORD))
+    assert store.recover(tmp_path) == [tmp_path / "sweep-dead.jsonl.bad"]
+    assert rows(path) == [dataclasses.asdict(FAILED)]
+
+
+def test_recover_leaves_a_live_run_alone(tmp_path: Path) -> None:
+    with store.RunWriter(tmp_path, "sweep-run") as writer:
+        writer.append(RECORD)
+        assert store.recover(tmp_path) == []
+        assert writer.journal.exists()
+
+
+def test_recover_leaves_a_run_alone_that_is_about_to_lock_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = store.fcntl.flock
+    recovered: list[Path] = []
+
+    def lock_late(*arguments: int) -> None:
+        monkeypatch.setattr(store.fcntl, "flock", lock)
+        recovered.extend(store.recover(tmp_path))
+        lock(*arguments)
+
+    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    assert rows(write(tmp_path, RECORD, name="sweep-run")) == [dataclasses.asdict(RECORD)]
+    assert recovered == []
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
+
+
+def test_recover_leaves_a_run_alone_that_ends_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = store.RunWriter(tmp_path, "sweep-run")
+    writer.append(RECORD)
+    lock = store.fcntl.flock
+
+    def lock_late(*arguments: int) -> None:
+        writer.close()
+        lock(*arguments)
+
+    monkeypatch.setattr(store.fcntl, "flock", lock_late)
+    assert store.recover(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.parquet"]
+
+
+WRITE_FOREVER = """
+import sys
+from pathlib import Path
+from lrbench.results import store
+from lrbench.tests.results.test_store import RECORD
+writer = store.RunWriter(Path(sys.argv[1]), "sweep-run")
+while True:
+    writer.append(RECORD)
+    print(flush=True)
+"""
+
+
+def test_kill_mid_run_loses_no_row_that_was_appended(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITE_FOREVER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
+    assert process.stdout is not None
+    appended = 0
+    while appended < 20:
+        assert process.stdout.readline() == b"\n"
+        appended += 1
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    appended += len(process.stdout.read())
+    (path,) = store.recover(tmp_path)
+    recovered = rows(path)
+    assert len(recovered) >= appended
+    assert all(row == dataclasses.asdict(RECORD) for row in recovered)
+
+
+def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = store.RunWriter(tmp_path, "sweep-run")
+    writer.append(RECORD)
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        with pytest.raises(OSError, match="No space left"):
+            writer.append(FAILED)
+        assert journalled(writer) == [dataclasses.asdict(RECORD)]
+        # No parquet either: the journal stays, and the partial file does not.
+        with pytest.raises(OSError, match="No space left"):
+            writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.jsonl"]
+    (path,) = store.recover(tmp_path)
+    assert [row["case_id"] for row in rows(path)] == [RECORD.case_id]
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    """While a writer rewrites the file over and over, every read finds a whole one."""
+    path = tmp_path / "run.parquet"
+    many = [dataclasses.asdict(RECORD)] * 500
+    store.write_parquet(many, path)
+    child = os.fork()
+    if child == 0:
+        for _ in range(10**6):
+            store.write_parquet(many, path)
+        os._exit(0)
+    try:
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert len(rows(path)) == 500
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def rewrite(path: Path, change: object) -> Path:
+    table = pq.read_table(path)
+    pq.write_table(change(table), path)  # type: ignore[operator]
+    return path
+
+
+def test_reads_columns_that_cast_without_loss(tmp_path: Path) -> None:
+    """pandas writes ints with nulls as doubles, strings as large strings, and may drop a column."""
+
+    def change(table: pa.Table) -> pa.Table:
+        table = table.set_column(table.column_names.index("seq_len"), "seq_len", table["seq_len"].cast(pa.float64()))
+        table = table.set_column(table.column_names.index("op"), "op", table["op"].dictionary_encode())
+        return table.drop_columns(["reason"]).append_column("extra", pa.array([1] * len(table)))
+
+    path = rewrite(write(tmp_path, RECORD), change)
+    assert rows(path) == [dataclasses.asdict(RECORD)]
+
+
+def test_refuses_a_cast_that_loses(tmp_path: Path) -> None:
+    def change(table: pa.Table) -> pa.Table:
+        return table.set_column(table.column_names.index("seq_len"), "seq_len", pa.array([1.5]))
+
+    path = rewrite(write(tmp_path, RECORD), change)
+    with pytest.raises(ValueError, match="column seq_len must cast to int64"):
+        store.read_results(path)
+
+
+def test_refuses_an_unknown_schema_version(tmp_path: Path) -> None:
+    path = write(tmp_path, dataclasses.replace(RECORD, schema_version=2))
+    with pytest.raises(ValueError, match="schema_version must be 1, got 2"):
+        store.read_results(path)
+
+
+def test_refuses_what_is_no_result(tmp_path: Path) -> None:
+    text = tmp_path / "notes.parquet"
+    text.write_text("not parquet")
+    with pytest.raises(ValueError, match="results must be parquet files, got"):
+        store.read_results(text)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="must have a column schema_version"):
+        store.read_results(tmp_path / "other.parquet")
+
+
+def test_reads_a_folder_in_file_order(tmp_path: Path) -> None:
+    write(tmp_path, FAILED, name="b")
+    write(tmp_path, RECORD, name="a")
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "oom"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert store.read_results(empty).num_rows == 0
+
+
+def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> None:
+    path = write(tmp_path, RECORD)
+    for name in ("roofs", "run.roofs", "run.profile"):
+        (tmp_path / f"{name}.parquet").write_bytes(path.read_bytes())
+    write(tmp_path, FAILED, name="myroofs")
+    assert [row["status"] for row in rows(tmp_path)] == ["oom", "ok"]
+    assert store.holds_results(tmp_path / "profile-of-roofs.parquet")
+
+
+def test_what_counts_as_finished(tmp_path: Path) -> None:
+    key = {"device_name": RECORD.device_name, "git_commit": RECORD.git_commit, "git_dirty": RECORD.git_dirty}
+    write(tmp_path, RECORD, FAILED)
+    assert store.finished_cases(tmp_path, **key) == {RECORD.case_id: RECORD}
+    for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
+        assert store.finished_cases(tmp_path, **{**key, name: other}) == {}
+    assert store.finished_cases(tmp_path / "absent", **key) == {}
