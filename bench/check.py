@@ -384,7 +384,7 @@ def _recurrence_affordable(case: Case, device: str) -> bool:
 def _portable(operation: Operation) -> Callable[..., Tensor] | None:
     for implementation in operation.implementations:
         if implementation.name == "torch":
-            function = resolve(implementation.call)
+            function = operation.function(implementation)
             options = {"chunk_size": _FORM_CHUNK} if implementation.chunked else {}
             return lambda *tensors: function(*tensors, **options)
     return None

@@ -111,7 +111,7 @@ def _function(name: str, size: int, dtype: str, device: str) -> Callable[[Mappin
         if reason := resolve(implementation.supports)(sizes, dtype, None):
             raise ValueError(f"size must suit {name}: {reason}")
     prepare = resolve(implementation.prepare) if implementation.prepare else lambda inputs: inputs
-    call = resolve(implementation.call)
+    call = get_operation("gated_mlp").function(implementation)
     return lambda inputs: call(*prepare(inputs).values())
 
 

@@ -211,7 +211,7 @@ def tune(
     if implementation.prepare is not None:
         inputs = resolve(implementation.prepare)(inputs)
     options = {"chunk_size": sizes["chunk_size"]} if "chunk_size" in sizes else {}
-    of = calls(operation, partial(resolve(implementation.call), **options), inputs, mode)
+    of = calls(operation, partial(operation.function(implementation), **options), inputs, mode)
     measure(tried, of, CudaClock(), rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
     count = counts.count_case(op, impl, mode, dtype, "fp32", sizes)
     console.print(f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}")

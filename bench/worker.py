@@ -242,7 +242,7 @@ def _runnable(
         function = resolve(target.step_call)
         options["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
     else:
-        function = resolve(target.call)
+        function = operation.function(target)
     if target.chunked and case.chunk_size is not None:
         options["chunk_size"] = case.chunk_size
     if case.state_dtype not in (None, "fp32"):

@@ -7,6 +7,7 @@ list operations in milliseconds; code is named by "module:function" strings rela
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ class Implementation:
 
     Attributes:
         name: unique within the operation: tfla, limit_chunk, torch, parallel, recurrent.
-        call: "module:function" relative to the package. The function takes the operation's arguments in order, then
-            keywords ``chunk_size`` (where ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``. An
-            implementation with the mode "step" names its decoding step in ``step_call``.
+        call: "module:function" relative to the package; empty where the operation's own function takes the name as
+            ``impl``. The function takes the operation's arguments in order, then keywords ``chunk_size`` (where
+            ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``. An implementation with the mode
+            "step" names its decoding step in ``step_call``.
         devices: device kinds it runs on.
         modes: modes it can be timed in.
         dtypes: input dtypes it takes.
@@ -50,7 +52,7 @@ class Implementation:
     """
 
     name: str
-    call: str
+    call: str = ""
     devices: tuple[str, ...] = ("cuda",)
     modes: tuple[str, ...] = ("fw", "fwbw", "bw")
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
@@ -95,6 +97,8 @@ class Operation:
             order, with realistic gates.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
         parallel: "module:function" of the fully parallel (quadratic) form, or None.
+        call: "module:function" of the public function, which takes the arguments in order and the keywords of an
+            implementation's ``call``, and ``impl``, the implementation's name. Empty where each has its own.
         channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
             last axis of them all and the output has the first one's shape.
         implementations: ours.
@@ -110,6 +114,7 @@ class Operation:
     parallel: str | None = None
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
     qk_ratio: float = 1.0
+    call: str = ""
     channelwise: bool = False
     implementations: tuple[Implementation, ...] = ()
 
@@ -120,6 +125,12 @@ class Operation:
                 return implementation
         known = ", ".join(i.name for i in self.implementations)
         raise ValueError(f"implementation must be one of {known} for {self.name}, got {name!r}")
+
+    def function(self, implementation: Implementation) -> Callable[..., Any]:
+        """Import and return what runs ``implementation``: its own function, or the operation's with its name."""
+        if implementation.call:
+            return resolve(implementation.call)
+        return functools.partial(resolve(self.call), impl=implementation.name)
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
         """Return those of an implementation's inputs that get gradients: not arguments that have none.

@@ -165,7 +165,7 @@ def build_entries(bar: Bar) -> list[Entry]:
 
     native = importlib.import_module("mlstm_kernels.torch.chunkwise.native")
     operation = get_operation("mlstm_exp")
-    ours = resolve(operation.implementation("torch").call)
+    ours = operation.function(operation.implementation("torch"))
     inputs = resolve(operation.inputs)(SIZES, dtype=torch.float32, device="cpu", seed=0)
     leaves = [x.requires_grad_() for x in inputs.values()]
     # Their layout is [B, H, T, D].
