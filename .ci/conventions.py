@@ -14,8 +14,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-DECLARATIONS = ("kernels.spec", "kernels.common.cache")
-"""What analysis may import of kernels: modules that import neither torch nor triton."""
+DECLARATIONS = (
+    "kernels.spec", "kernels.FAMILIES", "kernels.get_operation", "kernels.common.cache",
+    "kernels.baselines.BASELINES", "kernels.baselines.get_baseline", "kernels.baselines.get_operation",
+    "kernels.baselines.spec", "kernels.baselines.operations",
+    *(f"kernels.{family}.config" for family in ("scalar_decay", "lightning", "diagonal", "gated_mlp", "wkv4")),
+)  # fmt: skip
+"""What analysis may import of kernels: declarations and launches, which import neither torch nor triton."""
 
 ARROWS = {
     "results": frozenset({"results"}),

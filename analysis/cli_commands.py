@@ -291,7 +291,8 @@ def register(
         format: Format = "table",
     ) -> None:
         """Predict a time on an accelerator: an interval, never a bare number."""
-        from .counts import SIZES, count_case, formulation_of, is_chunked
+        from .counts import count_case, formulation_of, is_chunked
+        from .counts.formulations import has_heads, sizes_of
         from .model.efficiency import NO_FIT, committed_results
         from .model.launch_model import predict_case
 
@@ -309,7 +310,7 @@ def register(
             "d_model": check_size(d_model, "d_model"),
             "d_ff": check_size(d_ff, "d_ff"),
         }
-        names = (*(("num_heads",) if "head_dim_v" in SIZES[operation] else ()), *SIZES[operation])
+        names = (*(("num_heads",) if has_heads(operation) else ()), *sizes_of(operation))
         sizes = {"batch": check_size(batch, "batch"), "seq_len": length, **{name: known[name] for name in names}}
         if is_chunked(operation, formulation_of(operation, chosen, mode, dtype)):
             chunk = None if chunk_size is None else parse_size(chunk_size, "chunk_size")
@@ -547,15 +548,17 @@ def _chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) ->
 
 
 def _counted_operation(kernel: str, op: str | None, resolve_operation: ResolveOperation) -> str:
-    """Return the operation to count: analysis counts families that may have no kernels here."""
-    from .counts import FAMILIES, FORMULATIONS
+    """Return the operation to count: one of the family's, or one that only outside packages compute."""
+    from ..kernels import FAMILIES
+    from ..kernels.baselines.operations import OPERATIONS
+    from .counts.formulations import FORMULATIONS, one_of
 
-    known = FAMILIES.get(kernel, (kernel,) if kernel in FORMULATIONS else None)
-    if known is None:
-        return resolve_operation(kernel, op)
-    if op is not None and op not in known:
-        raise ValueError(f"op must be one of {', '.join(known)} for {kernel}, got {op!r}")
-    return op or known[0]
+    resolved = resolve_operation(kernel, op)
+    one_of("op", resolved, tuple(FORMULATIONS))
+    family = FAMILIES.get(kernel, (resolved,))
+    if resolved not in (*family, *OPERATIONS):
+        raise ValueError(f"op must be one of {', '.join(family)} for {kernel}, got {resolved!r}")
+    return resolved
 
 
 def chosen_accelerator(gpu: str, roofs: str) -> Accelerator:
@@ -595,15 +598,11 @@ def _dtype(name: str, option: str) -> str:
 
 def _head_dim_qk(op: str, head_dim_qk: int | None, head_dim: int) -> int:
     """Return the query-key head dim, the default where none is given; ValueError for a size that is none."""
+    from ..kernels.baselines import get_operation
+
     check_size(head_dim, "head_dim")
-    return default_head_dim_qk(op, head_dim) if head_dim_qk is None else check_size(head_dim_qk, "head_dim_qk")
-
-
-def default_head_dim_qk(op: str, head_dim: int) -> int:
-    """Return the query-key head dim that goes with a value head dim: half of it for mLSTM, 16 for Mamba's state."""
-    if op == "selective_scan":
-        return 16
-    return max(1, head_dim // 2) if op in ("mlstm_sig", "mlstm_exp") else head_dim
+    default = get_operation(op).default_head_dim_qk(head_dim)
+    return default if head_dim_qk is None else check_size(head_dim_qk, "head_dim_qk")
 
 
 def show_object(value: Mapping[str, Any]) -> None:

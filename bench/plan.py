@@ -320,7 +320,7 @@ def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[
     elif "head_dim_v" in operation.sizes:
         for head_dim_v in request.head_dims or preset.head_dims:
             num_heads = request.num_heads or max(1, preset.embedding_dim // head_dim_v)
-            for head_dim_qk in request.head_dims_qk or (max(1, int(head_dim_v * operation.qk_ratio)),):
+            for head_dim_qk in request.head_dims_qk or (operation.default_head_dim_qk(head_dim_v),):
                 yield {"num_heads": num_heads, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
     else:
         for channels in request.channels or preset.channels:

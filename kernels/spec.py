@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +21,31 @@ DTYPES = ("fp64", "fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Implementation:
+class Counted:
+    """How the FLOPs and bytes of an implementation are counted.
+
+    Attributes:
+        formulation: the formulation of its operation that it follows (chunkwise, fused, ...); empty for the operation's
+            default one.
+        formulation_in: mode or dtype -> formulation, where it follows another one there.
+        own_chunk: chunk length that it takes where a case names none.
+        states_as_inputs: whether its forward pass stores the states between chunks in the inputs' dtype.
+        full_square: whether it computes whole squares of scores and masks them.
+    """
+
+    formulation: str = ""
+    formulation_in: Mapping[str, str] = field(default_factory=dict)
+    own_chunk: int | None = None
+    states_as_inputs: bool = False
+    full_square: bool = False
+
+    def formulation_of(self, mode: str, dtype: str) -> str:
+        """Return the formulation that it follows in a mode and dtype; empty for its operation's default one."""
+        return self.formulation_in.get(mode) or self.formulation_in.get(dtype) or self.formulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation(Counted):
     """Code of ours that computes an operation.
 
     Attributes:
@@ -89,10 +113,12 @@ class Operation:
     Attributes:
         name: the ``op`` of a case: mlstm_sig, mlstm_exp, simple_gla, ...
         kernel: the family as users name it (tfla, ...).
+        label: its name in figures and texts; empty for ``name``.
         arguments: tensor arguments in order.
         differentiable: the arguments that get a gradient.
         sizes: the size columns that describe a problem.
         qk_ratio: default head_dim_qk / head_dim_v.
+        state_dim: default head_dim_qk where that is a state's size, whatever head_dim_v is.
         inputs: "module:function"; ``make_inputs(sizes, *, dtype, device, seed) -> dict[str, Tensor]`` in argument
             order, with realistic gates.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
@@ -112,8 +138,10 @@ class Operation:
     inputs: str
     recurrent: str
     parallel: str | None = None
+    label: str = ""
     sizes: tuple[str, ...] = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
     qk_ratio: float = 1.0
+    state_dim: int | None = None
     call: str = ""
     channelwise: bool = False
     implementations: tuple[Implementation, ...] = ()
@@ -131,6 +159,10 @@ class Operation:
         if implementation.call:
             return resolve(implementation.call)
         return functools.partial(resolve(self.call), impl=implementation.name)
+
+    def default_head_dim_qk(self, head_dim_v: int) -> int:
+        """Return the query-key head dim that goes with a value head dim where none is asked for."""
+        return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
         """Return those of an implementation's inputs that get gradients: not arguments that have none.

@@ -13,6 +13,7 @@ from lrbench.kernels import FAMILIES
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 OPERATIONS = [op for operations in FAMILIES.values() for op in operations]
+WITH_CONFIG = ("scalar_decay", "lightning", "diagonal", "wkv4", "gated_mlp")
 HELP_SECONDS = 0.5
 
 
@@ -31,7 +32,9 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         *(f"lrbench.kernels.{op}" for op in OPERATIONS),
         "lrbench.results.schema",
         "lrbench.kernels.baselines",
+        *(f"lrbench.kernels.{family}.config" for family in WITH_CONFIG),
         "lrbench.analysis",
+        "lrbench.analysis.counts",
     ],
 )
 def test_imports_nothing_heavy(module: str) -> None:

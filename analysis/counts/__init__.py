@@ -22,22 +22,21 @@ from .executed_mlp import Projections, executed_mlp
 from .formulations import (
     ATTENTION_TILE,
     CHUNKED,
-    FAMILIES,
     FORMULATIONS,
-    FULL_SQUARE_IMPLS,
     MODES,
-    SIZES,
     TILE,
     causal_tile,
     check_formulation,
     chunk_of,
+    declared,
     default_formulation,
     formulation_of,
+    has_heads,
     is_chunked,
     is_counted,
     kernels_of,
     one_of,
-    stores_states_as_inputs,
+    sizes_of,
     tile_rounded_causal_factor,
 )
 from .model import DTYPE_BYTES, Count, Factors, Head, Layer, Tally, Widths, Work
@@ -46,7 +45,6 @@ from .problem import Problem
 __all__ = [
     "ATTENTION_TILE",
     "CHUNKED",
-    "FAMILIES",
     "FORMULATIONS",
     "MODES",
     "TILE",
@@ -181,7 +179,8 @@ def count_case(
     formulation = formulation_of(op, impl, mode, dtype)
     if not is_counted(op, formulation, mode):
         return None
-    if causal_factor is None and impl in FULL_SQUARE_IMPLS and formulation in ("chunkwise", "parallel"):
+    known = declared(op, impl)
+    if causal_factor is None and known.full_square:
         causal_factor = 1.0
     wide = "fp64" if dtype == "fp64" else "fp32"
     return _count(
@@ -195,7 +194,7 @@ def count_case(
             "chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size")),
         },
         dtypes=(dtype, wide, state_dtype or wide),
-        forward_state=dtype if state_dtype is None and stores_states_as_inputs(impl, formulation) else None,
+        forward_state=dtype if state_dtype is None and known.states_as_inputs else None,
         causal_factor=causal_factor,
         kernels=kernels_of(op, formulation, impl),
     )
@@ -274,7 +273,7 @@ def _count(
 
 def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
     """Return every size, 0 for one that does not apply; ValueError for one that is missing or not positive."""
-    needed = ["seq_len", "batch", "num_heads", *SIZES[op]]
+    needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
     needed += ["chunk_size"] if is_chunked(op, formulation) else []
     needed += ["num_groups"] if sizes.get("num_groups") is not None else []
     for name in needed:
@@ -307,7 +306,7 @@ def _causal_factor(
         if causal_factor not in (None, 1):
             raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
         causal_factor = 1.0
-    if "head_dim_v" not in SIZES[op]:
+    if not has_heads(op):
         return None
     tile = causal_tile(op, formulation, widths.qkv)
     if is_chunked(op, formulation):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ...kernels.baselines import get_baseline, get_operation
+from ...kernels.baselines.spec import Baseline
+from ...kernels.spec import Counted, Implementation
 from . import mlstm, rglru, scalar_decay
-from .executed import LIGHTNING, TILES
+from .executed import TILES
 from .executed_mlp import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
@@ -49,56 +52,8 @@ every step. flash: quadratic, matrices kept on the chip. scan: fused over time. 
 gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
 """
 
-FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"rglru": ("rglru", "linear_scan", "rglru_layer"), "wkv": ("wkv4",), "gated-mlp": ("gated_mlp",)}
-)
-"""Family as users name it -> operations counted under it, for families that are more than one operation's own name."""
-
-SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys((*scalar_decay.GATE_MODELS, "attention", "gla"), ("head_dim_qk", "head_dim_v")),
-        "selective_scan": ("head_dim_qk", "channels"),
-        **dict.fromkeys(("rglru", "rglru_layer", "linear_scan", "wkv4"), ("channels",)),
-        **dict.fromkeys(("gated_mlp", "projections"), ("d_model", "d_ff")),
-    }
-)
-"""Operation -> sizes it needs beside batch, seq_len and, where it has heads, num_heads."""
-
 CHUNKED = ("chunkwise", "walk", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
-
-REDUCED_CHUNK = 256
-"""The shortest chunk that reduce-then-scan chooses by itself, taken where a case names none."""
-
-_PROVIDER_CHUNKS: Mapping[str, int] = MappingProxyType({"fla": 64, "mamba_ssm": 256, "lightning_attn": 64})
-"""Chunk length that a package uses where its implementation has no chunk axis."""
-
-_STATES_AS_INPUTS = ("fla",)
-"""Packages whose chunkwise forward passes store states in the inputs' dtype, and in fp32 in the backward pass alone."""
-
-_LINE_BY_LINE: Mapping[str, str] = MappingProxyType({"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"})
-"""Operation -> the formulation of baselines that make the gates in eager torch, a kernel a line."""
-
-FULL_SQUARE_IMPLS = ("torch", "parallel")
-"""Our implementations that compute whole squares and mask them."""
-
-_GATED_MLP: Mapping[str, str] = MappingProxyType(
-    {
-        "fused_pair": "fused",
-        "torch": "eager",
-        "torch.compile": "gemms_activation",
-        "liger_kernel.silu_mul": "gemms_activation",
-        "liger_kernel.silu_mul_joint": "cublas_activation",
-        "xformers.swiglu": "fused_save",
-    }
-)
-"""Implementations of gated_mlp whose names do not say their formulation."""
-
-_ENGINE_IMPLS = ("tfla", "xl_chunk", "limit_chunk")
-"""Our implementations on the Triton engine. It walks a chunk for tfla and 16-bit inputs, and sweeps it elsewhere."""
-
-_EXECUTED_IMPLS = (*_ENGINE_IMPLS, *LIGHTNING, *GATED_MLP)
-"""Our implementations whose launches are counted: :mod:`.executed` and :mod:`.executed_mlp`."""
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -113,9 +68,19 @@ def default_formulation(op: str, mode: str) -> str:
     return "recurrent" if mode == "step" else FORMULATIONS[op][0]
 
 
+def sizes_of(op: str) -> tuple[str, ...]:
+    """Return the sizes that an operation needs beside batch, seq_len and num_heads."""
+    return tuple(name for name in get_operation(op).sizes if name not in ("batch", "seq_len", "num_heads"))
+
+
+def has_heads(op: str) -> bool:
+    """Whether the operation's tensors have heads."""
+    return "head_dim_v" in get_operation(op).sizes
+
+
 def is_chunked(op: str, formulation: str) -> bool:
     """Whether the formulation takes a chunk length."""
-    return formulation == "chunked" or (formulation in CHUNKED and "head_dim_v" in SIZES.get(op, ()))
+    return formulation == "chunked" or (formulation in CHUNKED and has_heads(op))
 
 
 def check_formulation(op: str, formulation: str, mode: str, counting: str) -> None:
@@ -157,41 +122,28 @@ def is_counted(op: str, formulation: str, mode: str) -> bool:
     return formulation in FORMULATIONS[op] and mode in _recurrent_modes(op)
 
 
+def declared(op: str, impl: str) -> Counted:
+    """Return what implementation ``impl`` of ``op`` declares; the defaults for one that is not declared here."""
+    try:
+        return get_baseline(op, impl) if "." in impl else get_operation(op).implementation(impl)
+    except ValueError:
+        return Counted()
+
+
 def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") -> str:
-    """Return the formulation by which implementation ``impl`` of ``op`` is counted."""
-    known = FORMULATIONS[op]
+    """Return the formulation by which implementation ``impl`` of ``op`` is counted: what it declares, or the first."""
     if mode == "step":
         return "recurrent"
-    if impl in _ENGINE_IMPLS and "walk" in known:
-        return "walk" if impl == "tfla" and dtype in ("fp16", "bf16") else "sweep"
-    if op == "lightning" and impl.startswith("lightning_attn"):
-        return "lightning2"
-    if op in _LINE_BY_LINE and impl.startswith(("fla.", "torch.eager")):
-        return _LINE_BY_LINE[op]
-    if op == "gated_mlp" and (impl, mode) == ("fused_save", "fw"):
-        return "fused"
-    if op == "gated_mlp" and impl in _GATED_MLP:
-        return _GATED_MLP[impl]
-    if op == "wkv4" and "associative" in impl:
-        return "scan"
-    variant = impl.rpartition(".")[2]
-    if "fused_recurrent" in variant and "recurrent" in known:
-        return "recurrent"
-    # The longest name first: unfused has fused in it.
-    return next((name for name in sorted(known, key=len, reverse=True) if name in variant), known[0])
+    return declared(op, impl).formulation_of(mode, dtype) or FORMULATIONS[op][0]
 
 
 def chunk_of(op: str, impl: str, formulation: str, chunk_size: int | None) -> int | None:
-    """Return the chunk length to count: the case's, else that of the implementation's package."""
+    """Return the chunk length to count: the case's, else the implementation's own, or a package's recommended one."""
     if not is_chunked(op, formulation):
         return None
-    own = REDUCED_CHUNK if formulation == "chunked" else TILE
-    return chunk_size or _PROVIDER_CHUNKS.get(impl.partition(".")[0], own)
-
-
-def stores_states_as_inputs(impl: str, formulation: str) -> bool:
-    """Whether the forward pass of an outside implementation stores its chunks' states in the inputs' dtype."""
-    return formulation == "chunkwise" and impl.partition(".")[0] in _STATES_AS_INPUTS
+    known = declared(op, impl)
+    recommended = known.chunk_sizes[:1] if isinstance(known, Baseline) else ()
+    return chunk_size or known.own_chunk or next(iter(recommended), TILE)
 
 
 def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None:
@@ -200,7 +152,7 @@ def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None
     They are our own kernels': an outside package's run in other tiles, whatever its formulation. Without an
     implementation it is ours of the formulation.
     """
-    if impl is not None and impl not in _EXECUTED_IMPLS:
+    if impl is not None and not isinstance(declared(op, impl), Implementation):
         return None
     if op == "gated_mlp":
         ours = impl if impl == "fused_pair" else formulation

@@ -17,6 +17,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
+from ...kernels import FAMILIES
+from ...kernels.baselines import get_operation
+from ...kernels.baselines.operations import OPERATIONS
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -26,24 +30,9 @@ DPI = 130
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
 OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "mlstm_sig": "mLSTMsig",
-        "mlstm_exp": "mLSTMexp",
-        "simple_gla": "simple GLA",
-        "retention": "Retention",
-        "gated_retention": "gated Retention",
-        "mamba2_ssd": "Mamba-2",
-        "lightning": "Lightning",
-        "attention": "attention",
-        "gla": "GLA",
-        "selective_scan": "Mamba",
-        "rglru": "RG-LRU",
-        "linear_scan": "linear scan",
-        "wkv4": "WKV-4",
-        "gated_mlp": "gated MLP",
-        "projections": "products alone",
-    }
+    {op: get_operation(op).label or op for op in (*(op for ops in FAMILIES.values() for op in ops), *OPERATIONS)}
 )
+"""Operation -> its name in legends and texts, as it is declared."""
 
 _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
     {

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...kernels.baselines import get_operation
 from ...results.frames import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, count_case
@@ -78,7 +79,7 @@ class Theory:
         """p_qk = d_qk / d_hv."""
         if self.head_dim_qk is not None:
             return self.head_dim_qk / self.head_dim
-        return 0.5 if self.op in ("mlstm_sig", "mlstm_exp") else 1.0
+        return get_operation(self.op).qk_ratio
 
     def accelerators(self) -> list[Accelerator]:
         """Return the accelerators named; ValueError for an unknown one."""

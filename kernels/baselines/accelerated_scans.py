@@ -19,6 +19,7 @@ BASELINES = (
         tested="0.3.1",
         module="accelerated_scan.scalar",
         op="linear_scan",
+        formulation="scan",
         kernels=("rglru",),
         build="kernels.baselines.accelerated_scans:build",
         plan="kernels.baselines.plans:channel_sizes",

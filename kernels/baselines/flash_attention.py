@@ -18,6 +18,7 @@ _attention = partial(
     Baseline,
     provider="flash_attn",
     op="attention",
+    formulation="flash",
     kernels=("tfla", "lightning"),
     plan="kernels.baselines.plans:attention_sizes",
     supports="kernels.baselines.flash_attention:supports",

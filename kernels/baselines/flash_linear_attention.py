@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...results.schema import Case
 from .spec import Baseline, KnownBad, Runnable
+from .torch_channels import LINE_BY_LINE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +31,10 @@ _fla = partial(
     kernels=("tfla",),
     dtypes=("bf16", "fp16"),
     chunk_sizes=(CHUNK_SIZE,),
+    formulation="chunkwise",
+    states_as_inputs=True,
     licence="MIT",
 )
-
-_CHANNEL_OPERATIONS = ("rglru", "rglru_layer", "linear_scan")
 
 BASELINES = (
     _fla(
@@ -63,6 +64,9 @@ BASELINES = (
         op="gla",
         build="kernels.baselines.flash_linear_attention:build_fused_gla",
         chunk_sizes=(),
+        formulation="fused",
+        states_as_inputs=False,
+        own_chunk=CHUNK_SIZE,
         tested="0.4.0",
         known_bad=(
             KnownBad(
@@ -93,6 +97,8 @@ BASELINES = (
         _fla(
             name=f"fla.{name}",
             op=op,
+            formulation=formulation,
+            states_as_inputs=False,
             kernels=("rglru",),
             build=f"kernels.baselines.flash_linear_attention:build_{name}",
             plan="kernels.baselines.plans:channel_sizes",
@@ -104,11 +110,13 @@ BASELINES = (
             ),
         )
         for name in ("fused_recurrent_hgrn", "chunk_hgrn")
-        for op in _CHANNEL_OPERATIONS
+        for op, formulation in LINE_BY_LINE.items()
     ),
     _fla(
         name="fla.fused_recurrent_rwkv4",
         op="wkv4",
+        formulation="recurrent",
+        states_as_inputs=False,
         kernels=("wkv",),
         build="kernels.baselines.flash_linear_attention:build_fused_recurrent_rwkv4",
         plan="kernels.baselines.plans:channel_sizes",

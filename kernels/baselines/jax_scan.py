@@ -21,6 +21,7 @@ BASELINES = (
         tested="0.11.2",
         install="pip install 'jax[cuda13]' (on a CPU: pip install jax)",
         op="wkv4",
+        formulation="scan",
         kernels=("wkv",),
         build="kernels.baselines.jax_scan:build",
         plan="kernels.baselines.plans:channel_sizes",

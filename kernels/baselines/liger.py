@@ -27,17 +27,20 @@ _liger = partial(
 BASELINES = (
     _liger(
         name="liger_kernel.silu_mul",
+        formulation="gemms_activation",
         build="kernels.baselines.liger:build_silu_mul",
         settings="LigerSiLUMulFunction on two cuBLAS products, as its SwiGLU MLP layer computes",
     ),
     _liger(
         name="liger_kernel.silu_mul_joint",
+        formulation="cublas_activation",
         build="kernels.baselines.liger:build_joint",
         modes=("fw",),
         settings="LigerFusedGateUpSiLUMulFunction on one cuBLAS product with gate and up side by side, without copies",
     ),
     _liger(
         name="liger_kernel.fused",
+        formulation="fused",
         build="kernels.baselines.liger:build_fused",
         modes=("fw",),
         dtypes=("bf16", "fp16"),

@@ -28,6 +28,7 @@ BASELINES = (
     _mamba(
         name="mamba_ssm.selective_scan",
         op="selective_scan",
+        formulation="scan",
         build="kernels.baselines.mamba:build_selective_scan",
         module="selective_scan_cuda",
         plan="kernels.baselines.plans:mamba_sizes",
@@ -41,6 +42,7 @@ BASELINES = (
     _mamba(
         name="mamba_ssm.chunk_scan",
         op="mamba2_ssd",
+        formulation="chunkwise",
         build="kernels.baselines.mamba:build_chunk_scan",
         module="mamba_ssm.ops.triton.ssd_combined",
         plan="kernels.baselines.plans:mamba2_sizes",

@@ -36,6 +36,7 @@ _mlstm = partial(
     distribution="mlstm-kernels",
     tested="2.0.6",
     kernels=("tfla",),
+    formulation="chunkwise",
     licence="NXAI Community License",
 )
 _triton = partial(
@@ -99,6 +100,7 @@ BASELINES = (
     _mlstm(
         name="mlstm_kernels.parallel_siging",
         op="mlstm_sig",
+        formulation="parallel",
         build="kernels.baselines.nxai_mlstm:build_parallel_siging",
         module="mlstm_kernels.torch.parallel",
         supports="kernels.baselines.nxai_mlstm:supports_parallel",

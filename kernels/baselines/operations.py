@@ -7,10 +7,12 @@ timed like any other. An operation that gets kernels of its own moves to ``kerne
 from __future__ import annotations
 
 from ..spec import Operation
+from .plans import MAMBA_STATE
 
 ATTENTION = Operation(
     name="attention",
     kernel="attention",
+    label="attention",
     summary="causal softmax attention: h_t = sum_{s <= t} softmax_s(K^-1/2 q_t.k_s) v_s",
     arguments=("q", "k", "v"),
     differentiable=("q", "k", "v"),
@@ -22,6 +24,7 @@ ATTENTION = Operation(
 GLA = Operation(
     name="gla",
     kernel="gla",
+    label="GLA",
     summary="gated linear attention: S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, h_t = K^-1/2 S_t^T q_t",
     arguments=("q", "k", "v", "g"),
     differentiable=("q", "k", "v", "g"),
@@ -32,17 +35,20 @@ GLA = Operation(
 SELECTIVE_SCAN = Operation(
     name="selective_scan",
     kernel="selective_scan",
+    label="Mamba",
     summary="Mamba: x_t = exp(delta_t A) x_{t-1} + delta_t B_t u_t, y_t = C_t.x_t per channel",
     arguments=("u", "delta", "A", "B", "C"),
     differentiable=("u", "delta", "A", "B", "C"),
     inputs="kernels.baselines.references:make_selective_scan_inputs",
     recurrent="kernels.baselines.references:selective_scan_recurrent",
     sizes=("batch", "seq_len", "head_dim_qk", "channels"),
+    state_dim=MAMBA_STATE,
 )
 
 PROJECTIONS = Operation(
     name="projections",
     kernel="gated-mlp",
+    label="products alone",
     summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
     arguments=("x", "w_up", "w_gate"),
     differentiable=("x", "w_up", "w_gate"),

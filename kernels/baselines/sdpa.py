@@ -20,6 +20,7 @@ _attention = partial(
     provider="torch",
     distribution="torch",
     op="attention",
+    formulation="flash",
     kernels=("tfla", "lightning", "rglru"),
     plan="kernels.baselines.plans:attention_sizes",
     licence="BSD-3-Clause",

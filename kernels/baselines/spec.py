@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..spec import Counted
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,7 +36,7 @@ class KnownBad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(Counted):
     """An outside package's implementation of an operation.
 
     Attributes:
@@ -49,7 +51,8 @@ class Baseline:
         install: the command that brings it, where that is not ``pip install distribution==tested``.
         plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens
             and embedding dim. None: the same sizes.
-        chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis.
+        chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
+            is then the package's own).
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         known_bad: combinations known not to work.
         settings: the settings used and why they are the authors' own.

@@ -19,6 +19,9 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
 }
 """Operation -> its arguments, all of which get a gradient."""
 
+LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"}
+"""Operation -> the formulation of eager gates, a kernel a line."""
+
 _torch = partial(
     Baseline,
     provider="torch",
@@ -35,13 +38,14 @@ BASELINES = (
         _torch(
             name="torch.eager",
             op=op,
+            formulation=formulation,
             build="kernels.baselines.torch_channels:build_eager",
             settings=(
                 "the listing of the layer in eager torch, a loop over time for the recurrence; decays and states in "
                 "float32, all else in the activations' dtype, as in RecurrentGemma's torch code"
             ),
         )
-        for op in LEAVES
+        for op, formulation in LINE_BY_LINE.items()
     ),
     *(
         _torch(

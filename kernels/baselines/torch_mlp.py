@@ -27,18 +27,21 @@ BASELINES = (
     _torch(
         name="torch.eager",
         op="gated_mlp",
+        formulation="eager",
         build="kernels.baselines.torch_mlp:build_eager",
         settings="silu(x @ w_gate) * (x @ w_up): cuBLAS, and a kernel each for the activation and the product",
     ),
     _torch(
         name="torch.compile",
         op="gated_mlp",
+        formulation="gemms_activation",
         build="kernels.baselines.torch_mlp:build_compiled",
         settings="torch.compile (static shapes) of the eager form: cuBLAS twice and one kernel for the gating",
     ),
     _torch(
         name="torch.gemms",
         op="projections",
+        formulation="gemms",
         build="kernels.baselines.torch_mlp:build_products",
         modes=("fw",),
         settings="cuBLAS alone: the two products without activation and gating, which is not the same result",

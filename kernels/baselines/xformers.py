@@ -20,6 +20,7 @@ BASELINES = (
         distribution="xformers",
         tested="0.0.33.post2",
         op="gated_mlp",
+        formulation="fused_save",
         kernels=("gated-mlp",),
         plan="kernels.baselines.plans:mlp_sizes",
         build="kernels.baselines.xformers:build",

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..scalar_decay.config import MIN_PROGRAMS, next_power_of_two
 
+MIN_CHUNK = 256
+"""The shortest chunk, in steps, that reduce-then-scan takes by itself."""
+
 CHANNEL_MULTIPLE = 8
 """Channels come in multiples of a 16-byte access of half-precision elements."""
 
@@ -197,7 +200,7 @@ def default_chunk_size(*, seq_len: int, batch: int, channels: int) -> int:
         channels: C; a program takes 64.
     """
     chunks = -(-4 * MIN_PROGRAMS // (batch * -(-channels // 64)))
-    return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
+    return max(MIN_CHUNK, next_power_of_two(seq_len) // next_power_of_two(chunks))
 
 
 def preferred_chunk(sizes: Mapping[str, int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..spec import Implementation
-from .config import CHANNEL_MULTIPLE
+from .config import CHANNEL_MULTIPLE, MIN_CHUNK
 
 EVERYWHERE = ("cpu", "cuda")
 ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
@@ -27,6 +27,8 @@ def diagonal_implementations(op: str, one_pass: str) -> tuple[Implementation, ..
         ),
         Implementation(
             name="chunked",
+            formulation="chunked",
+            own_chunk=MIN_CHUNK,
             call=f"kernels.{op}.{one_pass}:chunked",
             supports="kernels.diagonal.declare:supports_chunked",
             summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",

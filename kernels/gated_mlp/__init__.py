@@ -22,6 +22,7 @@ _on_interleaved_weights = partial(
 OPERATION = Operation(
     name="gated_mlp",
     kernel="gated-mlp",
+    label="gated MLP",
     summary="both up projections of a gated MLP and the gating (SwiGLU)",
     arguments=("x", "w_up", "w_gate"),
     differentiable=("x", "w_up", "w_gate"),
@@ -32,18 +33,22 @@ OPERATION = Operation(
     implementations=(
         _on_interleaved_weights(
             name="fused",
+            formulation="fused",
             call="kernels.gated_mlp.fused:fused",
             default_config="kernels.gated_mlp.config:interleaved_config",
             summary="one kernel on interleaved weights; the backward pass projects again",
         ),
         _on_interleaved_weights(
             name="fused_save",
+            formulation="fused_save",
+            formulation_in={"fw": "fused"},
             call="kernels.gated_mlp.fused:fused_save",
             default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
         ),
         _kernel(
             name="fused_pair",
+            formulation="fused",
             call="kernels.gated_mlp.fused:fused_pair",
             prepare="kernels.gated_mlp.reference:k_major_inputs",
             default_config="kernels.gated_mlp.config:pair_config",
@@ -51,6 +56,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="torch",
+            formulation="eager",
             call="kernels.gated_mlp.reference:portable",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),

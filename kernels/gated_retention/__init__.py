@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="gated_retention",
     kernel="tfla",
+    label="gated Retention",
     summary="linear attention with decay sigmoid(f)^(1/tau) per head",
     arguments=("q", "k", "v", "f"),
     differentiable=("q", "k", "v", "f"),

@@ -8,6 +8,7 @@ from ..spec import Implementation, Operation
 OPERATION = Operation(
     name="lightning",
     kernel="lightning",
+    label="Lightning",
     summary="linear attention with a fixed decay per head and no scale",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
@@ -17,6 +18,7 @@ OPERATION = Operation(
     implementations=(
         Implementation(
             name="lightning2",
+            formulation="lightning2",
             call="kernels.lightning.lightning2:lightning2",
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-2: blocks in order, the state on the chip",
@@ -26,6 +28,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="lightning1",
+            formulation="lightning1",
             call="kernels.lightning.lightning1:lightning1",
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",

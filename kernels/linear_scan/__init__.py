@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="linear_scan",
     kernel="rglru",
+    label="linear scan",
     summary="diagonal linear recurrence; a is the decay itself, not its logarithm",
     arguments=("x", "a"),
     differentiable=("x", "a"),

@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="mamba2_ssd",
     kernel="tfla",
+    label="Mamba-2",
     summary="Mamba-2 SSD core: scalar A per head, groups of B and C, without the D skip and the gate",
     arguments=("x", "dt", "A", "B", "C"),
     differentiable=("x", "dt", "A", "B", "C"),

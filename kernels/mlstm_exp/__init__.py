@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="mlstm_exp",
     kernel="tfla",
+    label="mLSTMexp",
     summary="mLSTM with exponential input gate, normaliser and max state; the denominator carries no gradient",
     arguments=("q", "k", "v", "i", "f"),
     differentiable=("q", "k", "v", "i", "f"),

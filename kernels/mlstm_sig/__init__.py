@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="mlstm_sig",
     kernel="tfla",
+    label="mLSTMsig",
     summary="mLSTM with sigmoid input gate, no normaliser and no max state",
     arguments=("q", "k", "v", "i", "f"),
     differentiable=("q", "k", "v", "i", "f"),

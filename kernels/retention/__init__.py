@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="retention",
     kernel="tfla",
+    label="Retention",
     summary="linear attention with a fixed decay per head",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),

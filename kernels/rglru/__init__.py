@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="rglru",
     kernel="rglru",
+    label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
     differentiable=("x", "r", "i", "c"),

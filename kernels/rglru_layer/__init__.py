@@ -7,6 +7,7 @@ from ..spec import Implementation, Operation
 OPERATION = Operation(
     name="rglru_layer",
     kernel="rglru",
+    label="RG-LRU layer",
     summary="RG-LRU with the two matrix products that make its gates' pre-activations",
     arguments=("x", "w_a", "w_x", "c"),
     differentiable=("x", "w_a", "w_x", "c"),

@@ -15,6 +15,8 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
     return (
         Implementation(
             name="tfla",
+            formulation="walk",
+            formulation_in={"fp32": "sweep"},
             call=f"kernels.{op}.tfla:tfla",
             supports="kernels.scalar_decay.declare:supports_tfla",
             summary="two-level sequence parallelism: chunks in parallel, each walked with its state in registers",
@@ -26,6 +28,7 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
         ),
         Implementation(
             name="xl_chunk",
+            formulation="sweep",
             call=f"kernels.{op}.tfla:xl_chunk",
             supports="kernels.scalar_decay.declare:supports_tfla",
             summary="TFLA as published: chunks in parallel, tiles sweep each chunk below its diagonal",
@@ -34,6 +37,7 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
         ),
         Implementation(
             name="limit_chunk",
+            formulation="sweep",
             call=f"kernels.{op}.tfla:limit_chunk",
             supports="kernels.scalar_decay.declare:supports_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
@@ -42,6 +46,8 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
         ),
         Implementation(
             name="torch",
+            formulation="chunkwise",
+            full_square=True,
             call=f"kernels.{op}.chunkwise:chunkwise",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),
@@ -49,6 +55,8 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
         ),
         Implementation(
             name="parallel",
+            formulation="parallel",
+            full_square=True,
             call=f"kernels.{op}.reference:parallel",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),

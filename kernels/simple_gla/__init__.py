@@ -8,6 +8,7 @@ from ..spec import Operation
 OPERATION = Operation(
     name="simple_gla",
     kernel="tfla",
+    label="simple GLA",
     summary="linear attention with a data-dependent scalar decay per head",
     arguments=("q", "k", "v", "g"),
     differentiable=("q", "k", "v", "g"),

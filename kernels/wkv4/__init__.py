@@ -10,6 +10,7 @@ ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
 OPERATION = Operation(
     name="wkv4",
     kernel="wkv",
+    label="WKV-4",
     summary="RWKV-4's WKV: mean of the values so far, weighted by exp(key) that decays over time",
     arguments=("k", "v", "w", "u"),
     differentiable=("k", "v", "w", "u"),
@@ -21,6 +22,7 @@ OPERATION = Operation(
     implementations=(
         Implementation(
             name="scan",
+            formulation="scan",
             call="kernels.wkv4.scan:scan",
             supports="kernels.wkv4.config:supports_kernels",
             summary="one pass over memory: time split over programs that add up the sums of those before them",
@@ -32,6 +34,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="recurrent",
+            formulation="recurrent",
             call="kernels.wkv4.scan:walk",
             supports="kernels.wkv4.config:supports_kernels",
             summary="one program walks all of time for a block of channels",
@@ -41,6 +44,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="torch",
+            formulation="recurrent",
             call="kernels.wkv4.chunkwise:chunkwise",
             devices=EVERYWHERE,
             dtypes=ALL_DTYPES,
@@ -48,6 +52,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="associative",
+            formulation="scan",
             call="kernels.wkv4.reference:parallel",
             devices=EVERYWHERE,
             dtypes=ALL_DTYPES,
@@ -56,6 +61,7 @@ OPERATION = Operation(
         ),
         Implementation(
             name="torch_associative_scan",
+            formulation="scan",
             call="kernels.wkv4.higher_order:scan",
             devices=EVERYWHERE,
             dtypes=ALL_DTYPES,

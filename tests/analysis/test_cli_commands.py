@@ -17,12 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lrbench.analysis.cli_commands import default_head_dim_qk, register
+from lrbench.analysis.cli_commands import register
 from lrbench.analysis.counts import count
 from lrbench.cli import main
-from lrbench.kernels import FAMILIES as KERNEL_FAMILIES
 from lrbench.kernels.baselines import get_operation
-from lrbench.kernels.baselines.operations import OPERATIONS
 
 from . import rows as made
 
@@ -354,17 +352,11 @@ def test_bad_input_exits_2(arguments: str, monkeypatch: pytest.MonkeyPatch, caps
     assert line.startswith("lrbench: ")
 
 
-@pytest.mark.parametrize("op", [*(op for ops in KERNEL_FAMILIES.values() for op in ops), *OPERATIONS])
-def test_head_dims_of_queries_are_those_of_a_sweep(op: str) -> None:
-    """analysis imports no kernel, so it has the ratios a second time; a selective scan's state has no ratio."""
-    if op != "selective_scan":
-        assert default_head_dim_qk(op, 256) == 256 * get_operation(op).qk_ratio
-
-
 def test_default_head_dims() -> None:
-    assert default_head_dim_qk("mlstm_exp", 256) == 128
-    assert default_head_dim_qk("simple_gla", 256) == 256
-    assert default_head_dim_qk("selective_scan", 4096) == 16
+    """Half of the value head dim for mLSTM; a selective scan's state has no ratio."""
+    assert get_operation("mlstm_exp").default_head_dim_qk(256) == 128
+    assert get_operation("simple_gla").default_head_dim_qk(256) == 256
+    assert get_operation("selective_scan").default_head_dim_qk(4096) == 16
 
 
 HEAVY = "torch, triton, matplotlib, pandas"

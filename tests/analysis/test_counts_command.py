@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from lrbench.analysis.cli_commands import register
 from lrbench.analysis.counts import FORMULATIONS
+from lrbench.bench.inventory import resolve_operation
 
 PUBLISHED = (
     "tfla --op mlstm_sig --formulation chunkwise --seq-len 8192 --batch 1 --num-heads 1 --head-dim-qk 256 "
@@ -22,17 +23,13 @@ PUBLISHED = (
 
 
 def run(*arguments: object) -> str:
-    """Run the command; where analysis does not know a family the real command line asks the kernels."""
-
-    def resolve(kernel: str, op: str | None) -> str:
-        return op or {"tfla": "mlstm_sig"}[kernel]
-
+    """Run the command."""
     app = typer.Typer()
     app.command("other")(lambda: None)
     register(
         app,
         show=lambda rows, _: print(json.dumps(list(rows))),
-        resolve_operation=resolve,
+        resolve_operation=resolve_operation,
         implementations=lambda op: (),
         why_unsupported=lambda *_: None,
     )
@@ -134,7 +131,7 @@ def test_every_part_of_the_papers_table_is_printed(counting: str) -> None:
         ),
         ("gated-mlp --tile block_t=32", "tile must be left out for the formulation fused, got 'block_t=32'"),
         ("rglru --formulation chunked --seq-len 64 --chunk-size 128", "chunk_size must be <= seq_len = 64, got 128"),
-        ("tfla --op ema", "op must be one of mlstm_exp, .*, got 'ema'"),
+        ("tfla --op ema", "op must be one of mlstm_sig, .*, got 'ema'"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: str, message: str) -> None:

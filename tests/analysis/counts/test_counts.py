@@ -442,7 +442,7 @@ def test_rows_of_operations_without_heads() -> None:
     row = count_case("gated_mlp", "torch.eager", "fw", "bf16", None, {"seq_len": 512, "d_model": 64, "d_ff": 128})
     assert row == count("gated_mlp", formulation="eager", seq_len=512, d_model=64, d_ff=128, gate_dtype="fp32")
     assert count_case("wkv4", "recurrent", "bw", "fp32", None, {"batch": 1, "seq_len": 64, "channels": 32}).flops > 0
-    assert count_case("rglru", "recurrent", "bw", "fp32", None, {"batch": 1, "seq_len": 64, "channels": 32}) is None
+    assert count_case("gated_mlp", "torch", "step", "bf16", None, {"seq_len": 1, "d_model": 64, "d_ff": 128}) is None
     assert count_case("gated_mlp", "fused", "step", "bf16", None, {"seq_len": 1, "d_model": 64, "d_ff": 128}) is None
 
 
@@ -507,7 +507,7 @@ def test_fla_stores_the_states_of_forward_passes_in_the_inputs_dtype() -> None:
 def test_rows_without_a_count() -> None:
     sizes = {"batch": 1, "seq_len": 64, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16}
     assert count_case("no_such_operation", "x", "fw", "bf16", None, sizes) is None
-    assert count_case("mlstm_sig", "recurrent", "fwbw", "fp32", None, sizes) is None
+    assert count_case("gla", "fla.chunk_gla", "step", "bf16", None, sizes) is None
 
 
 @pytest.mark.parametrize(
@@ -519,12 +519,13 @@ def test_rows_without_a_count() -> None:
         ("mlstm_sig", "tfla", "step", "recurrent"),
         ("mlstm_exp", "parallel", "fw", "parallel"),
         ("mlstm_exp", "mlstm_kernels.limit_chunk", "fwbw", "chunkwise"),
-        ("gla", "fla.fused_chunk", "fw", "fused"),
+        ("gla", "fla.fused_chunk_gla", "fw", "fused"),
+        ("gla", "fla.not_declared", "fw", "chunkwise"),
         ("lightning", "lightning_attn.v2", "fw", "lightning2"),
         ("lightning", "lightning1", "fw", "lightning1"),
         ("rglru", "fused", "fwbw", "fused"),
-        ("rglru", "unfused", "fwbw", "unfused"),
-        ("wkv4", "associative_scan", "bw", "scan"),
+        ("rglru", "torch.eager", "fwbw", "lines"),
+        ("wkv4", "not_declared", "bw", "recurrent"),
         ("wkv4", "associative", "fw", "scan"),
         ("wkv4", "torch", "fwbw", "recurrent"),
         ("wkv4", "fla.fused_recurrent_rwkv4", "fw", "recurrent"),
