@@ -17,7 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..analysis.check.compare import Comparison
-    from ..analysis.check.regression import GateResult
+    from ..analysis.check.regression import CheckResult
     from ..analysis.check.thresholds import Thresholds
     from .environment import Environment
     from .plan import PlannedCase
@@ -109,7 +109,7 @@ def register(app: typer.Typer) -> None:
         new: Annotated[
             str, typer.Argument(metavar="NEW", help="The run: a file, a folder, or terms such as run:c0d954a9.")
         ],
-        baseline: Annotated[str, typer.Option(help="What it is held against, given in the same way.")],
+        baseline: Annotated[str, typer.Option(help="What it is compared with, given in the same way.")],
         thresholds: Annotated[
             Path | None, typer.Option(help="What is tolerated, in TOML [results/thresholds.toml].")
         ] = None,
@@ -131,7 +131,7 @@ def register(app: typer.Typer) -> None:
         ] = False,
         format: Annotated[str, typer.Option("--format", help="table, json, csv, markdown or junit.")] = "table",
     ) -> None:
-        """Hold a run against a baseline: exit 1 when it is slower, hungrier or wrong, 2 when they do not compare."""
+        """Compare a run with a baseline; exit 1 if it is slower, needs more memory or is wrong."""
         from ..analysis.check.regression import check
 
         if format not in CHECK_FORMATS:
@@ -142,7 +142,7 @@ def register(app: typer.Typer) -> None:
         tolerated = _thresholds(thresholds)
         rows, old = _selected(new, results), _selected(baseline, results)
         own = {row["run_id"] for row in rows}
-        # A folder may hold the run that is checked: it is held against the others.
+        # A folder may hold the run that is checked: it is compared with the others.
         old = [row for row in old if row["run_id"] not in own] or old
         judge = functools.partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear)
         found = judge(rows, old, tolerated)
@@ -164,12 +164,12 @@ def register(app: typer.Typer) -> None:
         show_check(found, format)
         raise typer.Exit(0 if found.passed else 1)
 
-    baseline_app = typer.Typer(help="Baselines that `lrbench check` holds runs against.", no_args_is_help=True)
+    baseline_app = typer.Typer(help="Baselines that `lrbench check` compares runs with.", no_args_is_help=True)
     app.add_typer(baseline_app, name="baseline")
 
     @baseline_app.callback()
     def _baseline() -> None:
-        """Baselines that `lrbench check` holds runs against."""
+        """Baselines that `lrbench check` compares runs with."""
 
     @baseline_app.command("update")
     def update_command(
@@ -208,7 +208,7 @@ def register(app: typer.Typer) -> None:
         format: Format = "table",
     ) -> None:
         """Show a case over commits: time, memory and error of every run, and what changed between them."""
-        from ..analysis.check.history import case_history, history_figure, history_rows
+        from ..analysis.check.history import case_history, history_rows
         from ..results.case_rows import describe
         from . import display
 
@@ -229,6 +229,7 @@ def register(app: typer.Typer) -> None:
         if len(histories) > len(shown):
             display.note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
         if output is not None:
+            from ..analysis.figures.history import history_figure
             from ..analysis.figures.style import save_figure
 
             display.note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
@@ -333,7 +334,7 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
     return "--ignore COLUMN leaves a column out"
 
 
-def _measure_again(found: GateResult, *, timeout_s: float, budget_s: float) -> dict[str, dict[str, Any]]:
+def _measure_again(found: CheckResult, *, timeout_s: float, budget_s: float) -> dict[str, dict[str, Any]]:
     """Measure again what a second measurement may settle; say why where that cannot be."""
     from ..analysis.check.regression import worth_measuring_again
     from . import display
@@ -373,8 +374,8 @@ def show_comparison(found: Comparison, a: str, b: str, output_format: str) -> No
             display.show(unmatched_rows(found), "table", title="not compared")
 
 
-def show_check(found: GateResult, output_format: str) -> None:
-    """Print the gate's findings; its outcome in one line goes to standard error."""
+def show_check(found: CheckResult, output_format: str) -> None:
+    """Print what the check found; its outcome in one line goes to standard error."""
     from ..analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
     from ..analysis.check.regression import summary
     from . import display

@@ -77,7 +77,7 @@ ROW_COLUMNS = (
     "git_commit",
     "git_dirty",
 )
-"""The columns that comparisons and the gate read."""
+"""The columns that comparisons and the check read."""
 
 
 def load_rows(paths: str | Path | Iterable[str | Path]) -> list[dict[str, Any]]:

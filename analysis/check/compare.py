@@ -28,8 +28,7 @@ from ...results.case_rows import (
     environment_differences,
     newest,
 )
-from .ratios import MIN_SAMPLES, geometric_mean_interval, interval_of, ratio_interval, resampled_ratios
-from .statistics import Interval
+from .statistics import MIN_SAMPLES, Interval, geometric_mean_interval, ratio_interval, resampled_ratios
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,8 +130,9 @@ def compare(
     Raises:
         ValueError: a side is empty, an unknown column, a margin that is no positive number, or no case matches.
     """
-    _check_columns("by", by, GROUP_COLUMNS)
-    _check_columns("ignore", ignore, CASE_COLUMNS)
+    for name, given, known in (("by", by, GROUP_COLUMNS), ("ignore", ignore, CASE_COLUMNS)):
+        if unknown := [column for column in given if column not in known]:
+            raise ValueError(f"{name} must be columns out of {', '.join(known)}, got {unknown[0]!r}")
     if not 0 < margin < math.inf:
         raise ValueError(f"margin must be a positive number such as 0.02, got {margin}")
     if not a or not b:
@@ -140,19 +140,15 @@ def compare(
     columns = _key_columns(a, b, ignore)
     sides = (_by_key(a, columns), _by_key(b, columns))
     pairs, unmatched = [], []
-    for key, first in sides[0].items():
-        second = sides[1].get(key)
-        if second is None:
-            continue
-        failure = _failure(first, second)
-        if failure is not None:
-            unmatched.append(failure)
-            continue
-        interval = time_interval(second, first, confidence=confidence)
-        ratio = second["time_ms"] / first["time_ms"]
-        pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=judge(interval, margin)))
-    for index, side in enumerate("AB"):
-        unmatched += _lonely(side, sides[index], sides[1 - index], columns)
+    for first, second in ((first, sides[1][key]) for key, first in sides[0].items() if key in sides[1]):
+        if _is_measured(first) and _is_measured(second):
+            interval = time_interval(second, first, confidence=confidence)
+            ratio = second["time_ms"] / first["time_ms"]
+            pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=judge(interval, margin)))
+        else:
+            unmatched.append(_failed(first, second))
+    for side, own, others in (("A", *sides), ("B", *reversed(sides))):
+        unmatched += _only_on(side, own, others, columns)
     if not pairs:
         reasons = Counter(each.reason for each in unmatched)
         text = "; ".join(reason for reason, _ in reasons.most_common(3))
@@ -167,21 +163,14 @@ def compare(
     )
 
 
-def _check_columns(name: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for column in given:
-        if column not in known:
-            raise ValueError(f"{name} must be columns out of {', '.join(known)}, got {column!r}")
-
-
 def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that cases match by; devices do not hinder where the sides have none in common."""
+    """Return the columns that cases match by: the device and the implementation only where the sides share some."""
 
-    def apart(column: str) -> bool:
-        return {row[column] for row in a}.isdisjoint(row[column] for row in b)
+    def shared(column: str) -> bool:
+        return not {row[column] for row in a}.isdisjoint(row[column] for row in b)
 
-    dropped = {*ignore, *(("impl",) if apart("impl") else ())}
-    device = () if apart("device_accelerator") else ("device_accelerator",)
-    return (*(name for name in CASE_COLUMNS if name not in dropped), *device)
+    dropped = {*ignore, *(name for name in ("impl", "device_accelerator") if not shared(name))}
+    return tuple(name for name in (*CASE_COLUMNS, "device_accelerator") if name not in dropped)
 
 
 def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
@@ -189,12 +178,11 @@ def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...]
     by_device: dict[Any, list[Row]] = {}
     for row in rows:
         by_device.setdefault(device_of(row), []).append(row)
-    chosen: dict[tuple[Any, ...], Row] = {}
-    for row in (row for group in by_device.values() for row in newest(group).values()):
-        key = _key(row, columns)
-        if key not in chosen or _rank(row) < _rank(chosen[key]):
-            chosen[key] = row
-    return chosen
+    latest = [row for group in by_device.values() for row in newest(group).values()]
+    # Reversed and fastest last: of equally good rows the first stays.
+    ordered = sorted(latest, key=lambda row: row["time_ms"] if _is_measured(row) else math.inf)
+    chosen = {_key(row, columns): row for row in reversed(ordered)}
+    return {key: chosen[key] for key in dict.fromkeys(_key(row, columns) for row in latest)}
 
 
 def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
@@ -205,25 +193,23 @@ def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
     return tuple(values.values())
 
 
-def _rank(row: Row) -> tuple[bool, float]:
-    measured = row["status"] == "ok" and row["time_ms"] is not None
-    return not measured, row["time_ms"] if measured else math.inf
+def _is_measured(row: Row) -> bool:
+    return row["status"] == "ok" and row["time_ms"] is not None
 
 
-def _failure(a: Row, b: Row) -> Unmatched | None:
-    failed = {side: row for side, row in (("A", a), ("B", b)) if _rank(row)[0]}
-    if not failed:
-        return None
-    reason = "; ".join(
-        f"{side} is {row['status']}" + (f": {row['reason']}" if row["reason"] else "") for side, row in failed.items()
+def _failed(a: Row, b: Row) -> Unmatched:
+    """Return a case that a side, or both, could not measure, with their reasons."""
+    failed = {side: row for side, row in (("A", a), ("B", b)) if not _is_measured(row)}
+    reasons = (
+        f"{side} is {row['status']}" + (f": {row['reason']}" * bool(row["reason"])) for side, row in failed.items()
     )
-    return Unmatched(side="both", row=b if len(failed) == 1 and "A" in failed else a, reason=reason)
+    return Unmatched(side="both", row=b if set(failed) == {"A"} else a, reason="; ".join(reasons))
 
 
-def _lonely(
+def _only_on(
     side: str, rows: Mapping[tuple[Any, ...], Row], others: Mapping[tuple[Any, ...], Row], columns: Sequence[str]
 ) -> Iterable[Unmatched]:
-    """Yield the cases that the other side lacks, with the one column, if there is one, by which it only just does."""
+    """Yield the cases that the other side lacks; where it has one that differs in a single column, that is named."""
     other = "B" if side == "A" else "A"
     near: dict[tuple[int, tuple[Any, ...]], list[Any]] = {}
     for key in others:
@@ -236,11 +222,9 @@ def _lonely(
             continue
         reason = f"not in {other}"
         for index in order:
-            values = near.get((index, key[:index] + key[index + 1 :]))
-            if values:
-                listed = ", ".join(
-                    "none" if v is None else str(v) for v in sorted(values, key=lambda v: (str(type(v)), v))
-                )
+            if values := near.get((index, key[:index] + key[index + 1 :])):
+                ordered = sorted(values, key=lambda v: (str(type(v)), v))
+                listed = ", ".join("none" if v is None else str(v) for v in ordered)
                 reason = f"{other} has it with {columns[index]} {listed} only"
                 break
         yield Unmatched(side=side, row=row, reason=reason)
@@ -264,91 +248,61 @@ def _estimates(pair: Pair) -> NDArray[Any] | None:
 def _group(values: Mapping[str, Any], entries: Sequence[tuple[Pair, NDArray[Any] | None]], confidence: float) -> Group:
     ratio = math.exp(sum(math.log(pair.ratio) for pair, _ in entries) / len(entries))
     known = [estimates for _, estimates in entries if estimates is not None]
+    interval = Interval(low=0.0, high=math.inf, confidence=confidence)
     if len(known) == len(entries):
-        single = interval_of(known[0], confidence) if len(known) == 1 else None
-        interval = single or geometric_mean_interval(known, confidence=confidence)
-    else:
-        interval = Interval(low=0.0, high=math.inf, confidence=confidence)
+        interval = geometric_mean_interval(known, confidence=confidence)
     counted = Counter(pair.verdict for pair, _ in entries)
     return Group(values=values, ratio=ratio, interval=interval, verdicts={name: counted[name] for name in VERDICTS})
 
 
 def case_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return the compared cases as rows to print; a case's implementation is B's where the sides differ."""
+    """Return the compared cases as rows to print; what differs between the sides is shown as A | B."""
     return [
         {
-            "op": _both(pair, "op"),
-            "impl": _both(pair, "impl"),
-            "mode": _both(pair, "mode"),
-            "case": describe_sizes(pair.a)
-            if _same_sizes(pair)
-            else f"{describe_sizes(pair.a)} | {describe_sizes(pair.b)}",
-            "a_ms": pair.a["time_ms"],
-            "b_ms": pair.b["time_ms"],
-            "ratio": pair.ratio,
-            **_ends(pair.interval),
-            "verdict": pair.verdict,
+            **{name: _both(pair.a[name], pair.b[name]) for name in ("op", "impl", "mode")},
+            "case": _both(describe_sizes(pair.a), describe_sizes(pair.b)),
+            **_times(pair),
         }
         for pair in found.pairs
     ]
+
+
+def _times(pair: Pair) -> dict[str, Any]:
+    times = {"a_ms": pair.a["time_ms"], "b_ms": pair.b["time_ms"]}
+    return {**times, "ratio": pair.ratio, **_ends(pair.interval), "verdict": pair.verdict}
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return the geometric means as rows to print."""
-    rows = []
-    for group in found.groups:
-        names = group.values or {next(iter(found.groups[0].values), "group"): "all"}
-        rows.append({**names, "cases": group.cases, "ratio": group.ratio, **_ends(group.interval), **group.verdicts})
-    return rows
+    first = next(iter(found.groups[0].values), "group")
+    return [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
+
+
+def _mean(group: Group) -> dict[str, Any]:
+    return {"cases": group.cases, "ratio": group.ratio, **_ends(group.interval), **group.verdicts}
 
 
 def unmatched_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return what could not be compared as rows to print, equal reasons together."""
-    counted: Counter[tuple[Any, ...]] = Counter()
-    example: dict[tuple[Any, ...], Row] = {}
+    alike: dict[tuple[Any, ...], list[Row]] = {}
     for each in found.unmatched:
         key = (each.side, each.row["op"], each.row["impl"], each.row["mode"], each.reason)
-        counted[key] += 1
-        example.setdefault(key, each.row)
+        alike.setdefault(key, []).append(each.row)
     return [
-        {
-            "in": side,
-            "op": op,
-            "impl": impl,
-            "mode": mode,
-            "cases": n,
-            "reason": reason,
-            "such as": describe_sizes(example[key]),
-        }
-        for key, n in counted.most_common()
-        for side, op, impl, mode, reason in (key,)
-    ]
+        {**dict(zip(("in", "op", "impl", "mode"), key, strict=False)), "cases": len(rows), "reason": key[-1],
+         "such as": describe_sizes(rows[0])}
+        for key, rows in sorted(alike.items(), key=lambda item: -len(item[1]))
+    ]  # fmt: skip
 
 
 def as_dict(found: Comparison) -> dict[str, Any]:
     """Return a comparison as one JSON object."""
-    cases = [
-        {
-            "a": _identity(pair.a),
-            "b": _identity(pair.b),
-            "a_ms": pair.a["time_ms"],
-            "b_ms": pair.b["time_ms"],
-            "ratio": pair.ratio,
-            **_ends(pair.interval),
-            "verdict": pair.verdict,
-        }
-        for pair in found.pairs
-    ]
-    groups = [
-        {"group": dict(g.values), "cases": g.cases, "ratio": g.ratio, **_ends(g.interval), **g.verdicts}
-        for g in found.groups
-    ]
     return {
         "ratio": "time of B / time of A",
         "margin": found.margin,
         "confidence": found.confidence,
-        "cases": cases,
-        "groups": groups,
+        "cases": [{"a": _identity(pair.a), "b": _identity(pair.b), **_times(pair)} for pair in found.pairs],
+        "groups": [{"group": dict(group.values), **_mean(group)} for group in found.groups],
         "unmatched": [
             {"side": each.side, "case": describe(each.row), "case_id": each.row["case_id"], "reason": each.reason}
             for each in found.unmatched
@@ -368,10 +322,5 @@ def _ends(interval: Interval) -> dict[str, float | None]:
     return {"low": interval.low if known else None, "high": interval.high if known else None}
 
 
-def _both(pair: Pair, name: str) -> str:
-    first, second = pair.a[name], pair.b[name]
+def _both(first: Any, second: Any) -> str:
     return str(first) if first == second else f"{first} | {second}"
-
-
-def _same_sizes(pair: Pair) -> bool:
-    return describe_sizes(pair.a) == describe_sizes(pair.b)

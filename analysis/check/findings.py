@@ -1,7 +1,8 @@
-"""The gate's findings as rows, as one JSON object, as JUnit XML, and as Markdown for a step summary or a comment."""
+"""What the regression check found: as rows, JSON, JUnit XML, and Markdown for a step summary or a comment."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ...results.case_rows import describe_sizes
-from .regression import CaseResult, GateResult, Metric, describe_case, summary
+from .regression import CaseResult, CheckResult, Metric, describe_case, summary
 
 QUIET = ("ok", "new", "not measured")
 """Verdicts that a table for people leaves out."""
@@ -18,7 +19,7 @@ MAX_MARKDOWN_ROWS = 100
 """A step summary may have 1 MiB, a comment 65,536 characters."""
 
 
-def noteworthy(found: GateResult) -> tuple[CaseResult, ...]:
+def noteworthy(found: CheckResult) -> tuple[CaseResult, ...]:
     """Return the cases that people want to see: all but those where nothing happened, and allowed absences."""
     return tuple(
         case for case in found.cases if case.verdict in found.failing or case.verdict not in (*QUIET, "missing")
@@ -48,7 +49,7 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def as_dict(found: GateResult) -> dict[str, Any]:
+def as_dict(found: CheckResult) -> dict[str, Any]:
     """Return the findings as one JSON object."""
     return {
         "passed": found.passed,
@@ -71,27 +72,18 @@ def as_dict(found: GateResult) -> dict[str, Any]:
 
 
 def _metric_dict(metric: Metric) -> dict[str, Any]:
-    return {
-        "name": metric.name,
-        "old": metric.old,
-        "new": metric.new,
-        "ratio": metric.ratio,
-        "low": _end(metric.low),
-        "high": _end(metric.high),
-        "limit": metric.limit,
-        "verdict": metric.verdict,
-    }
+    return {**dataclasses.asdict(metric), "low": _end(metric.low), "high": _end(metric.high)}
 
 
 def _end(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def junit_xml(found: GateResult) -> str:
+def junit_xml(found: CheckResult) -> str:
     """Return the findings as JUnit XML: a failure for what fails, skipped for what is unclear or absent by leave."""
-    failures = sum(case.verdict in found.failing for case in found.cases)
     skipped = sum(_is_skipped(case, found) for case in found.cases)
-    counts = {"tests": str(len(found.cases)), "failures": str(failures), "skipped": str(skipped), "errors": "0"}
+    numbers = {"tests": len(found.cases), "failures": len(found.failures), "skipped": skipped, "errors": 0}
+    counts = {name: str(number) for name, number in numbers.items()}
     root = ElementTree.Element("testsuites", {"name": "lrbench check", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": f"lrbench check on {found.accelerator}", **counts})
     if found.environment:
@@ -118,7 +110,7 @@ def junit_xml(found: GateResult) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _is_skipped(case: CaseResult, found: GateResult) -> bool:
+def _is_skipped(case: CaseResult, found: CheckResult) -> bool:
     return case.verdict in ("unclear", "missing", "not measured") and case.verdict not in found.failing
 
 
@@ -129,7 +121,7 @@ def _printable(text: str) -> str:
     )
 
 
-def markdown(found: GateResult) -> str:
+def markdown(found: CheckResult) -> str:
     """Return the findings as Markdown: the outcome, what differs between the environments, and a table of cases."""
     lines = [f"### lrbench check {summary(found)}", ""]
     if found.environment:
@@ -160,6 +152,6 @@ def _escaped(text: str) -> str:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add text to a file, as a step summary wants it."""
+    """Add text to a file, as GitHub reads a step's summary."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(text + "\n")

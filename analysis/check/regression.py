@@ -1,4 +1,4 @@
-"""The regression gate: a run against a baseline, case by case, over time, peak memory, numerical error and status.
+"""The regression check: a run against a baseline, case by case, over time, peak memory, numerical error and status.
 
 A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old, bootstrap of the stored
 samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not merely slower. If the
@@ -75,7 +75,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateResult:
+class CheckResult:
     """What :func:`check` found; the cases stand with the gravest first."""
 
     cases: tuple[CaseResult, ...]
@@ -126,8 +126,8 @@ def check(
     allow_missing: bool = False,
     fail_unclear: bool = False,
     measured_again: Iterable[str] = (),
-) -> GateResult:
-    """Hold a run against a baseline; of cases that were measured repeatedly the newest row counts.
+) -> CheckResult:
+    """Compare a run with a baseline; of cases that were measured repeatedly the newest row counts.
 
     Args:
         allow_missing: whether cases of the baseline may be absent from the run.
@@ -158,7 +158,7 @@ def check(
     ]
     dropped = {"missing"} if allow_missing else set()
     failing = tuple(v for v in FAILING if v not in dropped) + (("unclear",) if fail_unclear else ())
-    return GateResult(
+    return CheckResult(
         cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_gravity(case)))),
         accelerator=device,
         environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
@@ -172,20 +172,14 @@ def _gravity(case: CaseResult) -> tuple[int, float]:
 
 def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseResult:
     was_ok, is_ok = old["status"] == "ok", new["status"] == "ok"
-    said = f"{new['status']}" + (f": {new['reason']}" if new["reason"] else "")
-    if was_ok and new["status"] in BROKEN:
-        return CaseResult(row=new, verdict="failed", reason=f"was ok, is {said}", measured_again=again)
-    if was_ok and not is_ok:
-        return CaseResult(row=new, verdict="missing", reason=f"was ok, is {said}", measured_again=again)
-    if not was_ok:
+    if not (was_ok and is_ok):
         verdict = "fixed" if is_ok else "not measured"
-        return CaseResult(row=new, verdict=verdict, reason=f"was {old['status']}, is {said}", measured_again=again)
+        if was_ok:
+            verdict = "failed" if new["status"] in BROKEN else "missing"
+        why = f"was {old['status']}, is {new['status']}" + (f": {new['reason']}" if new["reason"] else "")
+        return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
     metrics = tuple(_metrics(new, old, thresholds.limits(new)))
-    verdict = "ok"
-    for candidate in ("regression", "unclear", "improved"):
-        if any(metric.verdict == candidate for metric in metrics):
-            verdict = candidate
-            break
+    verdict = min((metric.verdict for metric in metrics), key=VERDICTS.index, default="ok")
     reason = "; ".join(_in_words(metric) for metric in metrics if metric.verdict == verdict != "ok")
     if new["suspect"] and not old["suspect"] and verdict in ("ok", "improved"):
         # Faster than the hardware allows is no improvement to rely on.
@@ -212,28 +206,28 @@ def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
     if limits.counts is not None:
         for name in ("flops", "tensor_flops", "bytes"):
             if new[name] is not None and old[name]:
-                yield _count(name, new[name], old[name], limits.counts)
+                yield _metric(name, new[name], old[name], limits.counts, exact=True)
 
 
-def _metric(name: str, new: float, old: float, tolerated: float, ends: tuple[float, float] | None = None) -> Metric:
-    """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that."""
-    ratio = new / old
+def _metric(
+    name: str, new: float, old: float, tolerated: float, ends: tuple[float, float] | None = None, *, exact: bool = False
+) -> Metric:
+    """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that.
+
+    Args:
+        ends: of the ratio's interval, where it is a random quantity.
+        exact: of a count, which may not move either way.
+    """
+    ratio, limit = new / old, 1 + tolerated
     low, high = ends or (ratio, ratio)
-    limit = 1 + tolerated
-    if low > limit:
+    verdict = "ok"
+    if low > limit or (exact and abs(ratio - 1) > tolerated):
         verdict = "regression"
     elif high > limit:
         verdict = "unclear"
-    else:
-        verdict = "improved" if high < 1 / limit else "ok"
+    elif high < 1 / limit and not exact:
+        verdict = "improved"
     return Metric(name=name, old=old, new=new, ratio=ratio, low=low, high=high, limit=limit, verdict=verdict)
-
-
-def _count(name: str, new: float, old: float, tolerated: float) -> Metric:
-    """Return the verdict on a count, which may not move either way."""
-    ratio = new / old
-    verdict = "regression" if abs(ratio - 1) > tolerated else "ok"
-    return Metric(name=name, old=old, new=new, ratio=ratio, low=ratio, high=ratio, limit=1 + tolerated, verdict=verdict)
 
 
 def _in_words(metric: Metric) -> str:
@@ -244,7 +238,7 @@ def _in_words(metric: Metric) -> str:
     return f"{change}, tolerated {metric.limit:.3f}x" if metric.verdict in ("regression", "unclear") else change
 
 
-def worth_measuring_again(found: GateResult) -> list[Row]:
+def worth_measuring_again(found: CheckResult) -> list[Row]:
     """Return the rows that a second measurement may settle: unclear times, and times that regressed.
 
     A real slowdown is there the second time as well; a shift of the whole run is not likely to be.
@@ -258,7 +252,7 @@ def replace_rows(rows: Sequence[Row], again: Mapping[str, Row]) -> list[Row]:
     return [row for row in rows if row["case_id"] not in again] + list(again.values())
 
 
-def summary(found: GateResult) -> str:
+def summary(found: CheckResult) -> str:
     """Return the outcome in one line."""
     allowed = {verdict: " (allowed)" for verdict in FAILING if verdict not in found.failing}
     counted = ", ".join(f"{count} {verdict}{allowed.get(verdict, '')}" for verdict, count in found.counts.items())

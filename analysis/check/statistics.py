@@ -1,4 +1,9 @@
-"""Order statistics of timing samples: no assumption about their distribution. Pure Python but for the bootstrap."""
+"""Statistics of timing samples that assume no distribution: medians, their intervals, and intervals of ratios.
+
+A median's interval is that of order statistics. A ratio of medians has the percentile bootstrap's (Efron and Tibshirani
+1993, section 13.3), for hundreds of pairs at once: the ranks on which the median of a resample falls depend only on the
+number of samples, so they are drawn once for each number and looked up in the sorted samples.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RESAMPLES = 2000
+MIN_SAMPLES = 6
+"""With fewer, no order statistics enclose a median with 95 % confidence, and resampling would feign certainty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +44,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     """
     if not 0 <= percent <= 100:
         raise ValueError(f"percent must be in [0, 100], got {percent}")
-    return _interpolated(_ordered(samples), percent)
-
-
-def _interpolated(ordered: Sequence[float], percent: float) -> float:
+    ordered = _ordered(samples)
     position = (len(ordered) - 1) * percent / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -60,8 +70,7 @@ def median_ranks(n: int, confidence: float = 0.95) -> tuple[int, int, float]:
     """
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    _check_confidence(confidence)
     tail, low, reached = 0.0, 0, 0.0
     for r in range(1, n // 2 + 1):
         # log-gamma keeps the binomial probabilities finite for any n.
@@ -91,34 +100,69 @@ def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> f
     return (interval.high - interval.low) / 2 / abs(middle)
 
 
-def bootstrap_ratio_interval(
-    numerator: Sequence[float],
-    denominator: Sequence[float],
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return the percentile bootstrap interval of median(numerator) / median(denominator), samples drawn independently.
+def ratio_interval(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Return the bootstrap interval of median(numerator) / median(denominator), the sides resampled independently.
 
-    It says how sure a speed-up is: disjoint from 1 means that one side is faster.
+    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known: the interval is (0, inf).
 
-    Source: Efron and Tibshirani (1993), section 13.3.
+    Raises:
+        ValueError: a sample that is not finite, or a confidence outside (0, 1).
+    """
+    _check_confidence(confidence)
+    if min(len(numerator), len(denominator)) < MIN_SAMPLES:
+        return Interval(low=0.0, high=math.inf, confidence=confidence)
+    return interval_of(resampled_ratios(numerator, denominator), confidence)
+
+
+def resampled_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> NDArray[Any]:
+    """Return median(numerator) / median(denominator) over :data:`RESAMPLES` bootstrap resamples of each."""
+    return resampled_medians(numerator) / resampled_medians(denominator, side=1)
+
+
+def resampled_medians(samples: Sequence[float], side: int = 0) -> NDArray[Any]:
+    """Return the medians of :data:`RESAMPLES` bootstrap resamples; the two sides of a ratio (0, 1) draw apart."""
+    import numpy as np
+
+    ordered = np.array(_ordered(samples))
+    low, high = _resampled_ranks(len(ordered), side)
+    return (ordered[low] + ordered[high]) / 2
+
+
+@functools.lru_cache(maxsize=1024)
+def _resampled_ranks(n: int, side: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the two middle ranks of :data:`RESAMPLES` resamples of n sorted samples."""
+    import numpy as np
+
+    draws = np.sort(np.random.default_rng((side, n)).integers(0, n, size=(RESAMPLES, n)), axis=1)
+    return draws[:, (n - 1) // 2].copy(), draws[:, n // 2].copy()
+
+
+def interval_of(estimates: NDArray[Any], confidence: float) -> Interval:
+    """Return the percentile interval of bootstrap estimates."""
+    import numpy as np
+
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(estimates, (tail, 1 - tail))
+    return Interval(low=float(low), high=float(high), confidence=confidence)
+
+
+def geometric_mean_interval(ratios: Sequence[NDArray[Any]], *, confidence: float, seed: int = 0) -> Interval:
+    """Return the interval of the geometric mean of ratios, each given by its bootstrap estimates.
+
+    Cases are independent, but those with equally many samples share their draws: each is shuffled before it is added.
     """
     import numpy as np
 
+    if len(ratios) == 1:
+        return interval_of(ratios[0], confidence)
     generator = np.random.default_rng(seed)
-    medians = []
-    for samples in (numerator, denominator):
-        values = np.asarray(_ordered(samples))
-        draws = generator.integers(0, len(values), size=(resamples, len(values)))
-        medians.append(np.median(values[draws], axis=1))
+    logs = sum(generator.permutation(np.log(estimates)) for estimates in ratios)
+    return interval_of(np.exp(logs / len(ratios)), confidence)
+
+
+def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
-    ordered = _ordered((medians[0] / medians[1]).tolist())
-    tail = 50 * (1 - confidence)
-    low, high = (_interpolated(ordered, percent) for percent in (tail, 100 - tail))
-    return Interval(low=low, high=high, confidence=confidence)
 
 
 def _ordered(samples: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the regression gate tolerates: a TOML file of defaults and of rules for some of the cases.
+"""What the regression check tolerates: a TOML file of defaults and of rules for some of the cases.
 
 ::
 
@@ -18,26 +18,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ...results.case_rows import Row
 from ...results.schema import SIZE_COLUMNS
+from ...results.toml_tables import AMOUNT, SIZE, TEXT, Kind, Table, read_toml
 
 TEXT_COLUMNS = (
-    "kernel",
-    "op",
-    "impl",
-    "provider",
-    "mode",
-    "dtype",
-    "state_dtype",
-    "device_kind",
-    "device_accelerator",
-)
+    "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_kind", "device_accelerator",
+)  # fmt: skip
+METRICS = ("time", "memory", "error", "counts")
+AMOUNT_OR_FALSE = Kind("a number of at least 0 or false", lambda value: value is False or AMOUNT.holds(value))
+
+Wanted = frozenset[Any] | tuple[float, float]
+"""The values that a column may have, or for sizes the least and the greatest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +57,26 @@ class Limits:
     min_error: float = 1e-6
 
 
-METRICS = ("time", "memory", "error", "counts")
-_KEYS = tuple(field.name for field in dataclasses.fields(Limits))
+LIMITS = tuple(field.name for field in dataclasses.fields(Limits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Limits for the cases that match.
+    """Limits for the cases whose columns all ``match``, and ``why``."""
 
-    Attributes:
-        match: column -> the values it may have, or for sizes a (least, greatest) range.
-        limits: what the rule sets.
-    """
-
-    match: Mapping[str, frozenset[Any] | tuple[float, float]]
+    match: Mapping[str, Wanted]
     limits: Mapping[str, float | None]
     why: str = ""
 
     def holds(self, row: Row) -> bool:
         """Return whether the rule is about a row."""
-        for column, wanted in self.match.items():
-            value = row[column]
-            if isinstance(wanted, frozenset):
-                if value not in wanted:
-                    return False
-            elif value is None or not wanted[0] <= value <= wanted[1]:
-                return False
-        return True
+        return all(_matches(row[column], wanted) for column, wanted in self.match.items())
+
+
+def _matches(value: Any, wanted: Wanted) -> bool:
+    if isinstance(wanted, frozenset):
+        return value in wanted
+    return value is not None and wanted[0] <= value <= wanted[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,82 +102,45 @@ def load_thresholds(path: Path) -> Thresholds:
         ValueError: it does not exist or is not as this module says; the message names file, key, what was expected and
             what came.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be a TOML file: {error}") from error
-    except OSError as error:
-        raise ValueError(f"thresholds must be a TOML file, got {path} ({error.strerror})") from error
-    _check_keys(path, "the file", table, ("defaults", "rule"))
-    defaults, rules = table.get("defaults", {}), table.get("rule", [])
-    if not isinstance(defaults, dict):
-        _refuse(path, "defaults", "a table [defaults]", defaults)
-    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        _refuse(path, "rule", "an array of tables [[rule]]", rules)
-    _check_keys(path, "defaults", defaults, _KEYS)
+    file = read_toml(path, "thresholds")
+    file.check_keys("defaults", "rule")
+    defaults = file.table("defaults")
+    defaults.check_keys(*LIMITS)
     return Thresholds(
-        defaults=dataclasses.replace(Limits(), **_limits(path, "defaults", defaults)),
-        rules=tuple(_rule(path, f"rule {number}", rule) for number, rule in enumerate(rules, start=1)),
+        defaults=dataclasses.replace(Limits(), **_limits(defaults)), rules=tuple(map(_rule, file.tables("rule")))
     )
 
 
-def _rule(path: Path, where: str, table: Mapping[str, Any]) -> Rule:
-    _check_keys(path, where, table, ("why", "match", *_KEYS))
-    match, why = table.get("match"), table.get("why", "")
-    if not isinstance(match, dict) or not match:
-        _refuse(path, f"{where}.match", 'a table of columns such as { mode = "fw" }', match)
-    if not isinstance(why, str):
-        _refuse(path, f"{where}.why", "a text", why)
-    _check_keys(path, f"{where}.match", match, (*TEXT_COLUMNS, *SIZE_COLUMNS))
-    wanted = {column: _wanted(path, f"{where}.match.{column}", column, value) for column, value in match.items()}
-    limits = _limits(path, where, {name: value for name, value in table.items() if name in _KEYS})
+def _limits(table: Table) -> dict[str, Any]:
+    kinds = {name: AMOUNT_OR_FALSE if name in METRICS else AMOUNT for name in LIMITS if name in table.values}
+    values = {name: table.value(name, kind) for name, kind in kinds.items()}
+    return {name: None if value is False else float(value) for name, value in values.items()}
+
+
+def _rule(table: Table) -> Rule:
+    table.check_keys("why", "match", *LIMITS)
+    match = table.table("match", words := 'a table of columns such as { mode = "fw" }')
+    if not match.values:
+        table.refuse("match", words, table.values.get("match"))
+    match.check_keys(*TEXT_COLUMNS, *SIZE_COLUMNS)
+    limits = _limits(table)
     if not limits:
-        _refuse(path, where, f"a rule that sets one of {', '.join(_KEYS)}", None)
-    return Rule(match=wanted, limits=limits, why=why)
+        table.refuse("", f"a rule that sets one of {', '.join(LIMITS)}", None)
+    wanted = {column: _wanted(match, column) for column in match.values}
+    return Rule(match=wanted, limits=limits, why=table.value("why", TEXT, ""))
 
 
-def _wanted(path: Path, where: str, column: str, value: Any) -> frozenset[Any] | tuple[float, float]:
-    values = value if isinstance(value, list) else [value]
-    if column in TEXT_COLUMNS:
-        if not values or not all(isinstance(each, str) for each in values):
-            _refuse(path, where, "a text or a list of texts", value)
-        return frozenset(values)
-    if isinstance(value, dict):
-        _check_keys(path, where, value, ("min", "max"))
-        if not value or not all(_is_size(each) for each in value.values()):
-            _refuse(path, where, "a table with min, max or both, positive integers", value)
+def _wanted(match: Table, column: str) -> Wanted:
+    value = match.values[column]
+    text = column in TEXT_COLUMNS
+    if isinstance(value, dict) and not text:
+        ends = match.table(column)
+        ends.check_keys("min", "max")
+        if not value or not all(map(SIZE.holds, value.values())):
+            match.refuse(column, "a table with min, max or both, positive integers", value)
         return float(value.get("min", 0)), float(value.get("max", math.inf))
-    if not values or not all(_is_size(each) for each in values):
-        _refuse(path, where, "a positive integer, a list of some, or { min = ..., max = ... }", value)
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(map((TEXT if text else SIZE).holds, values)):
+        sizes = "a positive integer, a list of some, or { min = ..., max = ... }"
+        match.refuse(column, "a text or a list of texts" if text else sizes, value)
     return frozenset(values)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _limits(path: Path, where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    limits: dict[str, float | None] = {}
-    for name, value in table.items():
-        if value is False and name in METRICS:
-            limits[name] = None
-            continue
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 <= value < math.inf:
-            _refuse(path, f"{where}.{name}", f"a number of at least 0{' or false' * (name in METRICS)}", value)
-        limits[name] = float(value)
-    return limits
-
-
-def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in table:
-        if name not in known:
-            _refuse(path, where, f"a table without other keys than {', '.join(known)}", name)
-
-
-def _refuse(path: Path, where: str, expected: str, given: Any) -> NoReturn:
-    raise ValueError(f"{path}: {where} must be {expected}, got {'nothing' if given is None else repr(given)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.frames import best_rows
 from ...results.schema import SIZE_COLUMNS
-from ..check.statistics import bootstrap_ratio_interval
+from ..check.statistics import MIN_SAMPLES, ratio_interval
 from .markup import ABSENT, Cell, Html, numeric, table
 from .subject import OURS, Subject, name_cell, problem_in_words
 
@@ -75,8 +75,8 @@ def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
     """Compare two measured rows."""
     low = high = None
     samples = [row.time_samples_ms for row in (theirs, ours)]
-    if all(each is not None and len(each) > 1 for each in samples):
-        interval = bootstrap_ratio_interval(*samples)
+    if all(each is not None and len(each) >= MIN_SAMPLES for each in samples):
+        interval = ratio_interval(*samples)
         low, high = interval.low, interval.high
     held = [each.peak_memory_bytes - each.input_bytes for each in (ours, theirs)]
     memory = held[0] / held[1] if held[1] else math.nan

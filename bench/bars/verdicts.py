@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ...analysis.check.statistics import Interval, bootstrap_ratio_interval, median, median_interval
+from ...analysis.check.statistics import Interval, median, median_interval, ratio_interval
 from .model import COPY, Bar
 
 
@@ -130,7 +130,7 @@ def _judge(bar: Bar, measured: Sequence[Measured]) -> Verdict:
             ratio = theirs.memory_bytes / ours.memory_bytes
     else:
         ratio = median(their_samples) / median(ours.samples_ms)
-        interval = bootstrap_ratio_interval(their_samples, ours.samples_ms)
+        interval = ratio_interval(their_samples, ours.samples_ms)
     return Verdict(
         bar=bar,
         ours=_words(ours, bar, ours.samples_ms),

@@ -1,16 +1,14 @@
-"""A case over commits: order, what changed, and the figure."""
+"""A case over commits: order, and what changed between runs."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from lrbench.analysis.check.history import MAX_FIGURE_CASES, case_history, history_figure, history_rows
-from lrbench.analysis.figures.style import alt_text, save_figure
+from lrbench.analysis.check.history import case_history, history_rows
 
-from ..measured import failed, measured, run_of, samples, write
+from ..measured import failed, measured, samples, write
 
 
 @pytest.fixture
@@ -47,30 +45,6 @@ def test_runs_stand_in_the_order_of_time(results: Path) -> None:
 def test_devices_have_histories_of_their_own(tmp_path: Path) -> None:
     write([measured(), measured(accelerator="h100")], tmp_path / "x.parquet")
     assert [device for _, device in case_history("op:mlstm_sig", [tmp_path])] == ["h100_sxm", "h200_sxm"]
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_figure(results: Path, tmp_path: Path, suffix: str) -> None:
-    figure = history_figure(list(case_history("op:mlstm_sig", [results]).values()))
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["ccccccc\nrun-c", "aaaaaaa\nrun-a"]
-    (line,) = axes.containers
-    assert list(line[0].get_ydata()) == pytest.approx([2.0, 3.0], rel=0.01)
-    # Nothing is cut off: the legend and the labels lie within the figure.
-    figure.draw_without_rendering()
-    boxes = [figure.legends[0].get_window_extent(), axes.get_tightbbox()]
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
-    assert re.search(
-        r"Time over 2 runs, oldest first: mlstm_sig tfla .* from (1.99|2)\S* to (2.99|3)\S* ms", alt_text(figure)
-    )
-    assert save_figure(figure, tmp_path / f"h{suffix}").stat().st_size > 1000
-
-
-def test_a_figure_of_too_many_cases_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"1 to {MAX_FIGURE_CASES} measured cases, got 9"):
-        history_figure([[row] for row in run_of(MAX_FIGURE_CASES + 1)])
-    with pytest.raises(ValueError, match="got 0"):
-        history_figure([[failed("oom", "")]])
 
 
 def test_unknown_cases(results: Path) -> None:

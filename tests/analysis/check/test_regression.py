@@ -1,4 +1,4 @@
-"""The regression gate: what fails, what does not, and how often it errs."""
+"""The regression check: what fails, what does not, and how often it errs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
 from lrbench.analysis.check.regression import (
     BROKEN,
-    GateResult,
+    CheckResult,
     check,
     replace_rows,
     summary,
@@ -32,7 +32,7 @@ H200 = ROOT / "results" / "h200_sxm"
 COMMITTED = load_thresholds(ROOT / "results" / "thresholds.toml")
 
 
-def judge(new: dict[str, Any], old: dict[str, Any], thresholds: Thresholds = COMMITTED, **options: bool) -> GateResult:
+def judge(new: dict[str, Any], old: dict[str, Any], thresholds: Thresholds = COMMITTED, **options: bool) -> CheckResult:
     return check([new], [old], thresholds, **options)
 
 
@@ -191,7 +191,7 @@ def _times(median_ms: float) -> dict[str, Any]:
     return {"time_samples_ms": drawn, "time_ms": float(np.median(drawn))}
 
 
-# How often the gate errs. Samples scatter by `noise` around a median that a run shifts as a whole and case by case, so
+# How often the check errs. Samples scatter by `noise` around a median that a run shifts as a whole and case by case, so
 # that the ratio of two runs of the same code scatters by 0.4 % beyond its samples, as on the H200.
 
 RUN_SHIFT, CASE_SHIFT = 0.002, 0.002
@@ -296,7 +296,7 @@ def a_a_runs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def test_a_a_on_the_h200() -> None:
-    """Neither run is slower than the other in any case, for the gate; `compare` finds no case faster or slower."""
+    """Neither run is slower than the other in any case, for the check; `compare` finds no case faster or slower."""
     first, second = a_a_runs()
     assert len(first) > 100
     assert len({(row["git_commit"], row["device_name"], row["driver_version"]) for row in first + second}) == 1
@@ -342,7 +342,7 @@ def test_a_slowdown_of_5_percent_on_the_h200_is_caught() -> None:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> GateResult:
+def mixed() -> CheckResult:
     old = [*run_of(3, seed=1, noise=0.002), timed(2.0, mode="fwbw"), timed(2.0, mode="bw"), timed(2.0, seq_len=1024)]
     new = [
         *run_of(2, seed=2, noise=0.002, triton_version="3.7.1"),
@@ -353,13 +353,13 @@ def mixed() -> GateResult:
     return check(new, old, COMMITTED)
 
 
-def test_gravest_first(mixed: GateResult) -> None:
+def test_gravest_first(mixed: CheckResult) -> None:
     assert [case.verdict for case in mixed.cases] == ["failed", "missing", "regression", "unclear", "ok", "ok"]
     assert [row["verdict"] for row in table_rows(noteworthy(mixed))] == ["failed", "missing", "regression", "unclear"]
     assert summary(mixed) == "FAILED on h200_sxm: 1 failed, 1 missing, 1 regression, 1 unclear, 2 ok"
 
 
-def test_json(mixed: GateResult) -> None:
+def test_json(mixed: CheckResult) -> None:
     data = json.loads(json.dumps(as_dict(mixed), allow_nan=False))
     assert not data["passed"]
     time = next(c for c in data["cases"] if c["verdict"] == "regression")["metrics"][0]
@@ -367,7 +367,7 @@ def test_json(mixed: GateResult) -> None:
     assert time["low"] > time["limit"] == 1.025
 
 
-def test_junit(mixed: GateResult) -> None:
+def test_junit(mixed: CheckResult) -> None:
     root = ElementTree.fromstring(junit_xml(mixed))
     suite = root.find("testsuite")
     assert suite is not None
@@ -382,7 +382,7 @@ def test_junit(mixed: GateResult) -> None:
     assert suite.find("properties/property").attrib == {"name": "triton_version", "value": "3.6.0 | 3.6.0, 3.7.1"}  # type: ignore[union-attr]
 
 
-def test_markdown(mixed: GateResult) -> None:
+def test_markdown(mixed: CheckResult) -> None:
     text = markdown(mixed)
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 5

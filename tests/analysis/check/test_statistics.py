@@ -1,4 +1,4 @@
-"""Order statistics against closed forms, exact binomial sums and simulation."""
+"""Order statistics against closed forms, exact binomial sums and simulation; the bootstrap against the plain one."""
 
 import math
 import random
@@ -7,23 +7,26 @@ import statistics as stdlib
 import numpy as np
 import pytest
 
+from lrbench.analysis.check import statistics
 from lrbench.analysis.check.statistics import (
-    bootstrap_ratio_interval,
     median,
     median_interval,
     median_ranks,
     percentile,
+    ratio_interval,
     relative_half_width,
 )
+
+from ..measured import samples
 
 
 def test_percentiles_agree_with_numpy() -> None:
     generator = random.Random(1)
     for n in (1, 2, 3, 10, 37):
-        samples = [generator.lognormvariate(0, 1) for _ in range(n)]
+        drawn = [generator.lognormvariate(0, 1) for _ in range(n)]
         for percent in (0, 20, 50, 80, 97.5, 100):
-            assert percentile(samples, percent) == pytest.approx(np.percentile(samples, percent))
-        assert median(samples) == pytest.approx(stdlib.median(samples))
+            assert percentile(drawn, percent) == pytest.approx(np.percentile(drawn, percent))
+        assert median(drawn) == pytest.approx(stdlib.median(drawn))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 10, 20, 37, 100])
@@ -63,24 +66,51 @@ def test_relative_half_width() -> None:
     assert relative_half_width([9.0, 11.0] * 10) == pytest.approx(0.1)
 
 
-def test_bootstrap_agrees_with_order_statistics_and_is_reproducible() -> None:
-    generator = random.Random(3)
-    samples = [10 + generator.gauss(0, 1) for _ in range(200)]
-    interval, exact = bootstrap_ratio_interval(samples, [1.0]), median_interval(samples)
-    assert interval == bootstrap_ratio_interval(samples, [1.0])
-    assert interval.low == pytest.approx(exact.low, abs=0.1)
-    assert interval.high == pytest.approx(exact.high, abs=0.1)
+@pytest.mark.parametrize("count", [6, 10, 11, 45])
+def test_ratio_interval_is_the_plain_bootstrap(count: int) -> None:
+    """The draws are others, and medians of few samples take few values: the ends may be a step apart."""
+    new, old = samples(2.1, count=count, seed=1), samples(2.0, count=count + 3, seed=2)
+    generator = np.random.default_rng(0)
+    medians = [np.median(generator.choice(side, (2000, len(side))), axis=1) for side in (new, old)]
+    low, high = np.quantile(medians[0] / medians[1], (0.025, 0.975))
+    found = ratio_interval(new, old)
+    assert found == ratio_interval(new, old)
+    assert (found.low, found.high) == (
+        pytest.approx(low, abs=0.2 * (high - low)),
+        pytest.approx(high, abs=0.2 * (high - low)),
+    )
 
 
-def test_bootstrap_ratio_tells_twice_as_fast_from_noise() -> None:
-    generator = random.Random(5)
-    slow = [2 * generator.uniform(0.9, 1.1) for _ in range(40)]
-    fast = [generator.uniform(0.9, 1.1) for _ in range(40)]
-    interval = bootstrap_ratio_interval(slow, fast)
-    assert interval.low < 2 < interval.high
-    assert interval.low > 1.8
-    same = bootstrap_ratio_interval(fast, fast[::-1])
-    assert same.low < 1 < same.high
+def test_resampled_medians_are_medians_of_resamples() -> None:
+    """With the draws done by hand, the looked-up ranks give numpy's medians."""
+    values = [5.0, 1.0, 4.0, 9.0, 2.0, 7.0]
+    draws = np.random.default_rng((0, 6)).integers(0, 6, size=(statistics.RESAMPLES, 6))
+    np.testing.assert_array_equal(statistics.resampled_medians(values), np.median(np.sort(values)[draws], axis=1))
+
+
+def test_ratio_interval_covers_the_true_ratio() -> None:
+    """A 95 % interval of 20 samples a side covers the true ratio nearly as often as it says."""
+    generator = np.random.default_rng(3)
+    covered = 0
+    for _ in range(400):
+        interval = ratio_interval(
+            1.05 * (1 + 0.01 * generator.standard_normal(20)), 1 + 0.01 * generator.standard_normal(20)
+        )
+        covered += interval.low <= 1.05 <= interval.high
+    assert 0.91 <= covered / 400 <= 0.99
+
+
+def test_too_few_samples_say_nothing() -> None:
+    interval = ratio_interval([1.0] * 5, [1.0] * 50)
+    assert (interval.low, interval.high) == (0.0, math.inf)
+
+
+def test_geometric_mean_of_many_is_narrower_than_of_one() -> None:
+    """Independent cases average out: the interval of 25 is a fifth of that of one, not as wide."""
+    each = [statistics.resampled_ratios(samples(2, seed=n), samples(2, seed=100 + n)) for n in range(25)]
+    single, together = (statistics.geometric_mean_interval(some, confidence=0.95) for some in (each[:1], each))
+    assert (together.high - together.low) < 0.4 * (single.high - single.low)
+    assert together.low < math.exp(np.mean([np.log(x).mean() for x in each])) < together.high
 
 
 @pytest.mark.parametrize(
@@ -91,7 +121,8 @@ def test_bootstrap_ratio_tells_twice_as_fast_from_noise() -> None:
         (lambda: percentile([1.0], 101), r"percent must be in \[0, 100\], got 101"),
         (lambda: median_ranks(0), "n must be >= 1, got 0"),
         (lambda: median_interval([1.0], 1.0), r"confidence must be in \(0, 1\), got 1.0"),
-        (lambda: bootstrap_ratio_interval([1.0], [1.0], confidence=0), r"confidence must be in \(0, 1\), got 0"),
+        (lambda: ratio_interval([1.0], [1.0], confidence=0), r"confidence must be in \(0, 1\), got 0"),
+        (lambda: ratio_interval([math.inf] * 9, [1.0] * 9), "samples must be finite, got inf"),
     ],
 )
 def test_bad_input(call, message) -> None:

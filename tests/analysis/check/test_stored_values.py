@@ -1,4 +1,4 @@
-"""This project under its own gate: what is stored in tests/data has not moved; stored_values renews it."""
+"""This project under its own check: what is stored in tests/data has not moved; stored_values renews it."""
 
 from __future__ import annotations
 
