@@ -176,7 +176,6 @@ def calibrate(
 
 @app.command()
 def profile(
-    context: typer.Context,
     kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
     op: Annotated[str | None, typer.Option(help="Operations, comma-separated [the family's first].")] = None,
     impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [the first].")] = None,
@@ -195,22 +194,13 @@ def profile(
     state_dtype: Annotated[str | None, typer.Option(help="Dtypes of the states between chunks: fp32, bf16.")] = None,
     ncu: Annotated[str | None, typer.Option(help="Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until the whole run is ended.")] = 900.0,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the ncu command, or what --recount would rewrite; do neither.")
-    ] = False,
-    recount: Annotated[
-        list[str] | None,
-        typer.Option(help="Measure nothing: hold the counters of these files or folders against today's counts."),
-    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ncu command and do not run it.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
     format: Format = "table",
 ) -> None:
     """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
     from .bench import commands, plan
 
-    if recount:
-        _refuse_beside(context, "recount", allowed=("dry_run", "format"))
-        raise typer.Exit(commands.recount_command(recount, dry_run=dry_run, output_format=format))
     request = plan.parse_request(
         kernel=kernel,
         preset="one",
@@ -242,14 +232,6 @@ def doctor(format: Format = "table") -> None:
     from .bench import commands
 
     commands.doctor_command(output_format=format)
-
-
-def _refuse_beside(context: typer.Context, option: str, *, allowed: Sequence[str]) -> None:
-    """Raise ValueError where another option than those allowed is given beside ``option``, which would ignore it."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in (option, *allowed) and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"--{option} must stand without other axes, got --{name.replace('_', '-')}")
 
 
 def _given(parse: Callable[[str, str], T], text: str | None, option: str) -> T | None:

@@ -88,7 +88,7 @@ def family_shown(frame: pd.DataFrame, ops: tuple[str, ...] | None, impls: tuple[
 
     All where operations are named, whose families they may be, and where there is one only.
     """
-    from ..results.frames import families
+    from ..results.select import families
 
     found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
     if ops is not None or len(found) < 2:
@@ -232,8 +232,8 @@ def register(
         format: Format = "table",
     ) -> None:
         """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
-        from .model.chunk_size import chunk_size_report, default_results
-        from .model.efficiency import committed_results
+        from ..results.store import committed_results
+        from .model.chunk_size import chunk_size_report
         from .model.launch_model import stored_launch_fit
 
         operation = _counted_operation(kernel, op, resolve_operation)
@@ -254,7 +254,7 @@ def register(
             causal_factor=causal_factor,
             mode=mode,
             impl=chosen,
-            results=tuple(results) if results else default_results(accelerator.key),
+            results=tuple(results or committed_results(accelerator.key)),
             fit=fit,
             by_launches=impl is not None,
         )
@@ -291,9 +291,10 @@ def register(
         format: Format = "table",
     ) -> None:
         """Predict a time on an accelerator: an interval, never a bare number."""
+        from ..results.store import committed_results
         from .counts import count_case, formulation_of, is_chunked
         from .counts.formulations import has_heads, sizes_of
-        from .model.efficiency import NO_FIT, committed_results
+        from .model.efficiency import NO_FIT
         from .model.launch_model import predict_case
 
         operation = _counted_operation(kernel, op, resolve_operation)
@@ -401,7 +402,7 @@ def register(
         Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
         said otherwise.
         """
-        from ..results.frames import load_results
+        from ..results.select import load_results
         from .figures.plots import (
             MODEL,
             RESULT_KINDS,
@@ -487,7 +488,7 @@ def register(
         roofs: RoofChoice = "spec",
     ) -> None:
         """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
-        from ..results.frames import load_results
+        from ..results.select import load_results
         from .figures.roofline import roofline
         from .figures.selection import Selection
         from .figures.style import check_format, save_figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shutil
 import tempfile
 import uuid
@@ -26,7 +25,6 @@ from .profiling import (
     kernel_rows,
     prepare_session,
     profile,
-    recount_files,
     remarks,
     runnable,
     session_folder,
@@ -272,35 +270,6 @@ def profile_command(
     path = write_profile(rows, output)
     _show_profile(rows, output_format)
     display.note(f"profile: {path}")
-    return int(any(row.status != "ok" for row in rows))
-
-
-def recount_command(names: Sequence[str], *, dry_run: bool, output_format: str) -> int:
-    """Hold the counters of stored profiles against what is counted now, print both, and rewrite the counted columns.
-
-    Args:
-        names: profiles, or folders of them.
-        dry_run: say what would be rewritten, and rewrite nothing.
-
-    Returns:
-        0 when every case had been profiled, else 1.
-
-    Raises:
-        ValueError: a path holds no profile, or one of another version.
-    """
-    display.check_format(output_format)
-    for name in names:
-        if not name or not Path(name).exists():
-            raise ValueError(f"recount needs profiles (*.profile.parquet), got no file or folder {name!r}")
-    paths = map(Path, names)
-    found = (sorted(path.rglob("*.profile.parquet")) if path.is_dir() else [path] for path in paths)
-    files = list(dict.fromkeys(path.resolve() for path in itertools.chain.from_iterable(found)))
-    if not files:
-        raise ValueError(f"recount needs profiles (*.profile.parquet), got none in {', '.join(names)}")
-    rows, outdated = recount_files(files, dry_run=dry_run)
-    _show_profile(rows, output_format)
-    for path in outdated:
-        display.note(f"{'would rewrite' if dry_run else 'rewrote'}: {path}")
     return int(any(row.status != "ok" for row in rows))
 
 

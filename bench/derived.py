@@ -1,7 +1,8 @@
-"""From what a worker measured to a row: counted work, rates, the model's time, and what makes a row suspect."""
+"""From what a worker measured to a row: its case, its run, and what is derived."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from .. import __version__
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.known import Accelerator
-from ..analysis.model import runtime_model
+from ..analysis.derive import derive
 from ..kernels import FAMILIES
 from ..kernels.baselines.spec import Baseline
-from ..results.schema import Case, Record
-from .environment import Environment, version_of
+from ..results.schema import Environment, Record
+from .environment import version_of
 from .plan import PlannedCase
 
 
@@ -53,7 +54,7 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
     case, target = planned.case, planned.target
     version = version_of(target.distribution) if isinstance(target, Baseline) else __version__
     columns: dict[str, Any] = {
-        **case_columns(case),
+        **dataclasses.asdict(case),
         **run.environment.columns(),
         "run_id": run.run_id,
         "case_id": case.case_id,
@@ -65,42 +66,9 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         "accelerator": run.accelerator.key if run.accelerator else None,
         **reply["columns"],
     }
-    columns |= derive(run.accelerator, run.device, case, columns.get("time_ms"))
-    return Record(**{name: _finite(value) for name, value in columns.items()})
-
-
-def case_columns(case: Case) -> dict[str, Any]:
-    """Return the fields of a case as columns."""
-    return {name: getattr(case, name) for name in Case.__dataclass_fields__}
-
-
-def derive(
-    accelerator: Accelerator | None, device: Accelerator | None, case: Case, time_ms: float | None
-) -> dict[str, Any]:
-    """Return the columns that follow from the case, its time and the two accelerators of a :class:`Run`.
-
-    The roofline is never that of ``--gpu``: rates are held against the device that was measured.
-    """
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-    if count is None:
-        return {}
-    columns: dict[str, Any] = {
-        "flops": float(count.flops),
-        "tensor_flops": float(count.tensor_flops),
-        "bytes": float(count.bytes),
-        "intensity": count.intensity,
-        "causal_factor": count.causal_factor,
-    }
-    if accelerator is not None and accelerator.peak_flops(case.dtype) is not None:
-        columns["model_time_ms"] = runtime_model.model_time_ms(count, accelerator, case.dtype)
-    if time_ms is None:
-        return columns
-    columns["tflops"] = count.flops / (time_ms * 1e9)
-    columns["gbps"] = count.bytes / (time_ms * 1e6)
-    if device is not None:
-        columns["roofline_fraction"] = runtime_model.roofline_fraction(count, device, case.dtype, time_ms)
-        columns["suspect"] = runtime_model.suspect_reason(count, device, case.dtype, time_ms)
-    return columns
+    columns |= derive(run.accelerator, run.device, count, case.dtype, columns.get("time_ms"))
+    return Record(**{name: _finite(value) for name, value in columns.items()})
 
 
 def _finite(value: Any) -> Any:

@@ -13,48 +13,12 @@ import platform
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
 from ..analysis.accelerators import known as accelerators
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """The device and the versions that a row of results carries.
-
-    Attributes:
-        device_name: the driver's name of the GPU, or the CPU's model with the number of threads torch uses.
-        device_accelerator: key of the measured device's specification, None when it is not one we know.
-        capability: CUDA compute capability such as "9.0"; None on a CPU.
-        device_count: GPUs visible to this process.
-        memory_bytes: the device's memory.
-    """
-
-    device_kind: str
-    device_name: str
-    device_accelerator: str | None
-    capability: str | None
-    device_count: int
-    memory_bytes: int
-    torch_version: str | None
-    triton_version: str | None
-    cuda_version: str | None
-    driver_version: str | None
-    python_version: str
-    lrbench_version: str
-    git_commit: str | None
-    git_dirty: bool | None
-
-    def columns(self) -> dict[str, object]:
-        """The fields that are columns of a record."""
-        values = dataclasses.asdict(self)
-        return {name: value for name, value in values.items() if name not in _NOT_COLUMNS}
-
-
-_NOT_COLUMNS = ("capability", "device_count", "memory_bytes")
+from ..results.schema import DeviceState, Environment
 
 
 def version_of(distribution: str) -> str | None:
@@ -178,16 +142,6 @@ def _driver_version() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceState:
-    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons."""
-
-    sm_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttled: str | None = None
 
 
 _THROTTLE_REASONS = {

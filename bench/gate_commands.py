@@ -209,7 +209,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show a case over commits: time, memory and error of every run, and what changed between them."""
         from ..analysis.check.history import case_history, history_rows
-        from ..results.case_rows import describe
+        from ..results.select import describe
         from . import display
 
         display.check_format(format)
@@ -246,7 +246,7 @@ def _given(parse: Callable[[str], T], text: str | None) -> T | None:
 
 
 def _committed() -> list[Path]:
-    from ..analysis.model.efficiency import committed_results
+    from ..results.store import committed_results
 
     folders = committed_results()
     if not folders:
@@ -255,7 +255,7 @@ def _committed() -> list[Path]:
 
 
 def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
-    from ..results.case_rows import is_path, parse_terms, select
+    from ..results.select import is_path, parse_terms, select
 
     if is_path(text):
         return select(text, ())
@@ -321,7 +321,7 @@ def _measure_live(
 
 def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:
     """Say what keeps two implementations' cases apart: the device that one needs, or columns that differ."""
-    from ..results.case_rows import CASE_COLUMNS
+    from ..results.schema import CASE_COLUMNS
     from .live import groups
 
     here = environment.device_kind

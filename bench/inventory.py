@@ -13,8 +13,8 @@ from ..analysis.accelerators import user_file as accelerator_file
 from ..analysis.accelerators.known import Accelerator, Roofs
 from ..kernels import baselines
 from ..kernels.baselines.operations import OPERATIONS
-from ..results.case_rows import short_size
 from ..results.schema import Case
+from ..results.select import short_size
 from .environment import Environment, version_of
 from .presets import Preset, presets_for
 

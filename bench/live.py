@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import baselines
-from ..results.case_rows import CASE_COLUMNS, Row
-from ..results.schema import Case, Record
+from ..results.schema import CASE_COLUMNS, Case, Record
+from ..results.select import Row
 from . import clock, memory
 from .derived import Run, build_record
 from .environment import DeviceState, Environment

@@ -13,6 +13,7 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE, parse_names, parse_size, parse_sizes
+from ..results.names import current_names
 from ..results.schema import Case
 from .presets import Preset, get_preset
 
@@ -99,6 +100,8 @@ def parse_request(*, kernel: str, preset: str | None = None, **options: str | in
         field, parse = _OPTIONS.get(name, (name, None))
         if given is not None:
             fields[field] = parse(str(given), f"--{name.replace('_', '-')}") if parse else given
+    if "impls" in fields:
+        fields["impls"] = current_names(fields["impls"], fields.get("ops") or kernels.FAMILIES.get(kernel) or ("",))
     return Request(kernel=kernel, preset=preset, **fields)
 
 

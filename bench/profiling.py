@@ -26,13 +26,13 @@ from typing import Any
 from .. import __version__
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
-from ..analysis.counts.hardware_counters import PROFILE_VERSION, Comparison, Counters, compare
+from ..analysis.counts.hardware_counters import Comparison, Counters, compare
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
-from ..results.schema import SIZE_COLUMNS
+from ..results.schema import SIZE_COLUMNS, Environment, ProfileRow
 from . import ncu
-from .environment import Environment, version_of, worker_settings
+from .environment import version_of, worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
 from .protocol import encode_request
@@ -43,76 +43,6 @@ MARKER = "spin_kernel"
 
 COUNTED = ("tensor_flops", "bytes", "compulsory_bytes", "executed_tensor_flops", "executed_bytes", "causal_factor")
 """Columns that a count fills."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRow:
-    """One profiled case. Field order is column order; units are in the names.
-
-    Attributes:
-        kernel_names, kernel_tensor_flops, kernel_dram_bytes: of each launch, in the order they ran.
-        tensor_flops, bytes, compulsory_bytes, causal_factor: counted, as in a row of the results.
-        executed_tensor_flops, executed_bytes: counted of the kernels, recomputation and padding included, where known.
-        measured_tensor_flops: operations of the matrix units.
-        dram_read_bytes, dram_write_bytes, l2_bytes: measured traffic of the device memory and requests to the L2.
-        tensor_flops_ratio, bytes_ratio: measured / executed, or / counted where the kernels are not counted.
-        explanation: why a ratio is outside 1 % (FLOPs) or 15 % (bytes).
-        last_cache_bytes: L2 of the measured device's specification.
-    """
-
-    run_id: str
-    case_id: str
-    measured_at: str
-    kernel: str
-    op: str
-    impl: str
-    provider: str
-    provider_version: str | None = None
-    mode: str
-    dtype: str
-    state_dtype: str | None = None
-    batch: int | None = None
-    seq_len: int | None = None
-    num_heads: int | None = None
-    head_dim_qk: int | None = None
-    head_dim_v: int | None = None
-    chunk_size: int | None = None
-    channels: int | None = None
-    d_model: int | None = None
-    d_ff: int | None = None
-    status: str
-    reason: str | None = None
-    launches: int | None = None
-    kernel_names: list[str] | None = None
-    kernel_tensor_flops: list[float] | None = None
-    kernel_dram_bytes: list[float] | None = None
-    measured_tensor_flops: float | None = None
-    executed_tensor_flops: float | None = None
-    tensor_flops: float | None = None
-    tensor_flops_ratio: float | None = None
-    dram_read_bytes: float | None = None
-    dram_write_bytes: float | None = None
-    l2_bytes: float | None = None
-    executed_bytes: float | None = None
-    bytes: float | None = None
-    bytes_ratio: float | None = None
-    compulsory_bytes: float | None = None
-    last_cache_bytes: int | None = None
-    causal_factor: float | None = None
-    explanation: str | None = None
-    ncu_version: str | None = None
-    device_kind: str | None = None
-    device_name: str | None = None
-    device_accelerator: str | None = None
-    torch_version: str | None = None
-    triton_version: str | None = None
-    cuda_version: str | None = None
-    driver_version: str | None = None
-    python_version: str | None = None
-    lrbench_version: str | None = None
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    profile_version: int = PROFILE_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +177,7 @@ def build_row(
     """Return the row of a case: what was counted, and where ``kernels`` are given what was measured and the ratios."""
     case = item.case
     columns: dict[str, Any] = {
-        **{name: getattr(case, name) for name in ("kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype")},
-        **{name: getattr(case, name) for name in SIZE_COLUMNS},
+        **dataclasses.asdict(case),
         **environment.columns(),
         "run_id": run_id,
         "case_id": case.case_id,
@@ -260,11 +189,11 @@ def build_row(
     }
     if kernels is not None:
         columns |= _measured_columns(ncu.add_up(kernels), kernels, _last_cache_bytes(environment))
-    return recount(ProfileRow(**columns))
+    return _counted(ProfileRow(**columns))
 
 
-def recount(row: ProfileRow) -> ProfileRow:
-    """Return the row with what is counted, and what follows from it, as it is counted now; what was measured stays."""
+def _counted(row: ProfileRow) -> ProfileRow:
+    """Return the row with what is counted of its case, and how what was measured compares with it."""
     sizes = {name: value for name in SIZE_COLUMNS if (value := getattr(row, name)) is not None}
     count = counts.count_case(row.op, row.impl, row.mode, row.dtype, row.state_dtype, sizes)
     columns: dict[str, Any] = dict.fromkeys((*COUNTED, "tensor_flops_ratio", "bytes_ratio", "explanation"))
@@ -281,27 +210,6 @@ def recount(row: ProfileRow) -> ProfileRow:
         found = compare(count, counters, dtype=row.dtype, last_cache_bytes=row.last_cache_bytes)
         columns |= _ratio_columns(found)
     return dataclasses.replace(row, **columns)
-
-
-def recount_files(paths: Sequence[Path], *, dry_run: bool) -> tuple[list[ProfileRow], list[Path]]:
-    """Recount profiles' rows, write back those that differ, unless it is a dry run, and return all and what differed.
-
-    All files are read before one is written.
-
-    Raises:
-        ValueError: a file is no profile, or of another version.
-    """
-    rows, outdated = [], {}
-    for path in paths:
-        stored = [ProfileRow(**row) for row in store.read_file(path, ProfileRow, what="profile").to_pylist()]
-        counted = [recount(row) for row in stored]
-        rows += counted
-        if counted != stored:
-            outdated[path] = counted
-    if not dry_run:
-        for path, counted in outdated.items():
-            store.write_parquet(map(dataclasses.asdict, counted), path, ProfileRow)
-    return rows, list(outdated)
 
 
 def _measured_columns(counters: Counters, kernels: Sequence[KernelCounts], cache: int | None) -> dict[str, Any]:

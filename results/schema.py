@@ -1,37 +1,55 @@
-"""A case (what to run) and a record (one row of the results). Field order is column order."""
+"""The rows of the results: a case (what to run), a record (one measured case), a measured roof, a profiled case.
+
+Columns that several kinds of rows share are stated once, in base classes. Field order is column order; of several
+bases the last one's columns come first, as dataclasses collect them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SCHEMA_VERSION = 1
+ROOFS_VERSION = 1
+PROFILE_VERSION = 1
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 
-SIZE_COLUMNS = (
-    "batch",
-    "seq_len",
-    "num_heads",
-    "head_dim_qk",
-    "head_dim_v",
-    "chunk_size",
-    "channels",
-    "d_model",
-    "d_ff",
-)
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Which run measured which case, and when (UTC, ISO 8601)."""
+
+    run_id: str
+    case_id: str
+    measured_at: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What to run: an operation, an implementation, a mode, dtypes and sizes (None where a size does not apply)."""
+@dataclass(frozen=True, kw_only=True)
+class _Code:
+    """Who computes what."""
 
     kernel: str
     op: str
     impl: str
     provider: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Package:
+    """The provider's version."""
+
+    provider_version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """How it is computed and at which sizes, None where a size does not apply."""
+
     mode: str
     dtype: str
     state_dtype: str | None = None
@@ -44,6 +62,44 @@ class Case:
     channels: int | None = None
     d_model: int | None = None
     d_ff: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    """What was measured; ``device_accelerator`` is the key of its specification, None where we know of none."""
+
+    device_kind: str | None = None
+    device_name: str | None = None
+    device_accelerator: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """What the GPU reports while it works. Units: MHz, W, degrees Celsius; ``throttled`` names the reasons."""
+
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttled: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Versions:
+    """The software that measured."""
+
+    torch_version: str | None = None
+    triton_version: str | None = None
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    python_version: str | None = None
+    lrbench_version: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(_Problem, _Code):
+    """What to run: an operation, an implementation, a mode, dtypes and sizes."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -53,36 +109,47 @@ class Case:
     @property
     def case_id(self) -> str:
         """First 16 hex digits of the SHA-256 over what is run; no version and no device in it."""
-        keys = ("op", "impl", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)
-        text = json.dumps({key: getattr(self, key) for key in keys}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return case_id({name: getattr(self, name) for name in CASE_COLUMNS})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One row of the results. Null where a column does not apply; units are in the names."""
+def case_id(row: Mapping[str, Any]) -> str:
+    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of."""
+    text = json.dumps({name: row[name] for name in CASE_COLUMNS}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    run_id: str
-    case_id: str
-    measured_at: str
-    kernel: str
-    op: str
-    impl: str
-    provider: str
-    provider_version: str | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(_Versions, _Device):
+    """The device and the versions that a row carries.
+
+    Attributes:
+        device_name: the driver's name of the GPU, or the CPU's model with the number of threads torch uses.
+        device_accelerator: key of the measured device's specification, None when it is not one we know.
+        capability: CUDA compute capability such as "9.0"; None on a CPU.
+        device_count: GPUs visible to this process.
+        memory_bytes: the device's memory.
+    """
+
+    device_kind: str
+    device_name: str
+    capability: str | None = None
+    device_count: int
+    memory_bytes: int
+
+    def columns(self) -> dict[str, object]:
+        """The fields that are columns of a row."""
+        return {name: getattr(self, name) for name in ENVIRONMENT_COLUMNS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SameMath(_Package):
     same_math: bool | None = None
-    mode: str
-    dtype: str
-    state_dtype: str | None = None
-    batch: int | None = None
-    seq_len: int | None = None
-    num_heads: int | None = None
-    head_dim_qk: int | None = None
-    head_dim_v: int | None = None
-    chunk_size: int | None = None
-    channels: int | None = None
-    d_model: int | None = None
-    d_ff: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What came of a case, and what was counted of it then."""
+
     status: str
     reason: str | None = None
     time_ms: float | None = None
@@ -106,24 +173,114 @@ class Record:
     tflops: float | None = None
     gbps: float | None = None
     roofline_fraction: float | None = None
-    device_kind: str | None = None
-    device_name: str | None = None
-    device_accelerator: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """What ``--gpu`` named, and the runtime model's time on it."""
+
     accelerator: str | None = None
     model_time_ms: float | None = None
-    sm_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttled: str | None = None
-    torch_version: str | None = None
-    triton_version: str | None = None
-    cuda_version: str | None = None
-    driver_version: str | None = None
-    python_version: str | None = None
-    lrbench_version: str | None = None
-    git_commit: str | None = None
-    git_dirty: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(_Versions, DeviceState, _Target, _Device, _Measured, _Problem, _SameMath, _Code, _Run):
+    """One row of the results. Null where a column does not apply; units are in the names."""
+
     schema_version: int = SCHEMA_VERSION
 
 
-RECORD_COLUMNS = tuple(field.name for field in dataclasses.fields(Record))
+@dataclass(frozen=True, kw_only=True)
+class _Rate:
+    run_id: str
+    measured_at: str
+    quantity: str
+    dtype: str | None = None
+    size: int
+    unit: str
+    rate: float
+    best_rate: float
+    spec_rate: float | None = None
+    short: bool
+    beside: str | None = None
+    time_ms: float
+    time_p20_ms: float
+    time_p80_ms: float
+    time_ci_low_ms: float
+    time_ci_high_ms: float
+    time_samples_ms: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoofRow(_Versions, _Device, DeviceState, _Rate):
+    """One measured rate of a device. Units are in the names.
+
+    Attributes:
+        run_id: the calibration, or the sweep or run of the bars that it was made for.
+        quantity: copy (device to device, bytes read plus written), matmul (square), or fma (fp32 multiply-adds on
+            registers).
+        dtype: what is multiplied: fp64, fp32, tf32, fp16, bf16; None for a copy.
+        size: side of the matrices, bytes of the copied buffer, or number of multiply-adds.
+        unit: FLOP/s or bytes/s.
+        rate: work over the median time; ``best_rate``: over the shortest.
+        spec_rate: the specification's figure for the same, where there is one.
+        short: whether it is a short form, as a sweep takes it.
+        beside: the setting of the bars that a copy was timed before or after; None in a calibration.
+    """
+
+    roofs_version: int = ROOFS_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counters:
+    status: str
+    reason: str | None = None
+    launches: int | None = None
+    kernel_names: list[str] | None = None
+    kernel_tensor_flops: list[float] | None = None
+    kernel_dram_bytes: list[float] | None = None
+    measured_tensor_flops: float | None = None
+    executed_tensor_flops: float | None = None
+    tensor_flops: float | None = None
+    tensor_flops_ratio: float | None = None
+    dram_read_bytes: float | None = None
+    dram_write_bytes: float | None = None
+    l2_bytes: float | None = None
+    executed_bytes: float | None = None
+    bytes: float | None = None
+    bytes_ratio: float | None = None
+    compulsory_bytes: float | None = None
+    last_cache_bytes: int | None = None
+    causal_factor: float | None = None
+    explanation: str | None = None
+    ncu_version: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRow(_Versions, _Device, _Counters, _Problem, _Package, _Code, _Run):
+    """One profiled case. Units are in the names.
+
+    Attributes:
+        kernel_names, kernel_tensor_flops, kernel_dram_bytes: of each launch, in the order they ran.
+        tensor_flops, bytes, compulsory_bytes, causal_factor: counted, as in a row of the results.
+        executed_tensor_flops, executed_bytes: counted of the kernels, recomputation and padding included, where known.
+        measured_tensor_flops: operations of the matrix units.
+        dram_read_bytes, dram_write_bytes, l2_bytes: measured traffic of the device memory and requests to the L2.
+        tensor_flops_ratio, bytes_ratio: measured / executed, or / counted where the kernels are not counted.
+        explanation: why a ratio is outside 1 % (FLOPs) or 15 % (bytes).
+        last_cache_bytes: L2 of the measured device's specification.
+    """
+
+    profile_version: int = PROFILE_VERSION
+
+
+def _names(row: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(row))
+
+
+RECORD_COLUMNS = _names(Record)
+SIZE_COLUMNS = _names(_Problem)[3:]
+CASE_COLUMNS = ("op", "impl", *_names(_Problem))
+"""What a case_id is made of."""
+
+ENVIRONMENT_COLUMNS = (*_names(_Device), *_names(_Versions))

@@ -23,10 +23,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .schema import RECORD_COLUMNS, SCHEMA_VERSION, Record
+from .names import RENAMED, Renames, rename_row
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+HERE = Path(__file__).resolve().parent
+"""Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
 
 JOURNAL_SUFFIX = ".jsonl"
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
@@ -238,41 +242,88 @@ def _recover(journal: Path) -> list[Path]:
         return made
 
 
-def read_results(paths: Sequence[Path] | Path) -> pa.Table:
-    """Read result files, and all result files of folders, as one table with every column of :class:`Record`.
+def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return the result files that ``paths`` name or hold, subfolders too, sorted within a folder.
 
-    Columns are cast where that loses nothing; columns a file lacks are null, and columns lrbench does not know are
-    left out.
+    Calibrations and profiles in a folder are passed over.
 
     Raises:
-        ValueError: a file is no lrbench result, is of another schema version, or does not cast without loss.
-        FileNotFoundError: a path does not exist.
+        ValueError: no such path, or no parquet file in it.
+    """
+    files: list[Path] = []
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        path = Path(path)
+        if not path.exists():
+            raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
+        found = _files_in(path) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(
+                f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
+            )
+        files += found
+    if not files:
+        raise ValueError("results must name at least one parquet file or folder, got none")
+    return files
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
+
+
+def committed_results(accelerator: str | None = None) -> list[Path]:
+    """Return the folders of results that come with the package, of one accelerator by its key or of every one."""
+    folders = [folder for folder in sorted(HERE.iterdir()) if folder.is_dir() and folder.name != "local"]
+    return [f for f in folders if accelerator in (None, f.name) and _files_in(f)]
+
+
+def read_results(paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None) -> pa.Table:
+    """Read result files, and all result files of folders, as one table.
+
+    Columns are cast where that loses nothing; columns a file lacks are null, and columns lrbench does not know are
+    left out. Implementations have their names of today, see :mod:`.names`.
+
+    Args:
+        paths: parquet files and folders.
+        columns: the columns wanted; None is every column of :class:`Record`.
+
+    Raises:
+        ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
+            or a column that does not cast without loss.
     """
     import pyarrow as pa
 
-    tables: list[pa.Table] = []
-    for path in [paths] if isinstance(paths, Path) else paths:
-        files = sorted(p for p in path.glob("*.parquet") if holds_results(p)) if path.is_dir() else [path]
-        tables.extend(read_file(file) for file in files)
-    return pa.concat_tables(tables) if tables else arrow_schema().empty_table()
+    unknown = sorted(set(columns or ()) - set(RECORD_COLUMNS))
+    if unknown:
+        raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
+    return pa.concat_tables([read_file(path, columns=columns) for path in result_files(paths)])
 
 
 def read_file(
-    path: Path, row: type = Record, *, what: str = "result", columns: Sequence[str] | None = None
+    path: Path,
+    row: type = Record,
+    *,
+    what: str = "result",
+    columns: Sequence[str] | None = None,
+    renamed: Renames = RENAMED,
 ) -> pa.Table:
-    """Read one file of a row set, with every column of its dataclass, as :func:`read_results` does.
+    """Read one file of a row set, as :func:`read_results` does.
+
+    Read with ParquetFile and checked in Python: pyarrow.dataset and pyarrow.compute import pandas, which takes longer
+    than all the reading.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
         what: the rows' name in messages.
         columns: the columns wanted; None is all.
+        renamed: implementations by their old names.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = arrow_schema(row)
-    if columns is not None:
-        schema = pa.schema([field for field in schema if field.name in set(columns)])
+    whole = arrow_schema(row)
+    names = [name for name in whole.names if columns is None or name in set(columns)]
+    rename = bool(renamed) and not {"impl", "case_id"}.isdisjoint(names)
+    schema = pa.schema([field for field in whole if field.name in {*names, *(CASE_COLUMNS if rename else ())}])
     version = dataclasses.fields(row)[-1]
     try:
         file = pq.ParquetFile(path)
@@ -285,7 +336,6 @@ def read_file(
         wanted = dict.fromkeys([*(name for name in schema.names if name in present), version.name])
         # Files are small: threads cost more than they save.
         table = file.read(columns=[*wanted], use_threads=False)
-    # Not unique(): with it pyarrow loads its compute functions, which takes longer than reading.
     versions = set(table[version.name].to_pylist())
     if not versions <= {version.default}:
         given = ", ".join(sorted(str(each) for each in versions - {version.default}))
@@ -300,7 +350,23 @@ def read_file(
             found.append(column if column.type == field.type else column.cast(field.type, safe=True))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
-    return pa.table(found, schema=schema)
+    table = pa.table(found, schema=schema)
+    return _with_names_of_today(table, renamed).select(names) if rename else table
+
+
+def _with_names_of_today(table: pa.Table, renamed: Renames) -> pa.Table:
+    """Replace implementations' old names, and with them the ids of their cases."""
+    import pyarrow as pa
+
+    rows = table.select([name for name in (*CASE_COLUMNS, "case_id") if name in table.column_names]).to_pylist()
+    changed = [rename_row(row, renamed) for row in rows]
+    if changed == rows:
+        return table
+    for name in ("impl", "case_id"):
+        if name in table.column_names:
+            column = pa.array([row[name] for row in changed], pa.string())
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table
 
 
 def finished_cases(
@@ -312,8 +378,9 @@ def finished_cases(
     commit and the same state of the working tree (clean or dirty). Where the commit is unknown, rows of unknown commit
     count.
     """
-    if not folder.is_dir():
+    files = _files_in(folder) if folder.is_dir() else []
+    if not files:
         return {}
     wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
-    rows = (row for row in read_results(folder).to_pylist() if all(row[key] == v for key, v in wanted.items()))
+    rows = (row for row in read_results(files).to_pylist() if all(row[key] == v for key, v in wanted.items()))
     return {row["case_id"]: Record(**row) for row in rows}

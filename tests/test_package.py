@@ -44,6 +44,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in source_files():
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, copy / path)
+    # What a user has measured stays where it is.
+    measured = copy / "results" / "local"
+    measured.mkdir()
+    shutil.copyfile(ROOT / "results" / "h200_sxm" / "roofs.parquet", measured / "roofs.parquet")
+    shutil.copyfile(ROOT / "results" / "h200_sxm" / "wkv.parquet", measured / "sweep-wkv.parquet")
     output = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
     built = subprocess.run([*command, "--wheel-dir", str(output), str(copy)], capture_output=True, text=True)
@@ -79,6 +84,8 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
             "    operation = get_operation(name)",
             "    assert callable(resolve(operation.inputs)) and callable(resolve(operation.recurrent))",
             "    assert all(callable(resolve(i.call)) for i in operation.implementations if not i.requires)",
+            "from lrbench.results.store import committed_results, result_files",
+            "assert result_files(committed_results('h200_sxm'))",
             "print(lrbench.__file__, flush=True)",
             "main()",
         ]

@@ -10,69 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ...results import store
+from ...results.schema import RoofRow
 from .known import Accelerator, Roofs
 
-ROOFS_VERSION = 1
 FILE_NAME = "roofs.parquet"
 CHOICES = "spec, measured, or a file or folder with a calibration"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoofRow:
-    """One measured rate. Field order is column order; units are in the names.
-
-    Attributes:
-        run_id: the calibration, or the sweep or run of the bars that it was made for.
-        quantity: copy (device to device, bytes read plus written), matmul (square), or fma (fp32 multiply-adds on
-            registers).
-        dtype: what is multiplied: fp64, fp32, tf32, fp16, bf16; None for a copy.
-        size: side of the matrices, bytes of the copied buffer, or number of multiply-adds.
-        unit: FLOP/s or bytes/s.
-        rate: work over the median time; ``best_rate``: over the shortest.
-        spec_rate: the specification's figure for the same, where there is one.
-        short: whether it is a short form, as a sweep takes it.
-        beside: the setting of the bars that a copy was timed before or after; None in a calibration.
-    """
-
-    run_id: str
-    measured_at: str
-    quantity: str
-    dtype: str | None = None
-    size: int
-    unit: str
-    rate: float
-    best_rate: float
-    spec_rate: float | None = None
-    short: bool
-    beside: str | None = None
-    time_ms: float
-    time_p20_ms: float
-    time_p80_ms: float
-    time_ci_low_ms: float
-    time_ci_high_ms: float
-    time_samples_ms: list[float]
-    sm_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttled: str | None = None
-    device_kind: str
-    device_name: str
-    device_accelerator: str | None = None
-    torch_version: str | None = None
-    triton_version: str | None = None
-    cuda_version: str | None = None
-    driver_version: str | None = None
-    python_version: str | None = None
-    lrbench_version: str | None = None
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    roofs_version: int = ROOFS_VERSION
 
 
 def check_output(path: Path) -> None:

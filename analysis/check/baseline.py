@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ...results.case_rows import ENVIRONMENT_COLUMNS, Row, device_of, load_rows, newest
-from ...results.frames import result_files
+from ...results.select import COMPARED_COLUMNS, Row, device_of, load_rows, newest
+from ...results.store import result_files
 
 PROVENANCE_SUFFIX = ".baseline.json"
 
@@ -122,7 +122,7 @@ def _provenance(
         "git_dirty": first["git_dirty"],
         "lrbench_version": first["lrbench_version"],
         "device_accelerator": device,
-        "environment": {column: first[column] for column in ENVIRONMENT_COLUMNS},
+        "environment": {column: first[column] for column in COMPARED_COLUMNS},
         "cases": dict(Counter(row["status"] for row in rows)),
         "replaces": replaced,
     }

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...results.case_rows import (
+from ...results.select import (
     CASE_COLUMNS,
     Row,
     describe,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ...results.case_rows import describe_sizes
+from ...results.select import describe_sizes
 from .regression import CaseResult, CheckResult, Metric, describe_case, summary
 
 QUIET = ("ok", "new", "not measured")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...results.case_rows import ENVIRONMENT_COLUMNS, Row, describe, device_of, load_rows, matching, parse_terms
+from ...results.select import COMPARED_COLUMNS, Row, describe, device_of, load_rows, matching, parse_terms
 from .compare import CONFIDENCE, MARGIN, judge, time_interval
 
 
@@ -65,6 +65,6 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _changed(old: Row, new: Row) -> str | None:
-    columns = (*ENVIRONMENT_COLUMNS, "provider_version", "throttled")
+    columns = (*COMPARED_COLUMNS, "provider_version", "throttled")
     changes = [f"{name} {old[name]} -> {new[name]}" for name in columns if old[name] != new[name]]
     return "; ".join(changes) or None

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...results.case_rows import Row, describe, device_of, environment_differences, newest
+from ...results.select import Row, describe, device_of, environment_differences, newest
 from .compare import time_interval
 from .thresholds import Limits, Thresholds
 

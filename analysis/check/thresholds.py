@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...results.case_rows import Row
 from ...results.schema import SIZE_COLUMNS
+from ...results.select import Row
 from ...results.toml_tables import AMOUNT, SIZE, TEXT, Kind, Table, read_toml
 
 TEXT_COLUMNS = (

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from . import TILES, Count
 
-PROFILE_VERSION = 1
-
 FLOPS_TOLERANCE = 0.01
 BYTES_TOLERANCE = 0.15
 LARGE = 10

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...results.case_rows import Row, describe, device_of
+from ...results.select import Row, describe, device_of
 from .style import CURVES, new_figure, set_alt_text, styled
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...results.frames import best_rows, ok_rows
+from ...results.select import best_rows, ok_rows
 from .layout import Drawing, Line, Panel, Words
 from .selection import (
     MODE_TITLES,

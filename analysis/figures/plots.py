@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ...results.frames import ok_rows
+from ...results.select import ok_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS
 from . import measured as result_figures
 from . import theory as theory_figures

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import best_rows, ok_rows
 from ...results.schema import SIZE_COLUMNS
+from ...results.select import best_rows, ok_rows
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
+from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
+from ..derive import derive_anew
 from .style import OPERATION_LABELS, binary, series_label
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def choose(
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
     return Chosen(
-        rows=latest.take(rows.index),
+        rows=derive_anew(latest.take(rows.index)),
         dtype=dtype,
         tokens=_int(tokens),
         head_dim=_int(chosen_dim),

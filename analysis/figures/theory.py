@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...kernels.baselines import get_operation
-from ...results.frames import best_rows, latest_rows, ok_rows
+from ...results.select import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, count_case
 from ..counts.formulations import is_counted, one_of

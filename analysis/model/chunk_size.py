@@ -24,8 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...results.store import holds_results
-from ...results.stored_rows import matching_rows
+from ...results.select import load_rows
 from ..accelerators.known import Accelerator
 from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
 from ..counts.model import DTYPE_BYTES
@@ -286,12 +285,6 @@ def _modelled_memory(last: Count) -> float:
     return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
 
 
-def default_results(key: str) -> tuple[Path, ...]:
-    """Return the folder of committed results of an accelerator, where there is one."""
-    folder = Path(__file__).resolve().parents[2] / "results" / key
-    return (folder,) if folder.is_dir() and any(map(holds_results, folder.rglob("*.parquet"))) else ()
-
-
 def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Return chunk length -> newest measured time and memory of the rows that match ``key`` in every column.
 
@@ -299,6 +292,7 @@ def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int
     """
     if not results:
         return {}
-    rows = matching_rows(results, key, ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at"))
+    columns = ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
+    rows = load_rows(results, columns, {**key, "status": "ok"})
     rows = [row for row in rows if row["chunk_size"] is not None]
     return {row["chunk_size"]: row for row in sorted(rows, key=lambda row: row["measured_at"] or "")}

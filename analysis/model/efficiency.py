@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
-from ...results.store import holds_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..check.statistics import percentile
@@ -188,12 +186,6 @@ FIT_COLUMNS = (
     "status", "suspect", "op", "impl", "mode", "dtype", "state_dtype", "device_accelerator", "time_ms", *SIZE_COLUMNS,
 )  # fmt: skip
 """Columns of the results that a fit reads."""
-
-
-def committed_results() -> list[Path]:
-    """Return the folders of committed results, one per accelerator."""
-    root = Path(__file__).resolve().parents[2] / "results"
-    return [f for f in sorted(root.glob("*")) if f.name != "local" and any(map(holds_results, f.rglob("*.parquet")))]
 
 
 def fit_efficiency(

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...results.schema import SIZE_COLUMNS
-from ...results.stored_rows import matching_rows
+from ...results.select import load_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..check.statistics import percentile
@@ -236,7 +236,7 @@ def predict_case(
             return predict_launches(fit, launches, count, accelerator)
     formulation = None
     if results:
-        from ...results.frames import load_results
+        from ...results.select import load_results
 
         frame = load_results(results, FIT_COLUMNS)
         formulation = fit_efficiency(frame, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
@@ -262,7 +262,7 @@ def stored_launch_fit(
     """Fit the rows of result files or folders, as :func:`fit_launches` does; None where there are no results."""
     if not results or impl != "tfla":
         return None
-    rows = matching_rows(results, {"impl": impl, "mode": mode, "dtype": dtype}, ROW_COLUMNS)
+    rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
     return fit_launches(rows, op, impl, mode, dtype, device=device, roofs=roofs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import PROBLEM_COLUMNS, best_rows
+from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.launch_model import ROW_COLUMNS, LaunchFit, case_of, fit_launches
 from ..model.schedule import is_outdated

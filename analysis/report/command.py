@@ -73,13 +73,11 @@ def default_results(gpu: str) -> list[Path]:
     Raises:
         ValueError: there are none, or ``gpu`` is unknown.
     """
-    from ...results.store import holds_results
+    from ...results.store import committed_results, holds_results
     from ..accelerators.known import get_accelerator
-    from ..model import chunk_size
-    from ..model.efficiency import committed_results
 
     key = get_accelerator(gpu).key
-    found = [shown(path) for path in chunk_size.default_results(key)]
+    found = [shown(path) for path in committed_results(key)]
     if not found and LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet"))):
         found = [LOCAL]
     found = found or [shown(path) for path in committed_results()]

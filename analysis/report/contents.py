@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import __version__
-from ...results.frames import is_ok, ok_rows
+from ...results.select import is_ok, ok_rows
 from ..figures.style import OPERATION_LABELS
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms

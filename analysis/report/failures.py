@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import failed_rows
+from ...results.select import failed_rows
 from ..figures.style import binary
 from .markup import ABSENT, Html, size, table
 from .subject import Subject, lengths, name_cell

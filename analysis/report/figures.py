@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...results.frames import best_rows
+from ...results.select import best_rows
 from ..accelerators.known import known_accelerators
 from ..figures.plots import drawing
 from ..figures.roofline import roofline_drawing

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import best_rows
 from ...results.schema import SIZE_COLUMNS
+from ...results.select import best_rows
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from .markup import ABSENT, Cell, Html, numeric, table
 from .subject import OURS, Subject, name_cell, problem_in_words

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...results.case_rows import describe_sizes
-from ...results.frames import best_rows, families, is_ok, latest_rows, load_results, of_family, ok_rows
 from ...results.schema import SIZE_COLUMNS
+from ...results.select import best_rows, describe_sizes, families, is_ok, latest_rows, load_results, of_family, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
+from ..derive import derive_anew
 from ..figures.selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
 from ..figures.style import binary, series_label
 from .markup import Cell
@@ -123,7 +123,7 @@ def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
     The device is ``gpu`` where something was measured on it, else the device with most measured rows.
 
     Raises:
-        ValueError: an unknown accelerator, or bad results, see :func:`..frames.load_results`.
+        ValueError: an unknown accelerator, or bad results, see :func:`.select.load_results`.
     """
     return load_subjects(results, gpu)[0]
 
@@ -134,7 +134,7 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
     The family with most rows comes first. Results of one family make one subject.
     """
     accelerator = with_stored_roofs(get_accelerator(gpu))
-    loaded = load_results(results, samples=True).reset_index(drop=True)
+    loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
     device = _device(latest_rows(loaded), accelerator.key)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ...results.frames import failed_rows, ok_rows
+from ...results.select import failed_rows, ok_rows
 from ..figures.style import OPERATION_LABELS, binary, rate
 from .chunks import Choice
 from .failures import failure_groups, reason

@@ -13,8 +13,8 @@ import pyarrow as pa
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
-from lrbench.results.frames import with_derived
 from lrbench.results.schema import Case, Record
+from lrbench.results.select import with_totals
 from lrbench.results.store import arrow_schema, write_parquet
 
 SLOWNESS = {
@@ -133,7 +133,7 @@ def default_sweep() -> list[dict[str, Any]]:
 def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows as ``load_results`` would, without a file."""
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema())
-    return with_derived(table.to_pandas())
+    return with_totals(table.to_pandas())
 
 
 def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.check.baseline import promote
-from lrbench.results.case_rows import load_rows, newest
+from lrbench.results.select import load_rows, newest
 
 from ..measured import failed, measured, run_of, write
 

@@ -10,7 +10,7 @@ import pytest
 
 from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
-from lrbench.results.case_rows import describe, matching, newest, parse_terms, select
+from lrbench.results.select import describe, matching, newest, parse_terms, select
 
 from ..measured import failed, measured, run_of, samples, write
 

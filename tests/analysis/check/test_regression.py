@@ -23,7 +23,7 @@ from lrbench.analysis.check.regression import (
 )
 from lrbench.analysis.check.thresholds import Limits, Rule, Thresholds, load_thresholds
 from lrbench.cli import app
-from lrbench.results.case_rows import load_rows, select
+from lrbench.results.select import load_rows, select
 
 from ..measured import BASE_MS, failed, measured, run_of, samples
 
@@ -285,12 +285,13 @@ def test_committed_h200_runs() -> None:
 
 
 A_A = ("3cf2934d", "7a4f7529")
-"""Two committed runs of the same code on the same H200, one after the other."""
+"""Two runs of the same code on the same H200, one after the other."""
+A_A_ROWS = Path(__file__).with_name("two_runs_of_one_commit.parquet")
 
 
 def a_a_runs() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the cases that the two have in common, in the same order."""
-    first, second = ({row["case_id"]: row for row in select(f"run:{run}", [H200])} for run in A_A)
+    first, second = ({row["case_id"]: row for row in select(f"run:{run}", [A_A_ROWS])} for run in A_A)
     common = [case for case in first if case in second]
     return [first[case] for case in common], [second[case] for case in common]
 
@@ -305,7 +306,9 @@ def test_a_a_on_the_h200() -> None:
         found = check(new, old, COMMITTED, fail_unclear=True)
         assert (found.passed, found.counts) == (True, {"ok": len(first)})
     for a, b in (A_A, A_A[::-1]):
-        done = CliRunner().invoke(app, ["compare", f"run:{a}", f"run:{b}", "--results", str(H200), "--format", "json"])
+        done = CliRunner().invoke(
+            app, ["compare", f"run:{a}", f"run:{b}", "--results", str(A_A_ROWS), "--format", "json"]
+        )
         assert done.exit_code == 0
         assert {case["verdict"] for case in json.loads(done.stdout)["cases"]} == {"same"}
 

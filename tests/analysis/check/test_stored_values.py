@@ -11,7 +11,7 @@ import pytest
 from lrbench.analysis.check.findings import noteworthy
 from lrbench.analysis.check.regression import check
 from lrbench.analysis.check.thresholds import load_thresholds
-from lrbench.results.case_rows import load_rows
+from lrbench.results.select import load_rows
 
 from . import stored_values
 

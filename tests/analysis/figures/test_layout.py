@@ -16,7 +16,7 @@ from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS, plot
 from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import OPERATION_LABELS, curve_style, save_figure, series_style
-from lrbench.results.frames import load_results
+from lrbench.results.select import load_results
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 

@@ -15,7 +15,7 @@ from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
 from lrbench.analysis.model.runtime_model import upper_time_ms
-from lrbench.results.frames import load_results
+from lrbench.results.select import load_results
 
 from .. import rows as made
 from .drawing import lines, text

@@ -14,10 +14,10 @@ from lrbench.analysis.model.chunk_size import (
     CHUNKWISE_OPERATIONS,
     chunk_size_report,
     coefficients,
-    default_results,
     feasible_chunks,
 )
 from lrbench.analysis.model.runtime_model import upper_time_ms
+from lrbench.results.store import committed_results
 
 from .. import rows as made
 
@@ -158,7 +158,7 @@ def test_modelled_memory_is_inputs_outputs_and_states() -> None:
 @pytest.mark.parametrize(("mode", "chunk_size", "within"), [("fw", 64, 0.03), ("fw", 1024, 0.03), ("fwbw", 64, 0.08)])
 def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, chunk_size: int, within: float) -> None:
     """The model adds up everything; in a backward pass not all of it is there at once."""
-    results = default_results("h200_sxm")
+    results = committed_results("h200_sxm")
     report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, results=results)
     each = next(each for each in report["candidates"] if each["chunk_size"] == chunk_size)
     assert each["model_memory_bytes"] == pytest.approx(each["peak_memory_bytes"], rel=within)
@@ -166,7 +166,7 @@ def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, c
 
 def test_long_chunks_that_were_measured_are_found() -> None:
     """The engine's walk is fastest at chunks far beyond those of the paper's kernels."""
-    results = default_results("h200_sxm")
+    results = committed_results("h200_sxm")
     report = chunk_size_report(
         "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, seq_len=65536, batch=1, results=results
     )
@@ -220,7 +220,6 @@ def test_bad_input(change: dict, message: str) -> None:
         chunk_size_report(arguments.pop("op"), H100, **arguments)
 
 
-def test_default_results_are_the_committed_ones() -> None:
-    assert default_results("no_such_accelerator") == ()
-    for folder in default_results("h200_sxm"):
-        assert folder.name == "h200_sxm"
+def test_committed_results_are_found_by_accelerator() -> None:
+    assert committed_results("no_such_accelerator") == []
+    assert [folder.name for folder in committed_results("h200_sxm")] == ["h200_sxm"]

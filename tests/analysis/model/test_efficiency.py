@@ -14,14 +14,14 @@ from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.efficiency import (
     FIT_COLUMNS,
     MIN_ROWS,
-    committed_results,
     fit_efficiency,
     predict,
     sequential_steps,
 )
 from lrbench.analysis.model.least_squares import relative_fit
 from lrbench.analysis.model.runtime_model import runtime_model
-from lrbench.results.frames import load_results
+from lrbench.results.select import load_results
+from lrbench.results.store import committed_results
 
 from .. import rows as made
 

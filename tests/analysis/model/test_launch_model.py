@@ -16,7 +16,6 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.chunk_size import chunk_size_report
-from lrbench.analysis.model.efficiency import committed_results
 from lrbench.analysis.model.launch_model import (
     CONSTANTS,
     LATENCIES,
@@ -33,7 +32,8 @@ from lrbench.analysis.model.launch_model import (
 from lrbench.analysis.model.least_squares import left_out_ratios, relative_fit
 from lrbench.analysis.model.schedule import PASSES, Launch, is_outdated, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
-from lrbench.results.stored_rows import matching_rows
+from lrbench.results.select import load_rows
+from lrbench.results.store import committed_results
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
@@ -89,7 +89,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
 
 
 def test_launches_are_those_that_hardware_counters_saw() -> None:
-    profiles = STORED[0].glob("*.profile.parquet")
+    profiles = STORED[0].glob("*profile.parquet")
     rows = [row for path in profiles for row in pq.read_table(path).to_pylist() if row["impl"] == "tfla"]
     assert len(rows) >= 6
     for row in rows:
@@ -217,7 +217,7 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
     The fit has not seen the problem's sequence length.
     """
     key = {"op": op, "impl": "tfla", "mode": mode, "dtype": "bf16"}
-    rows = matching_rows(STORED, key, ROW_COLUMNS)
+    rows = load_rows(STORED, ROW_COLUMNS, {**key, "status": "ok"})
     regrets = []
     for seq_len in sorted({row["seq_len"] for row in rows}):
         seen = [row for row in rows if row["seq_len"] != seq_len]

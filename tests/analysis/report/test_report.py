@@ -23,8 +23,8 @@ from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, comparisons
 from lrbench.analysis.report.summary import sentences
 from lrbench.bench import clock
-from lrbench.results.frames import latest_rows, load_results, ok_rows
 from lrbench.results.schema import Case
+from lrbench.results.select import latest_rows, load_results, ok_rows
 
 from .. import rows as made
 from .page import COMMITTED, ROOT, committed_page

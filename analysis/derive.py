@@ -1,0 +1,88 @@
+"""What follows from a row: counted work, rates, the share of the roof, what makes it suspect, the model's time.
+
+A row stores these columns as they were counted when it was measured. Figures, tables and reports derive them anew for
+the rows that they show, and keep what is stored where the operation or the accelerator is not known here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ..results.schema import CASE_COLUMNS, SIZE_COLUMNS
+from .accelerators.known import Accelerator, get_accelerator, known_accelerators
+from .counts import Count, count_case
+from .model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DERIVED_COLUMNS = (
+    "flops", "tensor_flops", "bytes", "intensity", "causal_factor", "tflops", "gbps", "roofline_fraction", "suspect",
+    "model_time_ms",
+)  # fmt: skip
+
+
+def derive(
+    accelerator: Accelerator | None, device: Accelerator | None, count: Count | None, dtype: str, time_ms: float | None
+) -> dict[str, Any]:
+    """Return the derived columns that are known of a case.
+
+    The roofline is never that of ``--gpu``: rates are held against the device that was measured.
+
+    Args:
+        accelerator: what ``--gpu`` named, for the model's time.
+        device: the measured device.
+        count: the case's work; None where it is not counted.
+        dtype: of the case's inputs.
+        time_ms: the measured time.
+    """
+    if count is None:
+        return {}
+    columns: dict[str, Any] = {
+        "flops": float(count.flops),
+        "tensor_flops": float(count.tensor_flops),
+        "bytes": float(count.bytes),
+        "intensity": count.intensity,
+        "causal_factor": count.causal_factor,
+    }
+    if accelerator is not None and accelerator.peak_flops(dtype) is not None:
+        columns["model_time_ms"] = model_time_ms(count, accelerator, dtype)
+    if time_ms is None:
+        return columns
+    columns["tflops"] = count.flops / (time_ms * 1e9)
+    columns["gbps"] = count.bytes / (time_ms * 1e6)
+    if device is not None:
+        columns["roofline_fraction"] = roofline_fraction(count, device, dtype, time_ms)
+        columns["suspect"] = suspect_reason(count, device, dtype, time_ms)
+    return columns
+
+
+def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the derived columns that they have, as they are counted today.
+
+    A CPU's roof is known to the machine that measured it alone: what hangs on it stays as stored.
+    """
+    named = {*frame["accelerator"].dropna(), *frame["device_accelerator"].dropna()} & {*known_accelerators()} - {"cpu"}
+    known = {key: get_accelerator(key) for key in named}
+    derived = {name: frame[name].tolist() for name in DERIVED_COLUMNS if name in frame.columns}
+    needed = (*CASE_COLUMNS, "time_ms", "accelerator", "device_accelerator")
+    rows = zip(*(frame[name].tolist() for name in needed), strict=True)
+    for n, row in enumerate(rows):
+        values: list[Any] = [None if value != value else value for value in row]
+        *case, time_ms, target, device = values
+        count = _count(*case)
+        columns = derive(known.get(target), known.get(device), count, case[CASE_COLUMNS.index("dtype")], time_ms)
+        for name in derived.keys() & columns.keys():
+            derived[name][n] = columns[name]
+    return frame.assign(**derived)
+
+
+@functools.cache
+def _count(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, *sizes: float | None) -> Count | None:
+    """Return the work of a case; None for an operation, an implementation or sizes that cannot be counted here."""
+    known = {name: int(size) for name, size in zip(SIZE_COLUMNS, sizes, strict=True) if size is not None}
+    try:
+        return count_case(op, impl, mode, dtype, state_dtype, known)
+    except ValueError:
+        return None

@@ -1,0 +1,53 @@
+"""Names that implementations had before: they are applied to rows as they are read, and to what a user types.
+
+Rows on disk keep what was written. A row of an old name is read under the new one, with the id of its case, so
+references, journals and ``--resume`` still match it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from .schema import case_id
+
+Renames: TypeAlias = Mapping[tuple[str, str], str]
+"""(operation, old name) -> name of today; the operation * is any that has no entry of its own."""
+
+RENAMED: Renames = MappingProxyType({})
+"""What has been renamed. A new name must never be an old one of the same operation: a row does not say which it
+means."""
+
+ANY = "*"
+
+
+def current_name(op: str, impl: str, renamed: Renames = RENAMED) -> str:
+    """Return an implementation's name of today."""
+    return renamed.get((op, impl)) or renamed.get((ANY, impl), impl)
+
+
+def current_names(impls: Iterable[str], ops: Iterable[str], renamed: Renames = RENAMED) -> tuple[str, ...]:
+    """Return the names of today of what a user typed for some operations, in that order.
+
+    An old name stands for every new one that it has among these operations, and for itself where one of them still
+    has it.
+    """
+    listed = tuple(ops)
+    return tuple(name for impl in impls for name in dict.fromkeys(current_name(op, impl, renamed) for op in listed))
+
+
+def rename_row(row: Mapping[str, Any], renamed: Renames = RENAMED) -> dict[str, Any]:
+    """Return a row of results, which has every column of a case, with its implementation's name of today."""
+    impl = current_name(row["op"], row["impl"], renamed)
+    if impl == row["impl"]:
+        return dict(row)
+    changed = {**row, "impl": impl}
+    return {**changed, "case_id": case_id(changed)} if "case_id" in row else changed
+
+
+def check_renames(renamed: Renames) -> None:
+    """Raise ValueError where a new name is an old one too, of the same operation."""
+    for (op, old), new in renamed.items():
+        if any(other == new and (ANY in (op, where) or op == where) for where, other in renamed):
+            raise ValueError(f"{old} of {op} must not become {new}: that is an old name too")

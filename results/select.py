@@ -1,0 +1,339 @@
+"""Which rows: selectors, the newest row of every case, the best chunk length, and what differs between environments.
+
+A side of a comparison is written as
+
+* the path of a result file or of a folder with some, or
+* terms ``KEY:VALUE`` joined by commas, all of which hold, over the rows of a pool of results: ``run:c0d954a9``,
+  ``commit:4a4cb51``, ``impl:tfla,op:mlstm_exp``, ``provider:mlstm_kernels,seq_len:8k``.
+
+A run, a commit or a case is named by how it begins. Commands that answer at once work on rows as dicts; figures, tables
+and reports on pandas frames. pandas is imported where a frame is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .arguments import parse_size
+from .names import current_name
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
+from .store import read_results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = Mapping[str, Any]
+
+SELECTOR_COLUMNS = {
+    "run": "run_id",
+    "commit": "git_commit",
+    "case": "case_id",
+    "device": "device_accelerator",
+    **{name: name for name in ("kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)},
+}
+"""Key of a term -> column."""
+
+PREFIXES = ("run", "commit", "case")
+
+COMPARED_COLUMNS = (
+    "device_name",
+    "driver_version",
+    "cuda_version",
+    "torch_version",
+    "triton_version",
+    "python_version",
+)
+"""What of an environment two sides of a comparison should have in common."""
+
+CLOCK_TOLERANCE = 0.02
+"""Relative difference of the median SM clocks of two sides from which on it is named."""
+
+PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
+"""What identifies a problem and who computes it; the chunk size is a setting to choose."""
+
+
+def load_rows(
+    paths: str | Path | Iterable[str | Path],
+    columns: Sequence[str] = RECORD_COLUMNS,
+    where: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Load the rows of result files and folders as dicts.
+
+    Args:
+        paths: parquet files and folders.
+        columns: the columns of each dict.
+        where: values that a row's columns must have; None is all rows.
+
+    Raises:
+        ValueError: as :func:`.store.read_results`.
+    """
+    wanted = where or {}
+    table = read_results(paths, [*dict.fromkeys((*columns, *wanted))])
+    # Compared in Python, column after column: pyarrow imports pandas to compare with a Python value.
+    rows: Sequence[int] = range(len(table))
+    for name, value in wanted.items():
+        values = table[name].combine_chunks()
+        rows = [n for n in rows if values[n].as_py() == value]
+    if len(rows) == len(table):
+        return table.select(list(columns)).to_pylist()
+    kept = {name: table[name].combine_chunks() for name in columns}
+    return [{name: column[n].as_py() for name, column in kept.items()} for n in rows]
+
+
+def parse_terms(text: str) -> dict[str, str]:
+    """Return the terms of a selector by their keys; ValueError where ``text`` is none."""
+    terms: dict[str, str] = {}
+    for part in text.split(","):
+        key, colon, value = (piece.strip() for piece in part.partition(":"))
+        if not colon or key not in SELECTOR_COLUMNS or not value:
+            raise ValueError(
+                "a selector must be a file, a folder or KEY:VALUE terms joined by commas, KEY one of "
+                f"{', '.join(SELECTOR_COLUMNS)}, got {text!r}"
+            )
+        if key in terms:
+            raise ValueError(f"a selector must name {key} once, got {text!r}")
+        terms[key] = value
+    return terms
+
+
+def is_path(text: str) -> bool:
+    """Return whether a selector is meant as a path rather than as terms."""
+    return bool(text) and (Path(text).exists() or "/" in text or text.endswith(".parquet"))
+
+
+def select(text: str, pool: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """Return the rows that a selector names.
+
+    Args:
+        text: a path, or terms over the rows of ``pool``.
+        pool: result files and folders.
+
+    Raises:
+        ValueError: no such path, a bad term, or no row; several runs or commits begin with what is given.
+    """
+    if is_path(text):
+        return load_rows(text)
+    terms = parse_terms(text)
+    return matching(load_rows(pool), terms)
+
+
+def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the rows for which every term holds.
+
+    Raises:
+        ValueError: no row is left, a size is no size, or the beginning of a run, commit or case fits several.
+    """
+    for key, wanted in terms.items():
+        column = SELECTOR_COLUMNS[key]
+        if key in PREFIXES:
+            found = sorted({row[column] for row in rows if (row[column] or "").startswith(wanted)})
+            # A commit may stand in full in some rows and abbreviated in others.
+            if any(not longer.startswith(found[0]) for longer in found):
+                raise ValueError(f"{key}:{wanted} must name one {key}, got {', '.join(found)}")
+            kept = [row for row in rows if row[column] in found]
+        else:
+            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
+            kept = [row for row in rows if row[column] == (current_name(row["op"], wanted) if key == "impl" else value)]
+        if not kept:
+            known = sorted({row[column] for row in rows if row[column] is not None})
+            listed = ", ".join(map(str, known[:12])) + (", ..." if len(known) > 12 else "")
+            raise ValueError(f"{key}:{wanted} selects no row; {column} is one of {listed or 'none'} here")
+        rows = kept
+    return list(rows)
+
+
+def newest(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return the newest row of every case by its id, by ``measured_at``; of equally old ones the last."""
+    chosen: dict[str, Row] = {}
+    for row in rows:
+        known = chosen.get(row["case_id"])
+        if known is None or row["measured_at"] >= known["measured_at"]:
+            chosen[row["case_id"]] = row
+    return chosen
+
+
+def device_of(row: Row) -> str:
+    """Return what a row was measured on: the accelerator's key, or the device's name where it has none."""
+    return row["device_accelerator"] or row["device_name"] or "unknown"
+
+
+def short_size(value: int) -> str:
+    """Return 8192 as 8k and 300 as 300."""
+    return f"{value // 1024}k" if value >= 1024 and value % 1024 == 0 else str(value)
+
+
+def describe_sizes(row: Row) -> str:
+    """Return the sizes of a case, and its dtypes, in a few words."""
+    parts = [
+        f"B={row['batch']}" if row["batch"] is not None else "",
+        f"T={short_size(row['seq_len'])}" if row["seq_len"] is not None else "",
+        f"H={row['num_heads']} dim {row['head_dim_qk']}/{row['head_dim_v']}" if row["head_dim_v"] else "",
+        *(f"{name} {short_size(row[name])}" for name in ("channels", "d_model", "d_ff") if row[name] is not None),
+        f"chunk {short_size(row['chunk_size'])}" if row["chunk_size"] is not None else "",
+        row["dtype"],
+        f"{row['state_dtype']} states" if row["state_dtype"] not in (None, "fp32") else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def describe(row: Row) -> str:
+    """Return a case in a few words."""
+    return f"{row['op']} {row['impl']} {row['mode']} {describe_sizes(row)}"
+
+
+def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
+    """Return what differs between the environments of the two sides of matched rows, a line each.
+
+    An outside package's version is named where both sides have rows of it, clocks where the medians are more than
+    :data:`CLOCK_TOLERANCE` apart.
+    """
+    lines = []
+    for column in ("device_accelerator", *COMPARED_COLUMNS):
+        first, second = (_values(pair[side][column] for pair in pairs) for side in (0, 1))
+        if first != second:
+            lines.append(f"{column}: {first} | {second}")
+    lines += _provider_differences(pairs)
+    clocks = [_median([pair[side]["sm_clock_mhz"] for pair in pairs]) for side in (0, 1)]
+    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_TOLERANCE:
+        lines.append(f"sm_clock_mhz (median): {clocks[0]:.0f} | {clocks[1]:.0f}")
+    throttled = [sum(pair[side]["throttled"] is not None for pair in pairs) for side in (0, 1)]
+    if throttled[0] != throttled[1]:
+        lines.append(f"throttled rows: {throttled[0]} | {throttled[1]} of {len(pairs)}")
+    dirty = [sum(bool(pair[side]["git_dirty"]) for pair in pairs) for side in (0, 1)]
+    if any(dirty):
+        lines.append(f"rows of a working tree with uncommitted changes: {dirty[0]} | {dirty[1]} of {len(pairs)}")
+    return lines
+
+
+def _provider_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
+    versions: dict[str, tuple[set[str], set[str]]] = {}
+    for first, second in pairs:
+        # torch is named already, among the columns.
+        if first["provider"] == second["provider"] != "torch":
+            known = versions.setdefault(first["provider"], (set(), set()))
+            known[0].add(str(first["provider_version"]))
+            known[1].add(str(second["provider_version"]))
+    return [
+        f"{provider} version: {_values(old)} | {_values(new)}"
+        for provider, (old, new) in sorted(versions.items())
+        if old != new
+    ]
+
+
+def _values(values: Iterable[Any]) -> str:
+    return ", ".join(sorted({"none" if value is None else str(value) for value in values}))
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = sorted(value for value in values if value is not None)
+    return known[len(known) // 2] if known else None
+
+
+def load_results(
+    paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None, *, samples: bool = False
+) -> pd.DataFrame:
+    """Load result files, and every parquet file under result folders, into one frame.
+
+    Args:
+        paths: parquet files or folders.
+        columns: the columns wanted; None means every column but ``time_samples_ms``.
+        samples: whether ``time_samples_ms`` is loaded where ``columns`` is None.
+
+    Returns:
+        a frame in the record's column order, with two columns more where their parts are loaded: ``tokens``
+        (batch x seq_len) and ``embedding_dim`` (num_heads x head_dim_v, or channels).
+
+    Raises:
+        ValueError: as :func:`.store.read_results`.
+    """
+    if columns is None:
+        columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
+    return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
+
+
+def with_totals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add ``tokens`` and ``embedding_dim`` where the size columns they come from are there."""
+    if {"batch", "seq_len"} <= set(frame.columns):
+        frame["tokens"] = frame["batch"] * frame["seq_len"]
+    if {"num_heads", "head_dim_v", "channels"} <= set(frame.columns):
+        frame["embedding_dim"] = (frame["num_heads"] * frame["head_dim_v"]).fillna(frame["channels"])
+    return frame
+
+
+def families(frame: pd.DataFrame) -> list[str]:
+    """Return the kernel families that rows are of, the one with most measured rows first."""
+    counts = ok_rows(frame)["kernel"].value_counts()
+    return sorted(set(frame["kernel"].dropna()), key=lambda name: (-counts.get(name, 0), name))
+
+
+def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """Keep the rows of a kernel family: those measured for it, and those of its operations, whatever they were for.
+
+    Outside packages' rows of other operations (attention beside Lightning) are those measured beside it.
+
+    Raises:
+        ValueError: no row is of that family; the message lists those that are there.
+    """
+    here = frame["kernel"] == kernel
+    if not here.any():
+        raise ValueError(f"kernel must be one of {', '.join(families(frame))} in these results, got {kernel!r}")
+    own = set(frame["op"][here & (frame["provider"] == "lrbench")])
+    rows = frame[here | frame["op"].isin(own)]
+    # What was other mathematics beside another family computes this one's operation.
+    return rows.assign(same_math=rows["same_math"].where(~rows["op"].isin(own), True))
+
+
+def latest_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the newest row of every case on every device, by ``measured_at``; the order of rows is kept."""
+    # Only the keys are put in order, not the whole frame.
+    keys = frame[["case_id", "device_name", "measured_at"]].reset_index(drop=True)
+    newest = keys.sort_values("measured_at", kind="stable").drop_duplicates(["case_id", "device_name"], keep="last")
+    return frame.take(sorted(newest.index))
+
+
+def ok_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that were measured."""
+    return frame[is_ok(frame)]
+
+
+def is_ok(frame: pd.DataFrame) -> pd.Series:
+    """Return which rows were measured."""
+    return (frame["status"] == "ok") & frame["time_ms"].notna()
+
+
+def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows that were not measured, whatever the status says why."""
+    return frame[frame["status"] != "ok"]
+
+
+def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS, *, minimise: str = "time_ms") -> pd.DataFrame:
+    """Keep one measured row per value of ``by``: the one of least ``minimise``.
+
+    With the default ``by`` that is every implementation at its best chunk size for every problem. Null is a value.
+    """
+    measured = is_ok(frame) & frame[minimise].notna()
+    positions = measured.to_numpy().nonzero()[0]
+    # Only the keys are put in order, not the whole frame: a million rows are loaded and reduced in seconds.
+    order = positions[frame[minimise].to_numpy()[positions].argsort(kind="stable")]
+    repeated = frame[[name for name in by if name in frame.columns]].take(order).duplicated(keep="first")
+    return frame.take(sorted(order[~repeated.to_numpy()]))
+
+
+def single(frame: pd.DataFrame, column: str, wanted: object = None, *, option: str | None = None) -> pd.DataFrame:
+    """Keep the rows whose ``column`` is ``wanted``; where nothing is wanted there must be one value only.
+
+    Raises:
+        ValueError: no row has the wanted value, or there are several values and none is wanted; the message lists them.
+    """
+    values = [value for value in frame[column].unique() if value == value and value is not None]
+    listed = ", ".join(str(value) for value in sorted(values, key=str)) or "none"
+    option = option or column
+    if wanted is not None:
+        if wanted not in values:
+            raise ValueError(f"{option} must be one of {listed} in these results, got {wanted!r}")
+        return frame[frame[column] == wanted]
+    if len(values) > 1:
+        raise ValueError(f"{option} must be chosen where results hold several: {listed}")
+    return frame

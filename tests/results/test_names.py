@@ -1,0 +1,103 @@
+"""Old names of implementations: rows, references and journals of before are found under the names of today."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lrbench.bench import plan
+from lrbench.results import names, store
+from lrbench.results.names import RENAMED, check_renames, current_name, current_names, rename_row
+from lrbench.results.schema import CASE_COLUMNS, RECORD_COLUMNS, Case, Record
+from lrbench.results.select import load_rows, matching
+
+RENAMES = {("wkv4", "recurrent"): "naive", ("*", "tfla"): "fused_chunk", ("rglru", "tfla"): "scan"}
+
+
+def record(op: str, impl: str, **columns: object) -> Record:
+    case = Case(kernel="tfla", op=op, impl=impl, provider="lrbench", mode="fw", dtype="bf16", seq_len=1024)
+    values = {**dataclasses.asdict(case), "case_id": case.case_id, "run_id": "r", "measured_at": "2026-01-01"}
+    return Record(**{**values, "status": "ok", "time_ms": 1.5, **columns})
+
+
+OLD = [record("wkv4", "recurrent"), record("mlstm_sig", "tfla"), record("rglru", "tfla"), record("rglru", "recurrent")]
+NEW = [record("wkv4", "naive"), record("mlstm_sig", "fused_chunk"), record("rglru", "scan"), OLD[3]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "old.parquet"
+    store.write_parquet(map(dataclasses.asdict, OLD), path)
+    return path
+
+
+def test_an_entry_of_the_operation_comes_before_one_of_all() -> None:
+    assert current_name("rglru", "tfla", RENAMES) == "scan"
+    assert current_name("lightning", "tfla", RENAMES) == "fused_chunk"
+    assert current_name("rglru", "recurrent", RENAMES) == "recurrent"
+    assert current_name("wkv4", "naive", RENAMES) == "naive"
+
+
+def test_a_typed_name_is_every_name_that_it_became() -> None:
+    assert current_names(["recurrent"], ["wkv4"], RENAMES) == ("naive",)
+    assert current_names(["recurrent", "scan"], ["wkv4", "rglru"], RENAMES) == ("naive", "recurrent", "scan")
+    assert current_names(["tfla", "fused_chunk"], ["mlstm_sig"], RENAMES) == ("fused_chunk",) * 2
+
+
+def test_rows_are_read_under_the_names_of_today(file: Path) -> None:
+    assert store.read_file(file, renamed=RENAMES).to_pylist() == [dataclasses.asdict(row) for row in NEW]
+    assert store.read_file(file, renamed={}).to_pylist() == [dataclasses.asdict(row) for row in OLD]
+
+
+@pytest.mark.parametrize("columns", [["case_id"], ["impl"], ["time_ms", "case_id"], ["time_ms"]])
+def test_columns_alone_are_renamed_too(file: Path, columns: list[str]) -> None:
+    table = store.read_file(file, columns=columns, renamed=RENAMES)
+    assert table.column_names == [name for name in RECORD_COLUMNS if name in columns]
+    assert table.to_pylist() == [{name: getattr(row, name) for name in table.column_names} for row in NEW]
+
+
+def test_a_row_of_today_is_left_as_it_is() -> None:
+    row = {name: getattr(NEW[0], name) for name in CASE_COLUMNS}
+    assert rename_row(row, RENAMES) == row
+
+
+def test_a_selector_takes_old_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = store.read_file(file, renamed=RENAMES).to_pylist()
+    monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
+    for name in ("recurrent", "naive"):
+        assert {row["op"] for row in matching(rows, {"impl": name})} >= {"wkv4"}
+    assert [row["op"] for row in matching(rows, {"impl": "tfla"})] == ["mlstm_sig", "rglru"]
+
+
+def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal of a run that died is in old names, and so is the file that is made of it."""
+    with store.RunWriter(tmp_path, "sweep-old") as writer:
+        for row in OLD:
+            writer.append(row)
+    monkeypatch.setitem(store.read_file.__kwdefaults__, "renamed", RENAMES)
+    here = {"device_name": None, "git_commit": None, "git_dirty": None}
+    assert set(store.finished_cases(tmp_path, **here)) == {row.case_id for row in NEW}
+    assert {row["case_id"] for row in load_rows(tmp_path, ["case_id"])} == {row.case_id for row in NEW}
+
+
+def test_a_new_name_is_no_old_one() -> None:
+    check_renames(RENAMED)
+    check_renames(RENAMES)
+    for renames in (
+        {("wkv4", "a"): "b", ("wkv4", "b"): "c"},
+        {("*", "a"): "b", ("wkv4", "b"): "c"},
+        {("wkv4", "a"): "b", ("*", "b"): "c"},
+    ):
+        with pytest.raises(ValueError, match="must not become b: that is an old name too"):
+            check_renames(renames)
+    check_renames({("wkv4", "a"): "b", ("rglru", "b"): "c"})
+
+
+def test_a_sweep_takes_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
+    monkeypatch.setattr(names.current_names, "__defaults__", (RENAMES,))
+    assert plan.parse_request(kernel="wkv", impl="recurrent,scan").impls == ("naive", "scan")
+    assert plan.parse_request(kernel="tfla", op="mlstm_sig", impl="tfla").impls == ("fused_chunk",)
+    assert plan.parse_request(kernel="nothing", impl="scan").impls == ("scan",)
