@@ -64,10 +64,10 @@ def show(rows: Sequence[Row], output_format: str, *, title: str | None = None) -
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
 
 
-def check_format(output_format: str) -> None:
-    """Refuse an unknown format before any work is done."""
-    if output_format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
+def check_format(output_format: str, *, more: Sequence[str] = ()) -> None:
+    """Refuse a format that is none of :data:`FORMATS` and ``more`` before any work is done."""
+    if output_format not in (*FORMATS, *more):
+        raise ValueError(f"format must be one of {', '.join((*FORMATS, *more))}, got {output_format!r}")
 
 
 @contextlib.contextmanager

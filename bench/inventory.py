@@ -41,6 +41,12 @@ def resolve_operation(kernel: str, op: str | None) -> str:
     return kernel
 
 
+def declared_implementations() -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """Return the kinds of devices that every implementation runs on, ours and outside ones, by (kernel, op, name)."""
+    rows = kernel_rows()
+    return {(row["kernel"], row["op"], row["impl"]): tuple(row["devices"].split("/")) for row in rows}
+
+
 def kernel_rows() -> list[Row]:
     """Return a row per implementation, ours and outside ones, of every kernel family."""
     rows = []

@@ -1,0 +1,144 @@
+"""What folders of results hold and what they lack: the tables of `lrbench results`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .schema import ProfileRow, Record, RoofRow
+from .select import device_of, load_rows, newest
+from .store import read_file
+
+Declared = Mapping[tuple[str, str, str], Sequence[str]]
+"""(family, operation, implementation) -> the kinds of devices that it runs on."""
+
+COLUMNS = (
+    "kernel", "op", "impl", "case_id", "status", "measured_at", "device_kind", "device_name", "device_accelerator",
+    "torch_version", "triton_version", "git_commit",
+)  # fmt: skip
+
+ROW_TYPES = {"roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile")}
+
+INTRODUCTION = """\
+# Committed results
+
+A folder for each accelerator, keyed as in `lrbench gpus`. A family of kernels and its peers have one file with the
+newest row of every case; `history.parquet` holds older rows of a few runs. [docs/results.md](../docs/results.md)
+explains the columns, [docs/findings.md](../docs/findings.md) tells what the rows show, and `thresholds.toml` is what
+`lrbench check` tolerates. `lrbench results --format markdown` writes this page.
+"""
+
+
+def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return a row for each parquet file: what its rows are, how many, of how many cases and runs, and when."""
+    shown = []
+    files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
+    for path in itertools.chain.from_iterable(files):
+        row, what = ROW_TYPES.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
+        rows = read_file(path, row, what=what).drop(["time_samples_ms"] if row is not ProfileRow else []).to_pylist()
+        shown.append(
+            {
+                "file": f"{path.parent.name}/{path.name}",
+                "holds": f"{what}s" if what in ("result", "profile") else what,
+                "rows": len(rows),
+                "cases": None if row is RoofRow else len({each["case_id"] for each in rows}),
+                "runs": len({each["run_id"] for each in rows}),
+                "measured": _span(rows),
+                "device": _values(each["device_name"] for each in rows),
+                "driver": _values(each["driver_version"] for each in rows),
+            }
+        )
+    return shown
+
+
+def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:
+    """Return a row for each implementation on each device: its cases, what became of them, when and with what.
+
+    Args:
+        paths: result files and folders.
+        declared: what could be there. Of the families that were measured on a device, what runs on devices of its kind
+            and has no row is listed too.
+    """
+    rows = load_rows(paths, COLUMNS)
+    shown = []
+    for device in sorted({device_of(row) for row in rows}):
+        here = [row for row in rows if device_of(row) == device]
+        families = {row["kernel"] for row in here}
+        # What was measured as another family's peer is there.
+        there = {(row["op"], row["impl"]) for row in here}
+        groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {
+            key: []
+            for key, kinds in declared.items()
+            if key[0] in families and here[0]["device_kind"] in kinds and key[1:] not in there
+        }
+        for row in here:
+            groups.setdefault((row["kernel"], row["op"], row["impl"]), []).append(row)
+        places = {key: place for place, key in enumerate(declared)}
+        for key in sorted(groups, key=lambda key: places.get(key, len(places))):
+            shown.append({"device": device, **dict(zip(COLUMNS[:3], key, strict=True)), **_summary(groups[key])})
+    return shown
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    latest = list(newest(rows).values())
+    counted = Counter(row["status"] for row in latest)
+    measured = counted.pop("ok", 0)
+    return {
+        "ok": measured,
+        "not_ok": ", ".join(f"{number} {status}" for status, number in sorted(counted.items())) or None,
+        "older_rows": len(rows) - len(latest),
+        "measured": _span(latest),
+        "commits": _values((row["git_commit"] or "unknown")[:7] for row in latest),
+        "torch": _values(row["torch_version"] for row in latest),
+        "triton": _values(row["triton_version"] for row in latest),
+    }
+
+
+def _span(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the first and the last day of rows."""
+    days = sorted({row["measured_at"][:10] for row in rows})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else None
+
+
+def _values(values: Iterable[str | None]) -> str | None:
+    return ", ".join(dict.fromkeys(value for value in values if value is not None)) or None
+
+
+def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page of a folder of results: an introduction and two tables."""
+    there = [row for row in implementations if row["ok"] or row["not_ok"]]
+    missing: dict[tuple[str, str, str], list[str]] = {}
+    for row in implementations:
+        if not row["ok"]:
+            missing.setdefault((row["device"], row["kernel"], row["op"]), []).append(f"`{row['impl']}`")
+    without = [
+        {"device": device, "kernel": kernel, "op": op, "implementations": ", ".join(names)}
+        for (device, kernel, op), names in missing.items()
+    ]
+    return "\n".join(
+        [
+            INTRODUCTION,
+            *_table(files),
+            "## Implementations",
+            "",
+            "`ok`: cases that are right and timed. `commits`: of this repository, of the newest rows.",
+            "",
+            *_table(there),
+            "## Without a measured case",
+            "",
+            "Declared for the device's kind, and not measured there.",
+            "",
+            *_table(without),
+        ]
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return ["None.", ""]
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join("" if v is None else str(v) for v in row.values()) + " |" for row in rows]
+    return [*lines, ""]
