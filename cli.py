@@ -143,6 +143,29 @@ def kernels(format: Format = "table") -> None:
     display.show(inventory.kernel_rows(), format)
 
 
+@app.command("results")
+def results_command(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
+) -> None:
+    """List stored results: files, implementations with their cases, commits and versions, and what is missing."""
+    from .bench import display, inventory
+    from .results import contents, store
+
+    display.check_format(format, more=("markdown",))
+    named = paths or store.committed_results()
+    implementations = contents.implementation_rows(named, inventory.declared_implementations())
+    if format == "markdown":
+        print(contents.as_markdown(contents.file_rows(named), implementations), end="")
+        return
+    if format == "table":
+        display.show(contents.file_rows(named), "table")
+        print()
+    display.show(implementations, format)
+
+
 @app.command()
 def presets(
     kernel: Annotated[str | None, typer.Option(help="Kernel family [all].")] = None, format: Format = "table"
