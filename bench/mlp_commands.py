@@ -22,9 +22,7 @@ def register(app: typer.Typer) -> None:
         draws: Annotated[int, typer.Option(min=1, help="Draws of all matrices.")] = 100,
         impl: Annotated[
             str | None,
-            typer.Option(
-                help="Ours, or definition: float32 inside, rounded once [fused,fused_pair; a CPU: both it and torch]."
-            ),
+            typer.Option(help="Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch]."),
         ] = None,
         against: Annotated[
             str, typer.Option(help="eager: torch in the same dtype; exact: float64, for N up to 16k.")

@@ -53,7 +53,7 @@ def known_implementations() -> list[str]:
 
 def default_implementations(device: str) -> tuple[str, ...]:
     """Return what is measured where nothing is named."""
-    return ("fused", "fused_pair") if device == "cuda" else ("torch", DEFINITION)
+    return ("fused",) if device == "cuda" else ("torch", DEFINITION)
 
 
 def error_rows(

@@ -249,8 +249,7 @@ def _runnable(
         options["state_dtype"] = check.DTYPES[case.state_dtype]
     leaves = operation.leaves(inputs, gradients=gradients)
     tensors = list(inputs.values())
-    runnable = Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
-    return runnable if target.restore is None else dataclasses.replace(runnable, restore=resolve(target.restore))
+    return Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
 
 
 def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> AbstractContextManager[Any]:
@@ -275,7 +274,6 @@ def _call_once(runnable: Runnable, grad_out: Tensor | None) -> dict[str, Tensor]
             return {"out": runnable.to_canonical("out", runnable.forward())}
     out = runnable.forward()
     gradients = check.differentiate(out, runnable.leaves, _in_own_layout(runnable, out, grad_out))
-    gradients = dict(runnable.restore(gradients))
     results = {"out": runnable.to_canonical("out", out.detach())}
     return results | {name: runnable.to_canonical(name, gradient) for name, gradient in gradients.items()}
 

@@ -68,11 +68,8 @@ class Implementation(Counted):
             whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
             that it also takes as ``config``: what bench.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
-        prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns ``call``'s, in order,
-            in the layout in which the implementation keeps them, as a model does once when weights are loaded. Outside
-            the timed region.
-        restore: "module:function"; the function takes the gradients of what ``prepare`` returned, by name, and returns
-            those of the operation's arguments, where they are not the same.
+        prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
+            that the implementation is timed on, as a model keeps its weights. Outside the timed region.
     """
 
     name: str
@@ -88,7 +85,6 @@ class Implementation(Counted):
     default_config: str | None = None
     requires: tuple[str, ...] = ()
     prepare: str | None = None
-    restore: str | None = None
     summary: str = ""
 
     def why_unsupported(self, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> str | None:
@@ -152,7 +148,7 @@ class Operation:
             if implementation.name == name:
                 return implementation
         known = ", ".join(i.name for i in self.implementations)
-        raise ValueError(f"implementation must be one of {known} for {self.name}, got {name!r}")
+        raise ValueError(f"impl must be one of {known} for {self.name}, got {name!r}")
 
     def function(self, implementation: Implementation) -> Callable[..., Any]:
         """Import and return what runs ``implementation``: its own function, or the operation's with its name."""
@@ -165,15 +161,14 @@ class Operation:
         return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
-        """Return those of an implementation's inputs that get gradients: not arguments that have none.
+        """Return those of the inputs that get gradients.
 
         Args:
             gradients: whether they, and no other input, require gradients from now on; if not, none does.
         """
-        fixed = set(self.arguments) - set(self.differentiable)
         for name, tensor in inputs.items():
-            tensor.requires_grad_(gradients and name not in fixed)
-        return {name: tensor for name, tensor in inputs.items() if name not in fixed}
+            tensor.requires_grad_(gradients and name in self.differentiable)
+        return {name: tensor for name, tensor in inputs.items() if name in self.differentiable}
 
 
 def resolve(target: str) -> Callable[..., Any]:

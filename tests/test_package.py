@@ -83,7 +83,7 @@ def test_installed_wheel_works(wheel: Path, tmp_path: Path) -> None:
             "for name in (name for names in FAMILIES.values() for name in names):",
             "    operation = get_operation(name)",
             "    assert callable(resolve(operation.inputs)) and callable(resolve(operation.recurrent))",
-            "    assert all(callable(resolve(i.call)) for i in operation.implementations if not i.requires)",
+            "    assert all(callable(operation.function(i)) for i in operation.implementations if not i.requires)",
             "from lrbench.results.store import committed_results, result_files",
             "assert result_files(committed_results('h200_sxm'))",
             "print(lrbench.__file__, flush=True)",

@@ -2,7 +2,7 @@
 
 M are tokens, D ``d_model`` and F ``d_ff``. A projection makes y, or the gradients of both pre-activations, in tiles of
 BLOCK_M tokens and BLOCK_F columns, for each of which it accumulates both projections from the same tiles of x and
-BLOCK_F columns of each weight, interleaved (``fused``, ``fused_save``) or apart (``fused_pair``). So it
+BLOCK_F columns of each weight. So it
 
 - multiplies 4 BLOCK_M BLOCK_F BLOCK_K for each of ceil(M / BLOCK_M) ceil(F / BLOCK_F) tiles and ceil(D / BLOCK_K) steps
 - loads x ceil(F / BLOCK_F) times and both weights ceil(M / BLOCK_M) times, of which all but once is read again.
@@ -10,12 +10,11 @@ BLOCK_F columns of each weight, interleaved (``fused``, ``fused_save``) or apart
 Elements loaded and stored, each tensor once a launch:
 
     forward     projection              all                  M D + 2 D F          M F, and 2 M F where they are saved
-    backward    projection again        fused, fused_pair    M D + 2 D F + M F    2 M F
+    backward    projection again        fused                M D + 2 D F + M F    2 M F
                 activation gradient     fused_save           3 M F                2 M F
-                input gradient          all                  2 M F + 2 D F        M D
-                  two, the second adds  fused_pair           + M D                + M D
-                weight gradients        all                  M D + 2 M F          2 D F
-                  two                   fused_pair           + M D
+                input gradient: two     all                  2 M F + 2 D F + M D  2 M D
+                  products, of which the second adds
+                weight gradients        all                  2 M D + 2 M F        2 D F
 
 The last two are products of cuBLAS. Their tiles are its own, so they are counted as they stand: without padding, and
 without what its programs read again. A forward pass that needs no gradient saves nothing: it is that of ``fused``.
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 
 from .executed import Executed
 
-GATED_MLP = ("fused", "fused_save", "fused_pair")
+GATED_MLP = ("fused", "fused_save")
 """Implementations whose launches are counted."""
 
 
@@ -56,11 +55,6 @@ class Projections:
     width: int = 2
 
     @property
-    def pair(self) -> bool:
-        """Whether the two weights lie apart."""
-        return self.kernels == "fused_pair"
-
-    @property
     def tile(self) -> ProjectionTile:
         """The tile of a projection on compute capability 9.0."""
         if self.tokens <= FEW_TOKENS:
@@ -80,9 +74,8 @@ def executed_mlp(run: Projections, direction: str) -> Executed:
         _move(run, total, "activation gradient", loaded=3 * outputs, stored=2 * outputs)
     else:
         _projection(run, total, "projection again", stored=2 * outputs, beside=outputs, recomputed=True)
-    both, twice = 2 * outputs, int(run.pair)
-    _library(run, total, "input gradient", loaded=both + weights + twice * inputs, stored=(1 + twice) * inputs)
-    _library(run, total, "weight gradients", loaded=(1 + twice) * inputs + both, stored=weights)
+    _library(run, total, "input gradient", loaded=2 * outputs + weights + inputs, stored=2 * inputs)
+    _library(run, total, "weight gradients", loaded=2 * inputs + 2 * outputs, stored=weights)
     return total
 
 

@@ -155,8 +155,7 @@ def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None
     if impl is not None and not isinstance(declared(op, impl), Implementation):
         return None
     if op == "gated_mlp":
-        ours = impl if impl == "fused_pair" else formulation
-        return ours if ours in GATED_MLP else None
+        return formulation if formulation in GATED_MLP else None
     return formulation if formulation in TILES else None
 
 

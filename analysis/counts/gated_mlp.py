@@ -9,8 +9,6 @@ product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints 
 - gemms_activation: a GEMM for each projection, then one kernel for the activation and the product.
 - eager: a GEMM for each projection, then the activation and the product, each a kernel of its own.
 - gemms: a GEMM for each projection and no more, which is not y: the operation ``projections``.
-
-Interleaving the columns of the two weights, as the fused kernel does, changes no count.
 """
 
 from __future__ import annotations

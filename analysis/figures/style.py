@@ -85,7 +85,6 @@ _DASHES: tuple[tuple[str, Any], ...] = (
     ("recurrent", _DOTTED),
     ("native_autograd", _DOTTED),
     ("fused_save", _DOTTED),
-    ("fused_pair", _DASH_DOTTED),
     ("fused", _DASHED),
     ("joint", _DASHED),
     ("lightning1", _DOTTED),

@@ -29,7 +29,6 @@ def _setting(model: str, tokens: int) -> Setting:
         sizes=sizes,
         sides=(
             Side(impl="fused"),
-            Side(impl="fused_pair"),
             *(Side(impl=theirs) for theirs in THEIRS),
             # What the two products take alone: no bar, for it is another result, but where the gating would be free.
             Side(impl="torch.gemms", op="projections"),

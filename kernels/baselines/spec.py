@@ -89,10 +89,8 @@ class Runnable:
             with torch.autograd.grad, so nothing accumulates.
         to_canonical: maps ("out" or an argument name, tensor in own layout) to the operation's canonical layout for
             the numerical check.
-        restore: maps gradients of the leaves to those of the operation's arguments, where leaves are not these.
     """
 
     forward: Callable[[], Tensor]
     leaves: Mapping[str, Tensor]
     to_canonical: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
-    restore: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda gradients: gradients

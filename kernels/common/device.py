@@ -1,7 +1,8 @@
-"""The device that kernels are launched on: the one of their tensors, whichever is current."""
+"""The device that kernels are launched on, which is that of their tensors, whichever is current; and what it has."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 Launcher = TypeVar("Launcher", bound=Callable[..., Any])
+
+INTERPRETER_PROGRAMS = 3
+"""Programs of a persistent launch where there is no GPU: few, so that each walks several tiles."""
 
 
 def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
@@ -37,3 +41,21 @@ def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
         return cast(Launcher, launched)
 
     return decorate
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability that launches are chosen for; the interpreter on the CPU counts as sm_90."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of a GPU's multiprocessors; of the interpreter a few."""
+    if device.type != "cuda":
+        return INTERPRETER_PROGRAMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Allocate the few bytes in which a kernel builds its tensor descriptors; for ``triton.set_allocator``."""
+    return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())

@@ -1,22 +1,24 @@
-"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declaration, data only."""
+"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declaration and public function; imports no torch."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..spec import Implementation, Operation
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .config import GatedMlpConfig
+
 _kernel = partial(
     Implementation,
+    prepare="kernels.gated_mlp.reference:k_major_inputs",
     supports="kernels.gated_mlp.config:supports_kernels",
     state_dtypes=(),
     chunked=False,
     requires=("triton",),
-)
-_on_interleaved_weights = partial(
-    _kernel,
-    prepare="kernels.gated_mlp.reference:interleave_inputs",
-    restore="kernels.gated_mlp.reference:take_gradients_apart",
 )
 
 OPERATION = Operation(
@@ -27,37 +29,27 @@ OPERATION = Operation(
     arguments=("x", "w_up", "w_gate"),
     differentiable=("x", "w_up", "w_gate"),
     inputs="kernels.gated_mlp.reference:make_inputs",
-    recurrent="kernels.gated_mlp.reference:gated_mlp",
+    recurrent="kernels.gated_mlp.reference:definition",
     parallel="kernels.gated_mlp.reference:joint",
     sizes=("batch", "seq_len", "d_model", "d_ff"),
+    call="kernels.gated_mlp:gated_mlp",
     implementations=(
-        _on_interleaved_weights(
+        _kernel(
             name="fused",
             formulation="fused",
-            call="kernels.gated_mlp.fused:fused",
-            default_config="kernels.gated_mlp.config:interleaved_config",
-            summary="one kernel on interleaved weights; the backward pass projects again",
+            default_config="kernels.gated_mlp.config:fused_config",
+            summary="one kernel; the backward pass projects again",
         ),
-        _on_interleaved_weights(
+        _kernel(
             name="fused_save",
             formulation="fused_save",
             formulation_in={"fw": "fused"},
-            call="kernels.gated_mlp.fused:fused_save",
             default_config="kernels.gated_mlp.config:saving_config",
             summary="as fused, but training keeps the pre-activations",
-        ),
-        _kernel(
-            name="fused_pair",
-            formulation="fused",
-            call="kernels.gated_mlp.fused:fused_pair",
-            prepare="kernels.gated_mlp.reference:k_major_inputs",
-            default_config="kernels.gated_mlp.config:pair_config",
-            summary="as fused, on the two weights apart, as torch.nn.Linear holds them",
         ),
         Implementation(
             name="torch",
             formulation="eager",
-            call="kernels.gated_mlp.reference:portable",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),
             state_dtypes=(),
@@ -66,3 +58,46 @@ OPERATION = Operation(
         ),
     ),
 )
+
+
+def gated_mlp(
+    x: Tensor,
+    w_up: Tensor,
+    w_gate: Tensor,
+    *,
+    impl: str = "fused",
+    activation: str = "silu",
+    config: GatedMlpConfig | None = None,
+) -> Tensor:
+    """Compute the gated half of an MLP, both projections and the gating.
+
+        y = act(x W_gate) * (x W_up)
+
+    Args:
+        x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
+        w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
+            (``linear.weight.T``), in tensors of their own or in one; or both contiguous, which is slower.
+        impl: "fused", one kernel that writes y alone, so that the backward pass projects again; "fused_save", which
+            also keeps the pre-activations [M, 2F] for a backward pass; "torch", which takes any device, D and F, and
+            float64 too.
+        activation: silu, gelu (exact), gelu_tanh, relu or sigmoid.
+        config: launches of the kernels; chosen for the device and the sizes when None.
+
+    Returns:
+        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights are laid out as they are.
+
+    Raises:
+        ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), equations 5 and 6.
+    """
+    OPERATION.implementation(impl)
+    if impl == "torch":
+        from .reference import portable
+
+        if config is not None:
+            raise ValueError(f"config must be None for impl torch, got {config}")
+        return portable(x, w_up, w_gate, activation=activation)
+    from .fused import fused
+
+    return fused(x, w_up, w_gate, save=impl == "fused_save", activation=activation, config=config)

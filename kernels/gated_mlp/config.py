@@ -10,15 +10,13 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 DIM_MULTIPLE = 8
 """D and F come in multiples of a 16-byte access of half-precision elements, which descriptors ask of every row."""
 
-INTERLEAVE_COLUMNS = 8
-"""Columns of W_up, and then of W_gate, that interleaved weights hold side by side: rows of an accumulator that a matrix
-unit leaves with one thread lie so far apart. F is a multiple of them."""
-assert DIM_MULTIPLE % INTERLEAVE_COLUMNS == 0
-
 MIN_BLOCK = 16
 """The least size of a matrix product's sides."""
 
-LARGE = 2**41
+FEW_TOKENS = 64
+"""Tokens up to which reading the weights takes most of a call."""
+
+VERY_LARGE = 2**43
 """Multiply-adds of a projection from which an H200 runs at its power limit for most of a call."""
 
 
@@ -31,14 +29,13 @@ class TileConfig:
         block_f: columns of a tile of y; the products behind it have twice as many.
         block_k: step along D.
         group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
-        subtiles: 1, or 2 to gate and store a tile's halves one after the other, in half the shared memory: upper and
-            lower where weights are interleaved, else left and right.
+        subtiles: 1, or 2 to gate and store a tile's left half and then its right one, in half the shared memory.
         num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
         num_stages: tiles of x and w under way or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
         persistent: as many programs as multiprocessors, each walking tiles.
         flatten: walk tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Where up
-            and gate have an accumulator each, the assembler then lets every product wait for the one before.
+            and gate have an accumulator each, the assembler then makes every product wait for the one before.
     """
 
     block_m: int
@@ -90,7 +87,7 @@ def _invalid_tile(config: TileConfig) -> str | None:
 def select_tile(
     *,
     end: str,
-    layout: str,
+    k_major: bool,
     tokens: int,
     work: int,
     capability: tuple[int, int],
@@ -101,12 +98,12 @@ def select_tile(
 
     Tiles of 128 by 128 fill a multiprocessor's registers with accumulators, and a step of 64 along D is a line of
     memory. In groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as
-    of W. With an accumulator each of up and gate the loop is not flattened: the assembler would serialise every
-    product (ptxas C7515).
+    of W. Row-major weights have an accumulator each of up and gate, so their loop is not flattened: the assembler would
+    serialise every product (ptxas C7515).
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
-        layout: of the weights; see project_kernel.
+        k_major: whether the weights are K-major; else they are row-major.
         tokens: M.
         work: multiply-adds of one projection, M D F.
         capability: compute capability of the device, such as (9, 0).
@@ -118,7 +115,7 @@ def select_tile(
         return TileConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
     # What comes after sm_100 for desktops has descriptors, but the shared memory of sm_89.
     use_tma = (9, 0) <= capability < (12, 0) and aligned
-    if tokens <= 64:
+    if tokens <= FEW_TOKENS:
         # The weights' bandwidth counts: narrow tiles, two programs a multiprocessor.
         return TileConfig(
             block_m=64, block_f=64, block_k=64, subtiles=1, num_warps=4, num_stages=4, use_tma=use_tma, persistent=False
@@ -127,42 +124,29 @@ def select_tile(
         return TileConfig(
             block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
         )
-    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=layout != "rows")
+    full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=k_major)
     if end == "gate":
-        if layout == "rows" or capability >= (10, 0):
-            return full
-        # Of interleaved weights a whole tile's store fits beside 4 stages; at the power limit 3 are quicker.
-        if layout == "interleaved":
-            return replace(full, subtiles=1, num_stages=3 if work >= LARGE else 4)
-        return replace(full, num_stages=3 if work >= 4 * LARGE else 4)
+        # At the power limit 3 stages are quicker.
+        return replace(full, num_stages=3) if k_major and capability < (10, 0) and work >= VERY_LARGE else full
     # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
-def interleaved_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> GatedMlpConfig:
-    """Return the launches chosen for a case's sizes and dtype on interleaved weights."""
-    return _case_config(sizes, dtype, capability, forward="gate", layout="interleaved")
+def fused_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
+    """Return the launches chosen for a case's sizes and dtype on K-major weights."""
+    return _case_config(sizes, dtype, capability, forward="gate")
 
 
 def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
     """Return those of a forward pass that saves the pre-activations for a backward pass."""
-    return _case_config(sizes, dtype, capability, forward="save" if training else "gate", layout="interleaved")
+    return _case_config(sizes, dtype, capability, forward="save" if training else "gate")
 
 
-def pair_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
-    """Return those for K-major weights that lie apart."""
-    return _case_config(sizes, dtype, capability, forward="gate", layout="columns")
-
-
-def _case_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str, layout: str
-) -> GatedMlpConfig:
+def _case_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str) -> GatedMlpConfig:
     tokens = sizes["batch"] * sizes["seq_len"]
     tiles = (
         select_tile(
-            end=end, layout=layout, tokens=tokens, work=tokens * sizes["d_model"] * sizes["d_ff"],
+            end=end, k_major=True, tokens=tokens, work=tokens * sizes["d_model"] * sizes["d_ff"],
             capability=capability, item_bytes=4 if dtype == "fp32" else 2,
         )
         for end in (forward, "gradient")

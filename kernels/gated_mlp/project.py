@@ -2,16 +2,11 @@
 
     up = x W_up        gate = x W_gate        y = act(gate) * up
 
-A program accumulates up and gate of a tile of y in one product and gates them in registers. How it does follows from
-where the weights' elements lie (LAYOUT):
+A program accumulates up and gate of a tile of y and gates them in registers, from weights that are
 
-- "interleaved": K-major, each column of W in one piece as torch.nn.Linear holds it, eight columns of W_up and eight of
-  W_gate in turn. The transpose is accumulated, W^T x^T. Both operands of a matrix instruction then lie along D in
-  shared memory, as it reads them best, and a matrix unit leaves rows that are eight apart in the registers of one
-  thread, so that taking up and gate apart moves nothing.
-- "columns": two K-major weights apart. One tensor of three dimensions describes both, whose first stride is the
-  distance between them in memory; x [W_up | W_gate] is accumulated.
-- "rows": two row-major weights apart. Each has an accumulator of its own.
+- K-major, each column in one piece as torch.nn.Linear holds it. One tensor of three dimensions describes both, whose
+  first stride is the distance between them in memory, and x [W_up | W_gate] is one product with one accumulator.
+- row-major. Each has an accumulator of its own.
 
 The backward pass runs the same kernel with another end: from dy it makes the gradients of the pre-activations,
 
@@ -26,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .config import DIM_MULTIPLE, INTERLEAVE_COLUMNS
+from .config import DIM_MULTIPLE
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -34,7 +29,6 @@ TANH_SCALE = tl.constexpr(0.7978845608028654)
 TANH_CUBIC = tl.constexpr(0.044715)
 TANH_SATURATED = tl.constexpr(20.0)
 
-INTERLEAVE = tl.constexpr(INTERLEAVE_COLUMNS)
 MULTIPLE = tl.constexpr(DIM_MULTIPLE)
 
 
@@ -126,37 +120,16 @@ def _store(tensor, tile, row, col, rows, cols, DTYPE: tl.constexpr, USE_TMA: tl.
 
 
 @triton.jit
-def _store_both(
-    tensor, tensor_gate, up, gate, row, col, M, F, LAYOUT: tl.constexpr, DTYPE: tl.constexpr, USE_TMA: tl.constexpr
-):
-    """Store a tile's up and gate [rows, columns of y] apart, or in turn in one tensor [M, 2F] as the weights are."""
-    if LAYOUT == "interleaved":
-        BM: tl.constexpr = up.shape[0]
-        BF: tl.constexpr = up.shape[1]
-        blocks: tl.constexpr = (BM, BF // INTERLEAVE, INTERLEAVE)
-        both = tl.join(tl.reshape(up.to(DTYPE), blocks), tl.reshape(gate.to(DTYPE), blocks))
-        both = tl.reshape(tl.permute(both, (0, 1, 3, 2)), (BM, 2 * BF))
-        _store(tensor, both, row, 2 * col, M, 2 * F, DTYPE, USE_TMA)
-    else:
-        _store(tensor, up, row, col, M, F, DTYPE, USE_TMA)
-        _store(tensor_gate, gate, row, col, M, F, DTYPE, USE_TMA)
-
-
-@triton.jit
-def _halves(tile, ROWS: tl.constexpr):
-    """Return a tile's upper and lower half with ROWS, else its left and right one."""
-    if ROWS:
-        parts = tl.reshape(tile, (2, tile.shape[0] // 2, tile.shape[1]))
-        return tl.split(tl.permute(parts, (1, 2, 0)))
-    else:
-        parts = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
-        return tl.split(tl.permute(parts, (0, 2, 1)))
+def _halves(tile):
+    """Return a tile's left and right half."""
+    parts = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
+    return tl.split(tl.permute(parts, (0, 2, 1)))
 
 
 @triton.jit
 def _finish(
-    up, gate, y, pre, pre_gate, dy, row, col, M, F,
-    ACTIVATION: tl.constexpr, END: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr, USE_TMA: tl.constexpr,
+    up, gate, y, pre_up, pre_gate, dy, row, col, M, F,
+    ACTIVATION: tl.constexpr, END: tl.constexpr, DTYPE: tl.constexpr, USE_TMA: tl.constexpr,
 ):  # fmt: skip
     """Gate a tile's up and gate [BLOCK_M, columns of y] and write what the pass is for; see project_kernel's END."""
     if END == "gradient":
@@ -167,33 +140,26 @@ def _finish(
     else:
         _store(y, _activate(gate, ACTIVATION) * up, row, col, M, F, DTYPE, USE_TMA)
     if END != "gate":
-        _store_both(pre, pre_gate, up, gate, row, col, M, F, LAYOUT, DTYPE, USE_TMA)
+        _store(pre_up, up, row, col, M, F, DTYPE, USE_TMA)
+        _store(pre_gate, gate, row, col, M, F, DTYPE, USE_TMA)
 
 
 @triton.jit
 def _tile(
-    x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, gap,
-    UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr, USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
-    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr,
+    x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap,
+    UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
+    USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SUBTILES: tl.constexpr,
 ):  # fmt: skip
     """Compute tile number ``tile`` of y; GROUP_M rows of tiles are walked column by column, for the L2's sake."""
+    PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
     group = tile // (GROUP_M * tiles_f)
     group_size = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     row = (group * GROUP_M + tile % group_size) * BLOCK_M
     col = (tile % (GROUP_M * tiles_f)) // group_size * BLOCK_F
 
-    if LAYOUT == "interleaved":
-        both = tl.zeros((2 * BLOCK_F, BLOCK_M), tl.float32)
-        for k in range(0, D, BLOCK_K):
-            x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
-            w_tile = _load(w, 2 * col, k, 2 * F, D, 2 * BLOCK_F, BLOCK_K, USE_TMA)
-            both = tl.dot(w_tile, x_tile.T, both, input_precision=PRECISION)
-        both = tl.reshape(both, (BLOCK_F // INTERLEAVE, 2, INTERLEAVE, BLOCK_M))
-        up, gate = tl.split(tl.permute(both, (0, 2, 3, 1)))
-        up, gate = tl.reshape(up, (BLOCK_F, BLOCK_M)).T, tl.reshape(gate, (BLOCK_F, BLOCK_M)).T
-    elif LAYOUT == "columns":
+    if K_MAJOR:
         both = tl.zeros((BLOCK_M, 2 * BLOCK_F), tl.float32)
         for k in range(0, D, BLOCK_K):
             x_tile = _load(x, row, k, M, D, BLOCK_M, BLOCK_K, USE_TMA)
@@ -203,7 +169,6 @@ def _tile(
         if USE_TMA:
             up, gate = tl.where(gap < 0, gate, up), tl.where(gap < 0, up, gate)
     else:
-        tl.static_assert(LAYOUT == "rows")
         up = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
         gate = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
         for k in range(0, D, BLOCK_K):
@@ -214,31 +179,22 @@ def _tile(
             gate = tl.dot(x_tile, gate_tile, gate, input_precision=PRECISION)
 
     if SUBTILES == 1:
-        _finish(
-            up, gate, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, LAYOUT, DTYPE, USE_TMA
-        )  # fmt: skip
+        _finish(up, gate, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
     else:
         tl.static_assert(SUBTILES == 2)
-        # A thread of an accumulated transpose holds tokens side by side.
-        LOWER: tl.constexpr = LAYOUT == "interleaved"
-        up_first, up_second = _halves(up, LOWER)
-        gate_first, gate_second = _halves(gate, LOWER)
-        _finish(
-            up_first, gate_first, y, pre, pre_gate, dy, row, col, M, F, ACTIVATION, END, LAYOUT, DTYPE, USE_TMA
-        )  # fmt: skip
-        _finish(
-            up_second, gate_second, y, pre, pre_gate, dy,
-            row + BLOCK_M // 2 if LOWER else row, col if LOWER else col + BLOCK_F // 2, M, F,
-            ACTIVATION, END, LAYOUT, DTYPE, USE_TMA,
-        )  # fmt: skip
+        up_left, up_right = _halves(up)
+        gate_left, gate_right = _halves(gate)
+        _finish(up_left, gate_left, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
+        col += BLOCK_F // 2
+        _finish(up_right, gate_right, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
 
 
 @triton.jit(do_not_specialize=["M", "gap"])
 def project_kernel(
-    x, w, w_gate, y, pre, pre_gate, dy, M, D_multiples, F_multiples, gap: tl.int64,
-    UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, LAYOUT: tl.constexpr, DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr, USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
+    x, w, w_gate, y, pre_up, pre_gate, dy, M, D_multiples, F_multiples, gap: tl.int64,
+    UNIT: tl.constexpr, ACTIVATION: tl.constexpr, END: tl.constexpr, K_MAJOR: tl.constexpr, DTYPE: tl.constexpr,
+    USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SUBTILES: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
@@ -246,15 +202,12 @@ def project_kernel(
     that far apart, in one loop with the steps along D or not (FLATTEN). Tensors are descriptors with USE_TMA, else
     pointers; those that a pass does not need are None.
 
-    Reads x [M, D] and the weights, by LAYOUT
-        "interleaved": w [2F, D], INTERLEAVE rows of W_up^T and as many of W_gate^T in turn;
-        "columns": w, W_up^T [F, D], and W_gate^T gap * UNIT elements behind it; with USE_TMA both in one [2, F, D], in
-            the order in which they lie in memory;
-        "rows": w and w_gate [D, F].
-    D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are aligned. By END
-    it writes
+    Reads x [M, D] and the weights. With K_MAJOR w is W_up^T [F, D], and W_gate^T lies gap * UNIT elements behind it;
+    with USE_TMA too w is both in one [2, F, D], in the order in which they lie in memory. Else they are w and w_gate
+    [D, F]. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are
+    aligned. By END it writes
         "gate": y [M, F];
-        "save": y, and the pre-activations into pre and pre_gate [M, F], or interleaved as w is into pre [M, 2F];
+        "save": y, and the pre-activations into pre_up and pre_gate [M, F];
         "gradient": from dy [M, F] the gradients of the pre-activations, in the same places.
     """
     D, F = D_multiples * MULTIPLE, F_multiples * MULTIPLE
@@ -263,43 +216,32 @@ def project_kernel(
         # Flattened with the loop over k, the next tile's loads are under way while this one is gated.
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
             _tile(
-                x, w, w_gate, y, pre, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, LAYOUT, DTYPE, PRECISION,
+                x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR, DTYPE,
                 USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
             )  # fmt: skip
     else:
         _tile(
-            x, w, w_gate, y, pre, pre_gate, dy, tl.program_id(0), M, D, F, gap, UNIT, ACTIVATION, END, LAYOUT, DTYPE,
-            PRECISION, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
+            x, w, w_gate, y, pre_up, pre_gate, dy, tl.program_id(0), M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR,
+            DTYPE, USE_TMA, BLOCK_M, BLOCK_F, BLOCK_K, GROUP_M, SUBTILES,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["multiples"])
 def gate_gradient_kernel(
-    pre, pre_gate, dy, d_pre, d_pre_gate, M, F_multiples,
-    ACTIVATION: tl.constexpr, PAIR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr,
+    pre_up, pre_gate, dy, d_up, d_gate, multiples, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Make the gradients of saved pre-activations.
+    """Make the gradients of saved pre-activations, element by element.
 
-    Grid: (ceil(M / BLOCK_M), ceil(F / BLOCK_F)). Reads dy [M, F] and pre [M, 2F], INTERLEAVE columns of up and of gate
-    in turn, or with PAIR pre and pre_gate [M, F]; writes d_pre and d_pre_gate like them.
+    Grid: (ceil(elements / BLOCK),), where there are multiples * MULTIPLE elements. Reads dy, pre_up and pre_gate
+    [M, F]; writes d_up and d_gate like them.
     """
-    F = F_multiples * MULTIPLE
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    blocks = tl.program_id(1) * (BLOCK_F // INTERLEAVE) + tl.arange(0, BLOCK_F // INTERLEAVE)
-    mask = (rows < M)[:, None, None] & (blocks * INTERLEAVE < F)[None, :, None]
-    line = rows.to(tl.int64)[:, None, None] * F
-    within = tl.arange(0, INTERLEAVE)[None, None, :]
-    offs = line + blocks[None, :, None] * INTERLEAVE + within
-    if PAIR:
-        offs_up, offs_gate = offs, offs
-    else:
-        offs_up = 2 * line + blocks[None, :, None] * (2 * INTERLEAVE) + within
-        offs_gate = offs_up + INTERLEAVE
-        pre_gate, d_pre_gate = pre, d_pre
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offs = start + tl.arange(0, BLOCK)
+    mask = offs < multiples.to(tl.int64) * MULTIPLE
     grad = tl.load(dy + offs, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(pre + offs_up, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(pre_gate + offs_gate, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(pre_up + offs, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(pre_gate + offs, mask=mask, other=0.0).to(tl.float32)
     activated, slope = _activate_with_slope(gate, ACTIVATION)
-    dtype: tl.constexpr = d_pre.dtype.element_ty
-    tl.store(d_pre + offs_up, (grad * activated).to(dtype), mask=mask)
-    tl.store(d_pre_gate + offs_gate, (grad * up * slope).to(dtype), mask=mask)
+    dtype: tl.constexpr = d_up.dtype.element_ty
+    tl.store(d_up + offs, (grad * activated).to(dtype), mask=mask)
+    tl.store(d_gate + offs, (grad * up * slope).to(dtype), mask=mask)

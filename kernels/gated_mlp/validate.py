@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
-from ..scalar_decay.validate import (
-    TRITON_DTYPES,
-    check_dimensions,
-    check_dtype,
-    check_not_empty,
-    check_on_gpu,
-    dtype_name,
-)
+from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_on_gpu, dtype_name
 from .config import ACTIVATIONS, DIM_MULTIPLE
 
 
@@ -60,32 +52,13 @@ def check_layout(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:
             )
 
 
-def check_interleaved(x: Tensor, w: Tensor) -> None:
-    """Raise unless w [D, 2F] can be interleaved weights for x [M, D]: K-major, of x's dtype, on its device."""
-    check_dimensions("x", x, "[M, D]")
-    if not isinstance(w, Tensor):
-        raise TypeError(f"w must be a tensor, got {type(w).__name__}")
-    check_dtype("x", x, TRITON_DTYPES)
-    for name, tensor in (("x", x), ("w", w)):
-        check_not_empty(name, tensor)
-    if w.dim() != 2 or w.shape[1] % (2 * DIM_MULTIPLE) or not w.T.is_contiguous():
-        raise ValueError(
-            f"w must be K-major [D, 2F], F a multiple of {DIM_MULTIPLE}, as interleave(w_up, w_gate) gives it, got "
-            f"shape {tuple(w.shape)}, strides {w.stride()}"
-        )
-    if w.shape[0] != x.shape[1]:
-        raise ValueError(f"w must have {x.shape[1]} rows, one a column of x, got shape {tuple(w.shape)}")
-    if w.dtype != x.dtype or w.device != x.device:
-        raise ValueError(f"w must be {dtype_name(x.dtype)} on {x.device}, got {dtype_name(w.dtype)} on {w.device}")
-    if not x.is_contiguous():
-        raise ValueError(f"x must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
-
-
 def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     """Raise unless the Triton kernels take x [M, D] and weights [D, F] here."""
     for name, size in (("D", D), ("F", F)):
         if size % DIM_MULTIPLE:
             raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
+    import triton
+
     if x.device.type == "cuda" and triton.knobs.runtime.interpret:
         # The interpreter copies tensors to the host one by one, but two weights can be reached from the first.
         raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")

@@ -129,7 +129,7 @@ def test_groups_differ_in_the_implementation_alone() -> None:
 def test_cases_of_rows_are_planned_again() -> None:
     row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
     assert live.planned_case(row) == PLANNED[0]
-    with pytest.raises(ValueError, match="implementation must be one of"):
+    with pytest.raises(ValueError, match="impl must be one of"):
         live.planned_case({**row, "impl": "gone"})
     peer = {**row, "impl": "mlstm_kernels.native_custbw", "provider": "mlstm_kernels", "op": "mlstm_exp"}
     assert live.planned_case(peer).target.name == "mlstm_kernels.native_custbw"

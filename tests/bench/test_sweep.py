@@ -413,17 +413,14 @@ def test_compile_ahead_takes_a_case_for_each_choice_of_launches() -> None:
     """Choices of products too large to be called come with the shortest case, once each."""
     from lrbench.bench.plan import Request, plan
 
-    axes = Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused", "fused_pair"))
+    axes = Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused",))
     planned = plan(axes, device_kind="cuda")
     without, chosen = sweep.compile_cases(planned), sweep.compile_cases(planned, "9.0")
     assert chosen[: len(without)] == without
     further = [(i.case.impl, i.case.d_ff, i.case.seq_len, i.config_of) for i in chosen[len(without) :]]
     assert [(*what, large and large.seq_len) for *what, large in further] == [
-        ("fused", 14336, 1024, 65536),
-        ("fused", 28672, 1024, 16384),
-        ("fused", 53248, 1024, 4096),
-        ("fused_pair", 28672, 1024, 65536),
-        ("fused_pair", 53248, 1024, 16384),
+        ("fused", 28672, 1024, 65536),
+        ("fused", 53248, 1024, 16384),
     ]
 
 

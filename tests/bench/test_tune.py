@@ -124,7 +124,7 @@ def test_default_configs_are_what_the_implementations_choose() -> None:
     [
         (["rglru", "fused", "--size", "batch=8,seq_len=8k,channels=1k"], "an NVIDIA GPU, and none is here"),
         (["rglru", "fused", "--size", "batch=8,seq_len=8k"], "size must name batch, channels, seq_len, got"),
-        (["rglru", "quick", "--size", "batch=8"], "implementation must be one of fused"),
+        (["rglru", "quick", "--size", "batch=8"], "impl must be one of fused"),
         (["rglruu", "fused", "--size", "batch=8"], "op must be one of"),
     ],
 )

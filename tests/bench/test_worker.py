@@ -12,9 +12,9 @@ import torch
 
 from lrbench.bench import check, worker
 from lrbench.bench.protocol import decode_request, encode_request
-from lrbench.kernels import Implementation, get_operation
-from lrbench.kernels.gated_mlp.config import interleaved_config
-from lrbench.kernels.gated_mlp.reference import interleave
+from lrbench.kernels import get_operation
+from lrbench.kernels.gated_mlp.config import fused_config
+from lrbench.kernels.gated_mlp.validate import is_k_major
 from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
 
@@ -75,53 +75,41 @@ def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytes
     monkeypatch.setattr(own, "make_ready", make_ready)
     for config_of in (None, large):
         own.compile(small, target, config_of)
-    assert made == [(small, None), (small, interleaved_config(large.sizes, "bf16", (9, 0), training=False))]
-    assert made[1][1] != interleaved_config(small.sizes, "bf16", (9, 0), training=False)
+    assert made == [(small, None), (small, fused_config(large.sizes, "bf16", (9, 0), training=False))]
+    assert made[1][1] != fused_config(small.sizes, "bf16", (9, 0), training=False)
 
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_leaves_alone_require_gradients(gradients: bool) -> None:
-    """Whatever the inputs required before; a leaf of another name than the arguments', as of a layout, is one too."""
+    """Whatever the inputs required before."""
     operation = get_operation("lightning")
-    inputs = {name: torch.zeros(2, requires_grad=name in ("q", "slope")) for name in (*operation.arguments, "packed")}
+    inputs = {name: torch.zeros(2, requires_grad=name in ("q", "slope")) for name in operation.arguments}
     leaves = operation.leaves(inputs, gradients=gradients)
-    assert list(leaves) == ["q", "k", "v", "packed"]
+    assert list(leaves) == ["q", "k", "v"]
     assert [name for name, x in inputs.items() if x.requires_grad] == (list(leaves) if gradients else [])
     assert all(leaves[name] is inputs[name] for name in leaves)
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
-    """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own.
-
-    Its gradients are compared as those of the operation's arguments.
-    """
-    implementation = Implementation(
-        name="torch",
-        call="tests.kernels.mlp_laws:portable_on_interleaved",
-        prepare="kernels.gated_mlp.reference:interleave_inputs",
-        restore="kernels.gated_mlp.reference:take_gradients_apart",
-        devices=("cpu",),
-        chunked=False,
-    )
+    """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own."""
+    operation = get_operation("gated_mlp")
+    plain = operation.implementation("torch")
+    implementation = dataclasses.replace(plain, prepare="kernels.gated_mlp.reference:k_major_inputs")
     sizes = {"batch": 1, "seq_len": 4, "d_model": 8, "d_ff": 16}
     for mode in ("fw", "fwbw"):
         case = Case(
             kernel="gated-mlp", op="gated_mlp", impl="torch", provider="lrbench", mode=mode, dtype="fp32", **sizes
         )
-        operation = get_operation("gated_mlp")
         inputs = check.Inputs("cpu").get(operation, case)
-        prepared = worker.prepare(operation, case, implementation, inputs, gradients=mode == "fwbw")
-        leaves = prepared.runnable.leaves
-        assert list(leaves) == ["x", "w"]
-        assert torch.equal(leaves["w"], interleave(inputs["w_up"], inputs["w_gate"]))
+        leaves = worker.prepare(operation, case, implementation, inputs, gradients=mode == "fwbw").runnable.leaves
+        for name in ("w_up", "w_gate"):
+            assert is_k_major(leaves[name]) and not is_k_major(inputs[name])
+            assert torch.equal(leaves[name], inputs[name])
         columns = worker.Worker("cpu").run(case, implementation, budget_s=0.0)
-        assert worker.Worker("cpu").verify(case, implementation)["checked"] == "same shape"
-        call = "kernels.gated_mlp.reference:portable"
-        direct = dataclasses.replace(implementation, call=call, prepare=None, restore=None)
-        plain = worker.Worker("cpu").run(case, direct, budget_s=0.0)
-        assert columns["input_bytes"] == plain["input_bytes"]
+        assert columns["checked"] == "same shape"
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))
+        assert columns["input_bytes"] == worker.Worker("cpu").run(case, plain, budget_s=0.0)["input_bytes"]
 
 
 def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

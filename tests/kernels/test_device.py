@@ -125,7 +125,7 @@ def run(operation: Operation, implementation: Implementation) -> None:
     """Run forward and backward with and without a state, and a decoding step."""
     inputs, state = given_to(operation, implementation, SIZES["seq_len"]), state_of(operation, implementation)
     options: dict[str, Any] = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
-    function = resolve(implementation.call)
+    function = operation.function(implementation)
     operation.leaves(inputs)
     results = [function(*inputs.values(), **options)]
     if state is not None:
@@ -194,10 +194,8 @@ def test_inputs_of_two_devices_are_refused(
     operation: Operation, implementation: Implementation, _anywhere: None
 ) -> None:
     """Whichever is elsewhere; where the first one is, the error names one that it leaves behind."""
-    for target, seq_len in ((implementation.call, SIZES["seq_len"]), (implementation.step_call, 1)):
-        if target is None:
-            continue
-        function = resolve(target)
+    step = [] if implementation.step_call is None else [(resolve(implementation.step_call), 1)]
+    for function, seq_len in [(operation.function(implementation), SIZES["seq_len"]), *step]:
         inputs, state = given_to(operation, implementation, seq_len), state_of(operation, implementation)
         first, *others = inputs
         for name in others:
@@ -218,7 +216,7 @@ def check_against_reference(operation: Operation, implementation: Implementation
     expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
     runnable = prepare(operation, case, implementation, inputs, gradients=True).runnable
     out = runnable.forward()
-    gradients = runnable.restore(check.differentiate(out, runnable.leaves, expected.grad_out))
+    gradients = check.differentiate(out, runnable.leaves, expected.grad_out)
     verdict = check.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
     assert verdict.failure is None
     if implementation.step_call is not None:

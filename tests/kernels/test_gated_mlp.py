@@ -1,4 +1,4 @@
-"""A gated MLP is defined as in its papers, its portable forms obey the laws, and interleaving undoes itself."""
+"""A gated MLP is defined as in its papers, its portable forms obey the laws, and its launches are valid."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.gated_mlp import OPERATION
+from lrbench.kernels.gated_mlp import OPERATION, gated_mlp
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
-from lrbench.kernels.gated_mlp.reference import (
-    activate,
-    gated_mlp,
-    interleave,
-    interleave_inputs,
-    joint,
-    make_inputs,
-    portable,
-    take_gradients_apart,
-)
+from lrbench.kernels.gated_mlp.reference import activate, definition, joint, k_major_inputs, make_inputs, portable
 from lrbench.kernels.gated_mlp.validate import is_k_major
 from lrbench.tests.kernels import mlp_laws as laws
 
@@ -45,7 +36,7 @@ def test_definition_is_the_papers_written_out(activation: str) -> None:
     x, up, gate = [0.3, -1.2], [0.7, 0.5], [-0.4, 1.1]
     dot_up, dot_gate = (sum(a * b for a, b in zip(x, w, strict=True)) for w in (up, gate))
     rows, *columns = (torch.tensor(v, dtype=torch.float64) for v in (x, up, gate))
-    y = gated_mlp(rows[None], columns[0][:, None], columns[1][:, None], activation=activation)
+    y = definition(rows[None], columns[0][:, None], columns[1][:, None], activation=activation)
     assert y.item() == pytest.approx(act[activation](dot_gate) * dot_up, rel=1e-14)
 
 
@@ -60,7 +51,7 @@ def test_portable_forms_match_the_definition(form: laws.Function, activation: st
             )
 
 
-@pytest.mark.parametrize("layout", [name for name in laws.LAYOUTS if name != "interleaved"])
+@pytest.mark.parametrize("layout", laws.LAYOUTS)
 def test_portable_form_takes_every_layout(layout: str) -> None:
     for gradients in (True, False):
         laws.check_matches_reference(
@@ -90,45 +81,6 @@ def test_laws_reject_a_wrong_implementation() -> None:
         laws.check_matches_reference(swapped, 9, 24, 40, dtype=torch.bfloat16, device="cpu")
 
 
-@each_dtype
-def test_interleaving_undoes_itself(dtype: torch.dtype) -> None:
-    """interleave is its own inverse: of a pair it makes one tensor, and of that tensor the pair."""
-    up, gate = (torch.randn(6, 24, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
-    w = interleave(up, gate)
-    assert is_k_major(w)
-    for block in range(3):
-        columns = slice(8 * block, 8 * block + 8)
-        assert torch.equal(w[:, 16 * block : 16 * block + 8], up[:, columns])
-        assert torch.equal(w[:, 16 * block + 8 : 16 * block + 16], gate[:, columns])
-    back = interleave(w)
-    for found, given in zip(back, (up, gate), strict=True):
-        assert torch.equal(found, given)
-        assert is_k_major(found)
-    for pair in (back, (up.T.contiguous().T, gate.T.contiguous().T)):
-        again = interleave(*pair)
-        assert torch.equal(again, w)
-        assert is_k_major(again)
-
-
-def test_interleaving_is_differentiable() -> None:
-    w = torch.randn(6, 32, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda w: interleave(*interleave(w)), (w,))
-    assert torch.autograd.gradcheck(interleave, (w,))
-
-
-def test_interleaving_refuses_what_does_not_fit() -> None:
-    w = torch.zeros(4, 8)
-    for match, arguments in (
-        (r"w_up must have 2 dimensions, got shape \(4,\)", (w[:, 0],)),
-        (r"w_up must have a multiple of 16 interleaved columns, got shape \(4, 8\)", (w,)),
-        (r"w_up must have a multiple of 8 columns, got shape \(4, 7\)", (w[:, :7], w[:, :7])),
-        (r"w_gate must have shape \(4, 8\), got \(4, 5\)", (w, w[:, :5])),
-        ("w_gate must be torch.float32 on cpu, as w_up is, got torch.float16 on cpu", (w, w.half())),
-    ):
-        with pytest.raises(ValueError, match=match):
-            interleave(*arguments)
-
-
 def test_inputs_are_the_declared_arguments() -> None:
     first, again, other = (make_inputs(SIZES, dtype=torch.bfloat16, device="cpu", seed=seed) for seed in (3, 3, 4))
     assert tuple(first) == OPERATION.arguments
@@ -136,16 +88,14 @@ def test_inputs_are_the_declared_arguments() -> None:
     for name, x in first.items():
         assert torch.equal(x, again[name])
         assert not torch.equal(x, other[name])
-    back = take_gradients_apart(interleave_inputs(first))
-    assert tuple(back) == tuple(first)
-    assert all(torch.equal(back[name], x) for name, x in first.items())
+    for name, x in k_major_inputs(first).items():
+        assert torch.equal(x, first[name])
+        assert is_k_major(x) == name.startswith("w_")
 
 
 def test_declared_code_exists() -> None:
     for implementation in OPERATION.implementations:
-        assert callable(resolve(implementation.call)), implementation.name
-        if "triton" in implementation.requires:
-            assert implementation.call.endswith(f":{implementation.name}")
+        assert callable(OPERATION.function(implementation)), implementation.name
         if implementation.supports:
             supports = resolve(implementation.supports)
             assert supports(SIZES, "bf16", None) is None
@@ -155,11 +105,10 @@ def test_declared_code_exists() -> None:
 
 def test_declared_launches_are_those_chosen() -> None:
     sizes = {"batch": 1, "seq_len": 4096, "d_model": 4096, "d_ff": 14336}
-    for name, forward, layout, training in (
-        ("fused", "gate", "interleaved", True),
-        ("fused_save", "save", "interleaved", True),
-        ("fused_save", "gate", "interleaved", False),
-        ("fused_pair", "gate", "columns", True),
+    for name, forward, training in (
+        ("fused", "gate", True),
+        ("fused_save", "save", True),
+        ("fused_save", "gate", False),
     ):
         target = OPERATION.implementation(name).default_config
         assert target is not None
@@ -168,9 +117,19 @@ def test_declared_launches_are_those_chosen() -> None:
             work = 4096 * 4096 * 14336
             for end, tile in ((forward, config.forward), ("gradient", config.gradient)):
                 chosen = select_tile(
-                    end=end, layout=layout, tokens=4096, work=work, capability=(9, 0), item_bytes=item_bytes
+                    end=end, k_major=True, tokens=4096, work=work, capability=(9, 0), item_bytes=item_bytes
                 )
                 assert tile == chosen
+
+
+def test_public_function_takes_the_implementations_name() -> None:
+    inputs = list(laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")[0].values())
+    assert torch.equal(gated_mlp(*inputs, impl="torch", activation="gelu"), portable(*inputs, activation="gelu"))
+    with pytest.raises(ValueError, match="impl must be one of fused, fused_save, torch for gated_mlp, got 'x'"):
+        gated_mlp(*inputs, impl="x")
+    with pytest.raises(ValueError, match="config must be None for impl torch, got GatedMlpConfig"):
+        tile = TileConfig(block_m=16, block_f=16, block_k=16)
+        gated_mlp(*inputs, impl="torch", config=GatedMlpConfig(forward=tile, gradient=tile))
 
 
 def test_unknown_activation() -> None:
@@ -200,10 +159,10 @@ def test_invalid_launches(change: dict[str, int], reason: str) -> None:
 def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> None:
     for tokens in (1, 64, 65, 4096):
         for item_bytes in (2, 4):
-            for layout, per_token in itertools.product(("interleaved", "columns", "rows"), (2**10, 2**40)):
+            for k_major, per_token in itertools.product((True, False), (2**10, 2**40)):
                 for aligned in (False, True):
                     tile = select_tile(
-                        end=end, layout=layout, tokens=tokens, work=tokens * per_token, capability=capability,
+                        end=end, k_major=k_major, tokens=tokens, work=tokens * per_token, capability=capability,
                         item_bytes=item_bytes, aligned=aligned,
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None

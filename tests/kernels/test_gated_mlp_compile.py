@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp import project
-from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, interleaved_config, select_tile
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, fused_config, select_tile
 from lrbench.kernels.gated_mlp.reference import make_inputs
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 from lrbench.tests.kernels.mlp_laws import LAYOUTS
-from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES, FUNCTIONS, layout_of
+from lrbench.tests.kernels.test_gated_mlp_triton import ALTERNATIVES, FUNCTIONS
 
 pytestmark = pytest.mark.compile
 
@@ -34,7 +33,7 @@ def record(
     monkeypatch: pytest.MonkeyPatch,
     *,
     tokens: int = 256,
-    layout: str = "interleaved",
+    layout: str = "columns",
     dtype: torch.dtype = torch.bfloat16,
     activation: str = "silu",
     config: GatedMlpConfig | None = None,
@@ -43,11 +42,10 @@ def record(
     monkeypatch.setattr(module, "capability", lambda device: divmod(capability, 10))
     sizes = {"batch": 1, "seq_len": tokens, "d_model": 128, "d_ff": 256}
     inputs = LAYOUTS[layout](make_inputs(sizes, dtype=dtype, device="cpu", seed=0))
-    functions = FUNCTIONS[layout == "interleaved"]
     with record_launches(module) as launches:
-        functions[0](*inputs.values(), activation=activation, config=config)
+        FUNCTIONS["fused"](*inputs.values(), activation=activation, config=config)
         leaves = [x.requires_grad_() for x in inputs.values()]
-        for fn in functions:
+        for fn in FUNCTIONS.values():
             y = fn(*leaves, activation=activation, config=config)
             torch.autograd.grad(y, leaves, torch.zeros_like(y))
     return launches
@@ -64,7 +62,7 @@ def test_launches(capability: int, layout: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_launches_of_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 1, "seq_len": 16384, "d_model": 16384, "d_ff": 53248}
-    config = interleaved_config(sizes, "bf16", (9, 0), training=True)
+    config = fused_config(sizes, "bf16", (9, 0), training=True)
     assert config.forward.num_stages == 3
     check(record(90, monkeypatch, config=config)[:1], 90)
 
@@ -92,40 +90,14 @@ def test_full_product(
 @pytest.mark.parametrize("name", ALTERNATIVES)
 def test_alternatives(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
-    chosen = select_tile(end="gate", layout=layout_of(layout), tokens=4096, work=0, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", k_major=layout != "rows", tokens=4096, work=0, capability=(9, 0), item_bytes=2)
     forward = replace(chosen, **ALTERNATIVES[name])
     launches = record(90, monkeypatch, layout=layout, config=GatedMlpConfig(forward=forward, gradient=forward))
-    # One program a tile of transposes is right but slow, and never chosen: its products wait for each other.
-    slow = name == "programs" and layout == "interleaved"
-    with pytest.raises(AssertionError, match="serialised=True") if slow else nullcontext():
-        check(launches[:1], 90)
-
-
-@pytest.mark.parametrize("end", ["gate", "save", "gradient"])
-@pytest.mark.parametrize("tokens", [65, 4096, 65536])
-def test_transposes_are_walked_by_persistent_programs(tokens: int, end: str) -> None:
-    """With a program a tile of 128 tokens, products would wait for each other on Hopper."""
-    for width in (128, 16384):
-        tile = select_tile(
-            end=end, layout="interleaved", tokens=tokens, work=tokens * width * width, capability=(9, 0), item_bytes=2
-        )
-        assert tile.persistent and tile.flatten
+    check(launches[:1], 90)
 
 
 def compiled_text(launch: Launch, capability: int, stage: str) -> str:
     return compile_kernel(launch, capability).asm[stage]
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-def test_taking_interleaved_columns_apart_moves_nothing(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No element changes threads between the product and the split of its columns into up and gate."""
-    launch = record(capability, monkeypatch)[0]
-    text = compiled_text(launch, capability, "ttgir")
-    assert "tt.split" in text
-    # A pointer's store is coalesced first; a descriptor's goes straight to shared memory.
-    expected = {80: "bf16", 90: None}[capability]
-    moved = set(re.findall(r"ttg\.convert_layout .*xf?(bf16|f32|f16|i1|i32), #\S+> ->", text))
-    assert moved <= {expected}
 
 
 def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +111,7 @@ def test_hopper_walks_tiles_with_their_loads_under_way(monkeypatch: pytest.Monke
 
 def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accumulators of two products in a flattened loop: the assembler serialises them, and the compile tests say so."""
-    chosen = select_tile(end="gate", layout="rows", tokens=4096, work=0, capability=(9, 0), item_bytes=2)
+    chosen = select_tile(end="gate", k_major=False, tokens=4096, work=0, capability=(9, 0), item_bytes=2)
     flat = replace(chosen, flatten=True)
     launches = record(90, monkeypatch, layout="rows", config=GatedMlpConfig(forward=flat, gradient=chosen))
     with pytest.raises(AssertionError, match="serialised=True"):
@@ -148,15 +120,14 @@ def test_products_that_wait_for_each_other_are_found(monkeypatch: pytest.MonkeyP
 
 def test_tokens_compile_nothing_anew() -> None:
     """Triton else compiles for one token, for multiples of 16 and for other numbers."""
-    for kernel in (project.project_kernel, project.gate_gradient_kernel):
-        (tokens,) = (parameter for parameter in kernel.params if parameter.name == "M")
+    for kernel, name in ((project.project_kernel, "M"), (project.gate_gradient_kernel, "multiples")):
+        (tokens,) = (parameter for parameter in kernel.params if parameter.name == name)
         assert tokens.do_not_specialize
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "columns"])
-def test_k_major_products_read_shared_memory_as_it_lies(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k_major_products_read_shared_memory_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""
-    ptx = compiled_text(record(90, monkeypatch, layout=layout)[0], 90, "ptx")
+    ptx = compiled_text(record(90, monkeypatch)[0], 90, "ptx")
     # The last two immediates of a product say whether A and B are transposed.
     assert set(re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)) == {("0", "0")}
     assert "wgmma.wait_group.sync.aligned 1;" in ptx

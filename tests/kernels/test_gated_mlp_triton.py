@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lrbench.kernels.gated_mlp import fused as module
+from lrbench.kernels.gated_mlp import gated_mlp
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, select_tile
-from lrbench.kernels.gated_mlp.fused import fused, fused_pair, fused_pair_save, fused_save
 from lrbench.kernels.gated_mlp.validate import check_kernel_support
 from lrbench.tests.kernels import mlp_laws as laws
 
@@ -28,22 +28,15 @@ TILES = {
 }
 """Tiles so small that 41 tokens and 72 columns are several, the last ones ragged, and each program walks several."""
 
-FUNCTIONS = {True: (fused, fused_save), False: (fused_pair, fused_pair_save)}
-"""Whether weights are interleaved -> functions that project again in the backward pass, and that save."""
+FUNCTIONS = {impl: partial(gated_mlp, impl=impl) for impl in ("fused", "fused_save")}
+"""Implementation -> function; the first projects again in the backward pass, the second saves the pre-activations."""
 
 FORMS = {
-    f"{fn.__name__}-{layout}": (fn, prepare)
-    for layout, prepare in laws.LAYOUTS.items()
-    for fn in FUNCTIONS[layout == "interleaved"]
+    f"{impl}-{layout}": (fn, prepare) for layout, prepare in laws.LAYOUTS.items() for impl, fn in FUNCTIONS.items()
 }
 """Name -> function, and what lays its weights out."""
 
 each_form = pytest.mark.parametrize("form", FORMS)
-
-
-def layout_of(form: str) -> str:
-    """Return project_kernel's name of a form's layout."""
-    return form.rpartition("-")[2].removeprefix("swapped_")
 
 
 def launches(tile: TileConfig) -> GatedMlpConfig:
@@ -66,7 +59,7 @@ def test_matches_reference(form: str, tile: str, dtype: torch.dtype) -> None:
 def test_activations_over_their_range(activation: str) -> None:
     """Gates of some hundreds, where exponentials overflow, as well as ordinary ones."""
     for scale in (1.0, 200.0):
-        for fn, prepare in (FORMS["fused-interleaved"], FORMS["fused_pair_save-columns"]):
+        for fn, prepare in (FORMS["fused-columns"], FORMS["fused_save-rows"]):
             laws.check_matches_reference(
                 fn, 19, 16, 40, dtype=torch.float32, device="cpu", activation=activation, prepare=prepare,
                 gate_scale=scale, config=launches(SMALL),
@@ -180,9 +173,9 @@ def check_weights_that_overlap(device: str) -> None:
     both = torch.cat((inputs["w_up"].T, inputs["w_gate"].T))
     for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
         columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
-        laws.check_matches_reference_on(fused_pair, {"x": inputs["x"], **columns}, dy)
+        laws.check_matches_reference_on(gated_mlp, {"x": inputs["x"], **columns}, dy)
         found, expected = (
-            laws.evaluate(fused_pair, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
+            laws.evaluate(gated_mlp, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
             for layout in (lambda w: w, torch.Tensor.contiguous)
         )
         for one, other in zip(found, expected, strict=True):
@@ -203,41 +196,8 @@ def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None
 
 
 @interpret
-def test_bad_interleaved_weights() -> None:
-    check_bad_interleaved_weights("cpu")
-
-
-def check_bad_interleaved_weights(device: str) -> None:
-    """Interleaved weights that cannot be multiplied or taken apart are refused, by name."""
-    inputs, _ = laws.draw(6, 16, 24, dtype=torch.float32, device=device)
-    x, w = laws.LAYOUTS["interleaved"](inputs).values()
-    for fn in FUNCTIONS[True]:
-
-        def rejects(match: str, x: Any, w: Any, fn: laws.Function = fn, error: type[Exception] = ValueError) -> None:
-            with pytest.raises(error, match=match):
-                fn(x, w)
-
-        rejects("w must be a tensor, got list", x, [1.0], error=TypeError)
-        layout = r"w must be K-major \[D, 2F\], F a multiple of 8, as interleave\(w_up, w_gate\) gives it, got shape "
-        for wrong in (w[:, :40], w.contiguous(), w[None], w[:, ::2], torch.cat((w.T, w.T), 1)[:, :16].T):
-            rejects(layout + re.escape(f"{tuple(wrong.shape)}, strides {wrong.stride()}"), x, wrong)
-        rejects(r"w must have 8 rows, one a column of x, got shape \(16, 48\)", x[:, :8].contiguous(), w)
-        rejects(r"x must have 2 dimensions \[M, D\], got shape \(1, 6, 16\)", x[None], w)
-        rejects(f"w must be float16 on {x.device}, got float32 on {x.device}", x.half(), w)
-        rejects(f"w must be float32 on {x.device}, got float32 on meta", x, w.to("meta"))
-        rejects(r"x must be contiguous, got strides \(1, 6\)", x.T.contiguous().T, w)
-        rejects("x must be one of float32, float16, bfloat16, got float64", x.double(), w)
-        rejects("x must be one of float32, float16, bfloat16, got int64", x.long(), w)
-        rejects(r"w must have no empty dimension, got shape \(16, 0\)", x, w[:, :0])
-        with pytest.raises(ValueError, match="activation must be one of"):
-            fn(x, w, activation="swish")
-        with pytest.raises(TypeError, match=rf"{fn.__name__}\(\) takes 2 positional arguments but 3 were given"):
-            fn(*inputs.values())
-
-
-@interpret
 def test_bad_input() -> None:
-    for fn in FUNCTIONS[False]:
+    for fn in FUNCTIONS.values():
         laws.check_bad_input(fn, dtype=torch.float32, device="cpu")
         for d_model, d_ff, match in (
             (12, 24, "D must be a multiple of 8, got 12"),
@@ -266,11 +226,11 @@ def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "project", spy)
     inputs, _ = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
-    fused_pair_save(*inputs.values(), config=launches(SMALL))
+    FUNCTIONS["fused_save"](*inputs.values(), config=launches(SMALL))
     with torch.no_grad():
-        fused_pair_save(*[x.requires_grad_() for x in inputs.values()], config=launches(SMALL))
+        FUNCTIONS["fused_save"](*[x.requires_grad_() for x in inputs.values()], config=launches(SMALL))
     assert ends == [None, None]
-    fused_pair_save(*inputs.values(), config=launches(SMALL))
+    FUNCTIONS["fused_save"](*inputs.values(), config=launches(SMALL))
     assert ends[2] is not None
 
 
@@ -283,27 +243,20 @@ def test_tensors_that_descriptors_cannot_take() -> None:
         # Weights that lie apart by no multiple of 16 bytes either.
         shifted[name] = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
         assert shifted[name].data_ptr() % 16
-    assert torch.equal(fused_pair(*shifted.values()), fused_pair(*inputs.values()))
+    assert torch.equal(gated_mlp(*shifted.values()), gated_mlp(*inputs.values()))
     columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
-    expected = fused_pair(inputs["x"], **columns)
+    expected = gated_mlp(inputs["x"], **columns)
     for by, (name, w) in enumerate(columns.items(), 1):
         columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
-    assert torch.equal(fused_pair(inputs["x"], **columns), expected)
-    for fn, given, name, past in (
-        (fused_pair, shifted, "x", 2),
-        (fused_pair, {"x": inputs["x"], **columns}, "w_up", 2),
-        (fused, {"x": inputs["x"], "w": shifted_interleaved(inputs)}, "w", 2),
+    assert torch.equal(gated_mlp(inputs["x"], **columns), expected)
+    for given, name, past in (
+        (shifted, "x", 2),
+        ({"x": inputs["x"], **columns}, "w_up", 2),
     ):
         match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
         with pytest.raises(ValueError, match=match):
-            fn(*given.values(), config=launches(SMALL))
-        fn(*given.values(), config=launches(TILES["pointers"]))
-
-
-def shifted_interleaved(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return interleaved weights that begin one element past a multiple of 16 bytes."""
-    w = laws.LAYOUTS["interleaved"](inputs)["w"]
-    return torch.zeros(w.numel() + 1, dtype=w.dtype)[1:].view(w.T.shape).copy_(w.T).T
+            gated_mlp(*given.values(), config=launches(SMALL))
+        gated_mlp(*given.values(), config=launches(TILES["pointers"]))
 
 
 @interpret
@@ -319,15 +272,15 @@ def test_weights_that_no_descriptor_holds(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         ValueError, match=r"w_gate must begin from 384 to \d+ elements behind or before w_up, got 376; "
     ):
-        fused_pair(*apart(-8).values(), config=launches(SMALL))
-    expected = fused_pair(*apart(8).values(), config=launches(SMALL))
+        gated_mlp(*apart(-8).values(), config=launches(SMALL))
+    expected = gated_mlp(*apart(8).values(), config=launches(SMALL))
     monkeypatch.setattr(module, "capability", lambda device: (10, 0))
     with pytest.raises(
         ValueError, match="w_gate must begin a multiple of 16 elements behind or before w_up, got 392; "
     ):
-        fused_pair(*apart(8).values(), config=launches(SMALL))
-    assert torch.equal(fused_pair(*apart(8).values()), expected)
-    fused_pair(*apart(0).values(), config=launches(SMALL))
+        gated_mlp(*apart(8).values(), config=launches(SMALL))
+    assert torch.equal(gated_mlp(*apart(8).values()), expected)
+    gated_mlp(*apart(0).values(), config=launches(SMALL))
 
 
 @interpret
@@ -374,7 +327,7 @@ def test_alternatives_on_gpu(form: str, name: str) -> None:
     inputs, _ = laws.draw(*sizes, dtype=torch.bfloat16, device="cuda")
     given = prepare(inputs)
     tiles = {
-        end: select_tile(end=end, layout=layout_of(form), tokens=4096, work=0, capability=capability, item_bytes=2)
+        end: select_tile(end=end, k_major="rows" not in form, tokens=4096, work=0, capability=capability, item_bytes=2)
         for end in ("gate", "gradient")
     }
     config = GatedMlpConfig(forward=replace(tiles["gate"], **ALTERNATIVES[name]), gradient=tiles["gradient"])
@@ -433,18 +386,12 @@ def test_laws_on_gpu(form: str) -> None:
     fn, prepare = FORMS[form]
     laws.check_gradients_of_some(fn, dtype=torch.bfloat16, device="cuda", prepare=prepare)
     check_second_derivatives_are_refused(fn, prepare, "cuda")
-    if "interleaved" not in form:
-        laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
+    laws.check_bad_input(fn, dtype=torch.bfloat16, device="cuda")
 
 
 @gpu
 def test_weights_that_overlap_on_gpu() -> None:
     check_weights_that_overlap("cuda")
-
-
-@gpu
-def test_bad_interleaved_weights_on_gpu() -> None:
-    check_bad_interleaved_weights("cuda")
 
 
 @gpu
@@ -456,10 +403,9 @@ def test_offsets_beyond_32_bits_on_gpu() -> None:
     x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
     w_up, w_gate = (torch.randn(64, 14336, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
     inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
-    for name, prepare in laws.LAYOUTS.items():
-        fn = FUNCTIONS[name == "interleaved"][0]
+    for prepare in laws.LAYOUTS.values():
         given = list(prepare(inputs).values())[1:]
-        y = fn(x, *given)
-        expected = fn(x[:64].contiguous(), *given)
+        y = gated_mlp(x, *given)
+        expected = gated_mlp(x[:64].contiguous(), *given)
         assert torch.equal(y[-(rows % 64) :], expected[: rows % 64])
         assert laws.relative_error(y[:64], expected.double()) == 0

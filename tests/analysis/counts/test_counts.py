@@ -531,7 +531,6 @@ def test_rows_without_a_count() -> None:
         ("wkv4", "fla.fused_recurrent_rwkv4", "fw", "recurrent"),
         ("gated_mlp", "torch.eager", "fw", "eager"),
         ("gated_mlp", "fused", "fwbw", "fused"),
-        ("gated_mlp", "fused_pair", "fwbw", "fused"),
         ("gated_mlp", "fused_save", "fw", "fused"),
         ("gated_mlp", "fused_save", "bw", "fused_save"),
         ("gated_mlp", "torch", "fw", "eager"),

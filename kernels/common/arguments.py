@@ -1,0 +1,101 @@
+"""Checks of arguments that several families make; messages name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+TRITON_DTYPES = INPUT_DTYPES[1:]
+"""Of inputs that kernels take."""
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of gates, states and accumulators beside inputs of ``dtype``: float64 or float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_dimensions(name: str, x: object, dims: str) -> None:
+    """Raise unless ``x`` is a tensor of dimensions such as "[B, T, C]"."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    count = dims.count(",") + 1
+    if x.dim() != count:
+        raise ValueError(f"{name} must have {count} dimensions {dims}, got shape {tuple(x.shape)}")
+
+
+def check_dtype(name: str, x: Tensor, dtypes: Sequence[torch.dtype] = INPUT_DTYPES) -> None:
+    """Raise unless ``x`` is of one of the dtypes."""
+    if x.dtype not in dtypes:
+        raise ValueError(f"{name} must be one of {', '.join(map(dtype_name, dtypes))}, got {dtype_name(x.dtype)}")
+
+
+def check_not_empty(name: str, x: Tensor) -> None:
+    """Raise unless ``x`` holds an element."""
+    if 0 in x.shape:
+        raise ValueError(f"{name} must have no empty dimension, got shape {tuple(x.shape)}")
+
+
+def check_on_gpu(name: str, x: Tensor) -> None:
+    """Raise unless kernels can run on ``x``'s dtype and device."""
+    import triton
+
+    check_dtype(name, x, TRITON_DTYPES)
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"{name} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")
+
+
+def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless ``x`` is a contiguous tensor of this shape and dtype on this device."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
+    if x.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype_name(dtype)}, got {dtype_name(x.dtype)}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on {device}, got {x.device}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {x.stride()} for shape {tuple(x.shape)}")
+
+
+def check_first(name: str, x: Tensor, dims: str) -> None:
+    """Raise unless ``x``, which an operation's other arguments are held to, is a floating tensor of dimensions such as
+    "[B, T, C]", not empty and contiguous."""
+    check_dimensions(name, x, dims)
+    check_dtype(name, x)
+    check_not_empty(name, x)
+    check_tensor(name, x, x.shape, x.dtype, x.device)
+
+
+def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = False) -> None:
+    """Raise unless chunk_size is an int of at least ``minimum`` (and a power of two where asked)."""
+    valid = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= minimum
+    if not valid or (power_of_two and chunk_size & (chunk_size - 1)):
+        kind = "a power of two" if power_of_two else "an integer"
+        raise ValueError(f"chunk_size must be {kind} >= {minimum}, got {chunk_size!r}")
+
+
+def check_state_dtype(state_dtype: torch.dtype, allowed: Sequence[torch.dtype] = (torch.float32,)) -> None:
+    """Raise unless state_dtype is one that the implementation can hold states in."""
+    if state_dtype not in allowed:
+        expected = " or ".join(map(dtype_name, allowed))
+        given = dtype_name(state_dtype) if isinstance(state_dtype, torch.dtype) else repr(state_dtype)
+        raise ValueError(f"state_dtype must be {expected}, got {given}")
+
+
+def resolve_scale(scale: float | None, dim_qk: int) -> float:
+    """Return ``scale``, or dim_qk^-1/2 for None; raise unless it is a finite number."""
+    if scale is None:
+        return dim_qk**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number or None, got {scale!r}")
+    return float(scale)

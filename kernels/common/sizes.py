@@ -1,0 +1,20 @@
+"""Numbers from which launches are chosen; imports neither torch nor triton, as configurations are read without them."""
+
+from __future__ import annotations
+
+SHARED_MEMORY_BYTES = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
+    (10, 0): 227 * 1024,
+}
+"""Shared memory a block may use, by compute capability."""
+
+MIN_PROGRAMS = 256
+"""Programs below which a launch leaves much of an H200 (132 SMs, two programs each) idle."""
+
+
+def next_power_of_two(n: int) -> int:
+    """Return the smallest power of two >= n."""
+    return 1 << max(n - 1, 0).bit_length()
