@@ -58,7 +58,7 @@ def row(case: Case, **columns: Any) -> dict[str, Any]:
         "bytes": count.bytes,
         "intensity": count.intensity,
         "causal_factor": count.causal_factor,
-        "tflops": count.flops / time_ms / 1e9,
+        "tflops": count.flops / (time_ms * 1e9),
         "roofline_fraction": roofline_fraction(count, device, case.dtype, time_ms),
         "suspect": suspect_reason(count, device, case.dtype, time_ms),
         "device_kind": "cpu" if device.key == "cpu" else "cuda",
