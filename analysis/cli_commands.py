@@ -153,13 +153,14 @@ def register(
         Families and operations: tfla (mlstm_sig, mlstm_exp, simple_gla, retention, gated_retention, mamba2_ssd),
         lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
         """
-        from .counts import TILES, Factors, count, default_formulation, is_chunked
+        from .counts import TILED, Factors, count, default_formulation, is_chunked
+        from .counts.executed import parse_tiles
 
         operation = _counted_operation(kernel, op, resolve_operation)
         chosen = formulation or default_formulation(operation, mode)
         length = parse_size(seq_len, "seq_len")
         chunk = min(128, length) if chunk_size is None else parse_size(chunk_size, "chunk_size")
-        if tile and chosen not in TILES:
+        if tile and chosen not in TILED:
             raise ValueError(f"tile must be left out for the formulation {chosen}, got {tile[0]!r}")
         result = count(
             operation,
@@ -181,7 +182,7 @@ def register(
             causal_factor=causal_factor,
             counting=counting,
             factors=Factors.parse(factor) if factor else None,
-            tiles=TILES[chosen].replaced(tile) if tile else None,
+            tiles=parse_tiles(tile) if tile else None,
         )
         if format == "json":
             show_object(result.as_dict())
@@ -294,8 +295,7 @@ def register(
         from ..results.store import committed_results
         from .counts import count_case, formulation_of, is_chunked
         from .counts.formulations import has_heads, sizes_of
-        from .model.efficiency import NO_FIT
-        from .model.launch_model import predict_case
+        from .model.prediction import NO_FIT, predict_case
 
         operation = _counted_operation(kernel, op, resolve_operation)
         accelerator = chosen_accelerator(gpu, roofs)

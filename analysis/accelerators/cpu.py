@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...kernels.common.cache import cache_folder
-from .known import Accelerator, Roofs
+from .accelerator import Accelerator, Roofs
 
 _KIB, _MIB = 1024, 1024**2
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...results import store
 from ...results.schema import RoofRow
-from .known import Accelerator, Roofs
+from .accelerator import Accelerator, Roofs
 
 FILE_NAME = "roofs.parquet"
 CHOICES = "spec, measured, or a file or folder with a calibration"

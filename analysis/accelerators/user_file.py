@@ -15,22 +15,22 @@ The file is the one that the variable LRBENCH_ACCELERATORS names (set but empty:
     smem_bytes = 232448
     sms = 132
 
-The keys are the fields of :class:`.accelerators.Accelerator`, rates in FLOP/s and bytes/s.
+The keys are the fields of :class:`.accelerator.Accelerator`, rates in FLOP/s and bytes/s.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
-from .known import ACCELERATORS, ALIASES, Accelerator
+from ...results.toml_tables import Kind, Table, is_number, read_toml
+from .accelerator import Accelerator
+from .specified import ACCELERATORS, ALIASES
 
 VARIABLE = "LRBENCH_ACCELERATORS"
 
@@ -38,10 +38,28 @@ DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp64")
 MIN_RATE, MIN_BYTES = 1e9, 1024
 """Rates and sizes below these are slips of units: TFLOP/s for FLOP/s, MiB for bytes."""
 
+
+def _rate(unit: str) -> Kind:
+    return Kind(f"a number of {unit}, at least {MIN_RATE:g}", lambda value: is_number(value) and value >= MIN_RATE)
+
+
+def _integer(least: int) -> Kind:
+    words = f"an integer of at least {least}"
+    return Kind(words, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least)
+
+
+_TEXT = Kind("a text", lambda value: isinstance(value, str) and bool(value.strip()))
+_NAMES = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
 _TEXTS = ("name", "part", "source")
-_RATES = {"vector_flops": "FLOP/s", "bandwidth_bytes_s": "bytes/s"}
-_COUNTS = {"l2_bytes": MIN_BYTES, "smem_bytes": MIN_BYTES, "sms": 1}
-_KEYS = ("name", "part", "source", "device_names", "matrix_flops", *_RATES, *_COUNTS)
+_FIGURES: Mapping[str, Kind] = MappingProxyType(
+    {
+        "vector_flops": _rate("FLOP/s"),
+        "bandwidth_bytes_s": _rate("bytes/s"),
+        "l2_bytes": _integer(MIN_BYTES),
+        "smem_bytes": _integer(MIN_BYTES),
+        "sms": _integer(1),
+    }
+)
 _RESERVED = frozenset({*ACCELERATORS, *ALIASES, "cpu"})
 
 
@@ -73,74 +91,32 @@ def user_accelerators() -> Mapping[str, Accelerator]:
 
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, _modified_ns: int) -> Mapping[str, Accelerator]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be a TOML file: {error}") from error
-    return MappingProxyType({key: _accelerator(path, key, table) for key, table in tables.items()})
+    file = read_toml(path, VARIABLE)
+    return MappingProxyType({key: _accelerator(file, key) for key in file.values})
 
 
-def _accelerator(path: Path, key: str, table: Any) -> Accelerator:
+def _accelerator(file: Table, key: str) -> Accelerator:
     if key in _RESERVED or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-        expected = "a name of lower-case letters, digits and _ that lrbench does not have already"
-        _refuse(path, f"[{key}]", expected, key)
-    if not isinstance(table, dict):
-        _refuse(path, key, f"a table [{key}]", table)
-    _check_keys(path, key, table, _KEYS)
-    rates = table.get("matrix_flops")
-    if not isinstance(rates, dict) or not rates:
-        _refuse(path, f"{key}.matrix_flops", f"a table of FLOP/s per dtype ({', '.join(DTYPES)})", rates)
-    _check_keys(path, f"{key}.matrix_flops", rates, DTYPES)
-    names = table.get("device_names", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        _refuse(path, f"{key}.device_names", "a list of texts", names)
-    texts = {name: _text(path, f"{key}.{name}", table.get(name)) for name in _TEXTS}
-    figures = {name: _rate(path, f"{key}.{name}", table.get(name), unit) for name, unit in _RATES.items()}
-    counts = {name: _count(path, f"{key}.{name}", table.get(name), least) for name, least in _COUNTS.items()}
-    matrix = {name: _rate(path, f"{key}.matrix_flops.{name}", rate, "FLOP/s") for name, rate in rates.items()}
+        file.refuse(f"[{key}]", "a name of lower-case letters, digits and _ that lrbench does not have already", key)
+    table = file.table(key)
+    table.check_keys(*_TEXTS, "device_names", "matrix_flops", *_FIGURES)
+    words = f"a table of FLOP/s per dtype ({', '.join(DTYPES)})"
+    rates = table.table("matrix_flops", words)
+    if not rates.values:
+        table.refuse("matrix_flops", words, table.values.get("matrix_flops"))
+    rates.check_keys(*DTYPES)
+    kinds = {**dict.fromkeys(_TEXTS, _TEXT), **_FIGURES}
+    fields: dict[str, Any] = {name: _required(table, name, kind) for name, kind in kinds.items()}
+    fields |= {name: float(fields[name]) for name in ("vector_flops", "bandwidth_bytes_s")}
     return Accelerator(
         key=key,
-        name=texts["name"],
-        part=texts["part"],
-        matrix_flops=MappingProxyType(matrix),
-        vector_flops=figures["vector_flops"],
-        bandwidth_bytes_s=figures["bandwidth_bytes_s"],
-        l2_bytes=counts["l2_bytes"],
-        smem_bytes=counts["smem_bytes"],
-        sms=counts["sms"],
-        source=texts["source"],
-        device_names=tuple(names),
+        matrix_flops=MappingProxyType({name: float(_required(rates, name, _rate("FLOP/s"))) for name in rates.values}),
+        device_names=tuple(table.value("device_names", _NAMES, [])),
+        **fields,
     )
 
 
-def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in table:
-        if name not in known:
-            _refuse(path, where, f"a table without other keys than {', '.join(known)}", name)
-
-
-def _text(path: Path, where: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        _refuse(path, where, "a text", value)
-    return value
-
-
-def _rate(path: Path, where: str, value: Any, unit: str) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not MIN_RATE <= value < math.inf:
-        _refuse(path, where, f"a number of {unit}, at least {MIN_RATE:g}", value)
-    return float(value)
-
-
-def _count(path: Path, where: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        _refuse(path, where, f"an integer of at least {least}", value)
-    return value
-
-
-def _refuse(path: Path, where: str, expected: str, given: Any) -> NoReturn:
-    raise ValueError(f"{path}: {where} must be {expected}, got {'nothing' if given is None else repr(given)}")
+def _required(table: Table, key: str, kind: Kind) -> Any:
+    if key not in table.values:
+        table.refuse(key, kind.words, None)
+    return table.value(key, kind)

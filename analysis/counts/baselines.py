@@ -6,7 +6,7 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Head, Scalar, Tally, Work
+from .model import Head, Passed, Problem, Scalar, Tally, Work, one_pass
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -193,3 +193,27 @@ def selective_scan_backward(head: Head) -> Tally:
         "recurrence": Work(vector=2 * cells),
     }
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
+
+
+def attention_passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a head of softmax attention."""
+    head, backward = problem.head, direction == "backward"
+    if direction == "step":
+        step = attention_step(head)
+        return step, step.bytes
+    return (attention_backward if backward else attention_forward)(head), attention_compulsory(head, backward=backward)
+
+
+def gla_passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a head of gated linear attention."""
+    backward = direction == "backward"
+    tally = problem.chunks(gla_chunk_backward if backward else gla_chunk_forward)
+    least = gla_compulsory(problem.head, backward=backward)
+    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
+
+
+def selective_scan_passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a whole problem of the selective scan."""
+    formula = selective_scan_backward if direction == "backward" else selective_scan_forward
+    tally = formula(problem.head) * problem.batch
+    return tally, tally.bytes

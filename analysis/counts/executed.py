@@ -17,9 +17,9 @@ Per tile of the output's BLOCK_Z columns run X S, X Y^T, (.) Z and, walking, Y^T
 - several chunks take a pass for their states first, and mLSTMexp, walking, one for its denominators.
 
 All of that is in parts named ``recomputed_...``; ``padding`` is what tiles do beyond the head dims and the sequence.
-The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are numbers
-here; the defaults are what the engine selects on compute capability 9.0. Products of fewer than 64 rows or columns may
-be repeated by a block's warps, which is not counted: it takes chunks or head dims below 64.
+The rest adds up to the counted matrix work, but that sweeping a single chunk needs no states. Tile sizes are those that
+the kernels' configurations select on compute capability 9.0. Products of fewer than 64 rows or columns may be repeated
+by a block's warps, which is not counted: it takes chunks or head dims below 64.
 
 The Lightning kernels are the two schemes at their simplest, a launch for each of the four roles: ``lightning2`` walks
 the whole sequence, ``lightning1`` sweeps it, both as one chunk and over whole contractions. A head's decays follow from
@@ -41,9 +41,20 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from typing import Any
 
-from .model import Widths
+from ...kernels import get_operation
+from ...kernels.lightning.config import MAX_HEAD_DIM
+from ...kernels.scalar_decay.config import (
+    ANCHOR_EVERY,
+    DEFAULT_ANCHOR_EVERY,
+    default_chunk_size,
+    fit_chunk,
+    next_power_of_two,
+    select_config,
+)
+from ...kernels.spec import resolve
+from .model import Problem, Widths
 from .scalar_decay import GATE_MODELS
 
 MIN_TILE = 16
@@ -52,78 +63,37 @@ MIN_TILE = 16
 FP32_BYTES = 4
 """Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
 
-FILLED_PROGRAMS = 256
-"""Walking, a states pass of fewer programs takes every chunk by itself and merges them afterwards, and a backward pass
-of fewer programs takes shorter chunks than the forward pass."""
+CAPABILITY = (9, 0)
+"""Compute capability whose launches are counted."""
 
-MIN_SPLIT = 256
-"""Length of the shortest chunk that a backward pass is split into."""
-
-ANCHOR_EVERY: Mapping[str, int] = MappingProxyType({"mamba2_ssd": 64})
-DEFAULT_ANCHOR_EVERY = 256
-"""Positions between the states that a walk keeps for the gradient of the decay."""
+TILE_NAMES = ("block_t", "block_s", "block_x", "block_z", "states_t", "states_k", "states_v")
+"""Tile sizes that can be set: rows, score columns, contraction block, output columns; tiles of the states pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Largest tile sizes of the launches; chunks and padded head dims may be smaller.
-
-    Attributes:
-        block_t: rows of an output tile. Walking, the length of the tile that carries the state.
-        block_s: columns of a score tile, when sweeping.
-        block_x, block_z: contraction block and output columns.
-        states_t, states_k, states_v: tiles of the states pass, where there is one.
-    """
-
-    block_t: int
-    block_s: int = 64
-    block_x: int = 128
-    block_z: int
-    states_t: int = 64
-    states_k: int = 128
-    states_v: int = 64
-
-    def replaced(self, settings: Iterable[str]) -> Tiles:
-        """Return these tiles with settings such as "block_t=32"; ValueError for anything but a power of two >= 16."""
-        names = [f.name for f in dataclasses.fields(self)]
-        values: dict[str, int] = {}
-        for setting in settings:
-            name, _, text = setting.partition("=")
-            if name not in names:
-                raise ValueError(f"tile must be one of {', '.join(names)} as name=size, got {setting!r}")
-            size = int(text) if text.isascii() and text.isdigit() else 0
-            if size < MIN_TILE or size & (size - 1):
-                raise ValueError(f"tile {name} must be a power of two >= {MIN_TILE}, got {text!r}")
-            values[name] = size
-        return dataclasses.replace(self, **values)
-
-
-TILES: Mapping[str, Tiles] = MappingProxyType(
-    {
-        "walk": Tiles(block_t=64, block_z=64),
-        "sweep": Tiles(block_t=128, block_z=128),
-        "lightning1": Tiles(block_t=128, block_x=256, block_z=128),
-        "lightning2": Tiles(block_t=64, block_x=256, block_z=64),
-    }
-)
-"""Formulation -> tiles of 16-bit inputs on compute capability 9.0."""
-
-LIGHTNING = ("lightning1", "lightning2")
-"""Formulations of the Lightning kernels, which take contractions of up to ``block_x`` and no longer ones."""
-
-WIDE_CONTRACTION, WIDE_COLUMNS = 128, 32
-"""Above contractions of that many columns a program of lightning2 takes so few columns of the output: its state is in
-registers. So it does where wider blocks would make fewer than :data:`FILLED_PROGRAMS` programs."""
+def parse_tiles(settings: Iterable[str]) -> dict[str, int]:
+    """Read tile sizes such as "block_t=32"; ValueError for anything but a power of two >= 16."""
+    tiles: dict[str, int] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in TILE_NAMES:
+            raise ValueError(f"tile must be one of {', '.join(TILE_NAMES)} as name=size, got {setting!r}")
+        size = int(text) if text.isascii() and text.isdigit() else 0
+        if size < MIN_TILE or size & (size - 1):
+            raise ValueError(f"tile {name} must be a power of two >= {MIN_TILE}, got {text!r}")
+        tiles[name] = size
+    return tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A problem as the engine runs it: sizes, chunk length, element widths and tiles.
+    """A problem as the engine or a Lightning kernel runs it.
 
     Attributes:
         rows: batch x heads.
+        chunk: chunk length in force; of a Lightning kernel the whole sequence, padded.
         qk_share: groups / heads where heads share q and k, else 1.
         bf16: whether inputs are bf16 and not fp16; partial results of two launches are then bf16 too.
+        config: the kernels' own launches.
     """
 
     op: str
@@ -132,28 +102,16 @@ class Run:
     length: int
     d_qk: int
     d_v: int
-    chunk_size: int
+    chunk: int
     qk_share: float
     bf16: bool
     widths: Widths
-    tiles: Tiles
+    config: Any
 
     @property
     def walks(self) -> bool:
         """Whether chunks are walked, not swept."""
         return self.formulation in ("walk", "lightning2")
-
-    @property
-    def constant(self) -> bool:
-        """Whether all decays are made on the chip from a slope a head, over a sequence that is one chunk."""
-        return self.formulation in LIGHTNING
-
-    @property
-    def chunk(self) -> int:
-        """Chunk length in force: never longer than the sequence's next power of two, or a Lightning kernel's tile."""
-        if self.constant:
-            return max(padded_dim(self.length), self.tiles.block_t)
-        return min(self.chunk_size, padded_dim(self.length))
 
     @property
     def several(self) -> bool:
@@ -168,32 +126,34 @@ class Run:
     @property
     def vector_bytes(self) -> int:
         """Bytes of an element of b, u and w: float64 where differences over a whole chunk are taken; 0 of none."""
-        if self.constant:
+        if self.op == "lightning" and self.formulation.startswith("lightning"):
             return 0
         return 4 if self.walks else 8
 
     @property
     def block_t(self) -> int:
         """Rows of a tile, never more than the chunk's."""
-        return min(self.tiles.block_t, self.chunk)
+        return min(self.config.output.block_t, self.chunk)
 
     @property
     def block_s(self) -> int:
         """Columns of a score tile of a sweep, never more than its rows."""
-        return min(self.tiles.block_s, self.block_t)
-
-    def block_z(self, dx: int) -> int:
-        """Largest block of output columns of a role whose contraction is ``dx``."""
-        columns = self.tiles.block_z
-        if self.formulation == "lightning2":
-            few = self.rows * -(-max(self.d_qk, self.d_v) // 64) < FILLED_PROGRAMS
-            return min(columns, WIDE_COLUMNS) if few or padded_dim(dx) > WIDE_CONTRACTION else columns
-        return columns
+        return min(self.config.output.block_s, self.block_t)
 
     @property
     def stabilised(self) -> bool:
         """Whether a stabiliser and a denominator go with the gates."""
         return self.op == "mlstm_exp"
+
+    @property
+    def anchor_every(self) -> int:
+        """Positions between the states that a walk keeps for the gradient of the decay."""
+        return min(self.chunk, ANCHOR_EVERY.get("ssd" if self.op == "mamba2_ssd" else "", DEFAULT_ANCHOR_EVERY))
+
+    @property
+    def states_tiles(self) -> tuple[int, int]:
+        """Blocks of K and of V that the programs of a states pass take."""
+        return -(-self.d_qk // self.config.states.block_k), -(-self.d_v // self.config.states.block_v)
 
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (length, how many) of whole chunks and a ragged last one."""
@@ -202,6 +162,72 @@ class Run:
             yield self.chunk, whole
         if rest:
             yield rest, 1
+
+    def of_pass(self, direction: str) -> Run:
+        """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
+        if direction != "backward" or self.formulation != "walk":
+            return self
+        filling = default_chunk_size(seq_len=self.length, rows=self.rows, head_dim=min(self.d_qk, self.d_v))
+        return dataclasses.replace(self, chunk=min(self.chunk, filling))
+
+
+def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:
+    """Return a problem as the engine or the Lightning kernels run it, None where they do not take its sizes.
+
+    Args:
+        tiles: sizes of :data:`TILE_NAMES` in place of those that the kernels select.
+
+    Raises:
+        ValueError: a tile that the kernels of this formulation do not have.
+    """
+    rows, length = problem.batch * problem.num_heads, problem.seq_len
+    dims = {"head_dim_qk": problem.head_dim_qk, "head_dim_v": problem.head_dim_v}
+    config: Any
+    if problem.formulation.startswith("lightning"):
+        if max(dims.values()) > MAX_HEAD_DIM:
+            return None
+        declared = get_operation("lightning").implementation(problem.formulation)
+        sizes = {**dims, "batch": problem.batch, "num_heads": problem.num_heads, "seq_len": length}
+        config = resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)
+        chunk = max(padded_dim(length), config.output.block_t)
+    else:
+        chunk = problem.chunk_size
+        if chunk < MIN_TILE or chunk & (chunk - 1):
+            return None
+        chunk = fit_chunk(chunk, length)
+        config = select_config(
+            scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=rows
+        )
+    return Run(
+        op=problem.op,
+        formulation=problem.formulation,
+        rows=rows,
+        length=length,
+        d_qk=problem.head_dim_qk,
+        d_v=problem.head_dim_v,
+        chunk=chunk,
+        qk_share=problem.qk_share,
+        bf16=problem.dtype == "bf16",
+        widths=problem.widths,
+        config=_with_tiles(config, tiles, problem.formulation) if tiles else config,
+    )
+
+
+def _with_tiles(config: Any, tiles: Mapping[str, int], formulation: str) -> Any:
+    launches = {name: getattr(config, name) for name in ("output", "dq", "dk", "dv")}
+    blocks = {name: size for name, size in tiles.items() if name.startswith("block_")}
+    missing = [name for name in blocks if not hasattr(config.output, name)]
+    missing += [name for name in tiles if name not in blocks and not hasattr(config, "states")]
+    if missing:
+        raise ValueError(f"tile must be one that {formulation} has, got {missing[0]}={tiles[missing[0]]}")
+    changes: dict[str, Any] = {name: dataclasses.replace(launch, **blocks) for name, launch in launches.items()}
+    if hasattr(config, "states"):
+        sizes = {f"block_{name[-1]}": size for name, size in tiles.items() if name not in blocks}
+        changes["states"] = dataclasses.replace(config.states, **sizes)
+        changes["normaliser"] = dataclasses.replace(
+            config.normaliser, block_k=blocks.get("block_x", config.normaliser.block_k)
+        )
+    return dataclasses.replace(config, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +288,7 @@ def executed(run: Run, direction: str) -> Executed:
     """
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
-    run = run_of_pass(run, direction)
+    run = run.of_pass(direction)
     if not backward:
         _gates(run, total)
     if run.several:
@@ -280,41 +306,20 @@ def executed(run: Run, direction: str) -> Executed:
     return Executed(*(Counter({name: run.rows * value for name, value in part.items()}) for part in parts))
 
 
-def run_of_pass(run: Run, direction: str) -> Run:
-    """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
-    if direction == "backward" and run.formulation == "walk":
-        return dataclasses.replace(run, chunk_size=min(run.chunk, filling_chunk(run)))
-    return run
-
-
-def merges_states(run: Run) -> bool:
-    """Whether a states pass takes every chunk by itself and merges them: where it would fill too little otherwise."""
-    return run.walks and run.rows * states_tiles(run) < FILLED_PROGRAMS
-
-
-def states_tiles(run: Run) -> int:
-    """Return how many programs a states pass takes for each sequence and head."""
-    tiles = run.tiles
-    block_k, block_v = min(tiles.states_k, padded_dim(run.d_qk)), min(tiles.states_v, padded_dim(run.d_v))
-    return -(-run.d_qk // block_k) * -(-run.d_v // block_v)
-
-
-def filling_chunk(run: Run) -> int:
-    """Return the chunk length that gives a walk over the narrower of q and v enough programs, 256 or more."""
-    columns = max(1, min(run.d_qk, run.d_v) // run.tiles.block_z)
-    chunks = -(-FILLED_PROGRAMS // (run.rows * columns))
-    return max(MIN_SPLIT, padded_dim(run.length) >> (chunks - 1).bit_length())
-
-
 def padded_dim(dim: int) -> int:
     """Return the next power of two, at least the smallest tile."""
-    return max(MIN_TILE, 1 << (dim - 1).bit_length())
+    return max(MIN_TILE, next_power_of_two(dim))
 
 
 def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
     dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
-    block_x, block_z = min(run.tiles.block_x, padded_dim(dx)), min(run.block_z(dx), padded_dim(dz))
+    launch = getattr(run.config, "output" if role.name == "h" else role.name)
+    # A Lightning kernel takes the whole contraction at once.
+    block_x, block_z = (
+        min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx)),
+        min(launch.block_z, padded_dim(dz)),
+    )
     return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
 
 
@@ -359,7 +364,7 @@ def _normaliser(run: Run, total: Executed) -> None:
 
     q, k, b, u, w, m and n loaded; a part of n^T q stored for each block; parts and m loaded, the denominators stored.
     """
-    block_k = min(run.tiles.block_x, padded_dim(run.d_qk))
+    block_k = run.config.normaliser.block_k
     blocks = -(-run.d_qk // block_k)
     tiles, squares = _walk_tiles(run)
     scores = 2 * squares * run.d_qk
@@ -421,12 +426,10 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves are merged in
     place. Sweeping, the gradients' pass also loads the states, for the gradient of the decay.
     """
-    tiles, gradient = run.tiles, name == "state_gradient"
-    block_t = min(tiles.states_t, run.chunk)
-    block_k, block_v = min(tiles.states_k, padded_dim(run.d_qk)), min(tiles.states_v, padded_dim(run.d_v))
-    columns_k, columns_v = -(-run.d_qk // block_k), -(-run.d_v // block_v)
+    states, gradient = run.config.states, name == "state_gradient"
+    block_t, (columns_k, columns_v) = min(states.block_t, run.chunk), run.states_tiles
     needed = Counter({_again(name) if recomputed else name: 2 * run.length * run.d_qk * run.d_v})
-    padded = -(-run.length // block_t) * columns_k * columns_v * 2 * block_t * block_k * block_v
+    padded = -(-run.length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
     needed["padding"] = padded - needed.total()
     _add(total.flops, f"{name} pass", needed)
 
@@ -437,7 +440,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     moved = {
         "load": run.qk_share * keys + values + weights,
         "store": stored,
-        "merge": 2 * stored if merges_states(run) else 0,
+        "merge": 2 * stored if states.parallel else 0,
         "decay gradient": kept if gradient and not run.walks and GATE_MODELS[run.op].gates else 0,
     }
     _add(total.bytes, f"{name} pass", moved)
@@ -458,7 +461,6 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
     normalises = run.stabilised and not run.walks and role.name == "h"
     partial = run.widths.qkv if run.bf16 and launches == 2 else FP32_BYTES
-    every = min(run.chunk, ANCHOR_EVERY.get(run.op, DEFAULT_ANCHOR_EVERY))
     sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
     pair = z if sums else 0
     moved = {
@@ -467,7 +469,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
         "partial results": 2 * (launches - 1) * run.length * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several,
         "row sums": columns * run.length * FP32_BYTES * sums,
-        "anchors": -(-run.length // every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
+        "anchors": -(-run.length // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
     _add(total.bytes, role.name, moved)

@@ -23,90 +23,61 @@ without what its programs read again. A forward pass that needs no gradient save
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import Any
 
-from .executed import Executed
+from ...kernels import get_operation
+from ...kernels.spec import resolve
+from .executed import CAPABILITY, Executed
+from .model import Problem
 
 GATED_MLP = ("fused", "fused_save")
 """Implementations whose launches are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectionTile:
-    """Tokens and columns of a tile of y, and the step along D."""
-
-    block_m: int
-    block_f: int
-    block_k: int
-
-
-FEW_TOKENS = 64
-"""Up to so many tokens the weights' bandwidth counts, and tiles are narrow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projections:
-    """A gated MLP as one of :data:`GATED_MLP` runs it. ``width`` are bytes of an element."""
-
-    kernels: str
-    tokens: int
-    d_model: int
-    d_ff: int
-    width: int = 2
-
-    @property
-    def tile(self) -> ProjectionTile:
-        """The tile of a projection on compute capability 9.0."""
-        if self.tokens <= FEW_TOKENS:
-            return ProjectionTile(block_m=64, block_f=64, block_k=64)
-        return ProjectionTile(block_m=128, block_f=128, block_k=64)
-
-
-def executed_mlp(run: Projections, direction: str) -> Executed:
-    """Return what one pass runs and moves: ``direction`` is forward or backward."""
+def executed_mlp(problem: Problem, kernels: str, direction: str) -> Executed:
+    """Return what one pass of ``kernels``, one of :data:`GATED_MLP`, runs and moves, forward or backward."""
     total = Executed(Counter(), Counter(), Counter())
-    inputs, weights, outputs = run.tokens * run.d_model, 2 * run.d_model * run.d_ff, run.tokens * run.d_ff
-    saves = run.kernels == "fused_save"
+    tokens = problem.batch * problem.seq_len
+    inputs, weights, outputs = tokens * problem.d_model, 2 * problem.d_model * problem.d_ff, tokens * problem.d_ff
+    saves = kernels == "fused_save"
+    needed, width = 4 * tokens * problem.d_model * problem.d_ff, problem.widths.qkv
+
+    def move(name: str, *, loaded: int, stored: int) -> None:
+        total.bytes[f"{name}: load"] += loaded * width
+        total.bytes[f"{name}: store"] += stored * width
+
+    def project(name: str, products: str, *, stored: int, beside: int = 0) -> None:
+        """Add a launch of the projection kernel, which loads ``beside`` elements besides x and the weights."""
+        tile = getattr(_launches(problem, kernels), "forward" if direction == "forward" else "gradient")
+        rows, columns = -(-tokens // tile.block_m), -(-problem.d_ff // tile.block_f)
+        steps = -(-problem.d_model // tile.block_k)
+        total.flops[f"{name}: {products}"] += needed
+        padded = rows * columns * steps * 4 * tile.block_m * tile.block_f * tile.block_k
+        if padded > needed:
+            total.flops[f"{name}: padding"] += padded - needed
+        move(name, loaded=inputs + weights + beside, stored=stored)
+        total.rereads[f"{name}: load"] += ((columns - 1) * inputs + (rows - 1) * weights) * width
+
+    def multiply(name: str, *, loaded: int, stored: int) -> None:
+        """Add a gradient that cuBLAS makes."""
+        total.flops[f"{name}: products"] += needed
+        total.library[f"{name}: products"] += needed
+        move(name, loaded=loaded, stored=stored)
+
     if direction == "forward":
-        _projection(run, total, "projection", stored=(3 if saves else 1) * outputs)
+        project("projection", "products", stored=(3 if saves else 1) * outputs)
         return total
     if saves:
-        _move(run, total, "activation gradient", loaded=3 * outputs, stored=2 * outputs)
+        move("activation gradient", loaded=3 * outputs, stored=2 * outputs)
     else:
-        _projection(run, total, "projection again", stored=2 * outputs, beside=outputs, recomputed=True)
-    _library(run, total, "input gradient", loaded=2 * outputs + weights + inputs, stored=2 * inputs)
-    _library(run, total, "weight gradients", loaded=2 * inputs + 2 * outputs, stored=weights)
+        project("projection again", "recomputed_products", stored=2 * outputs, beside=outputs)
+    multiply("input gradient", loaded=2 * outputs + weights + inputs, stored=2 * inputs)
+    multiply("weight gradients", loaded=2 * inputs + 2 * outputs, stored=weights)
     return total
 
 
-def _projection(
-    run: Projections, total: Executed, name: str, *, stored: int, beside: int = 0, recomputed: bool = False
-) -> None:
-    """Add a launch of the projection kernel, which loads ``beside`` elements besides x and the weights."""
-    tile, inputs, weights = run.tile, run.tokens * run.d_model, 2 * run.d_model * run.d_ff
-    rows, columns = -(-run.tokens // tile.block_m), -(-run.d_ff // tile.block_f)
-    steps = -(-run.d_model // tile.block_k)
-    needed = _product(run)
-    total.flops[f"{name}: {'recomputed_' if recomputed else ''}products"] += needed
-    padded = rows * columns * steps * 4 * tile.block_m * tile.block_f * tile.block_k
-    if padded > needed:
-        total.flops[f"{name}: padding"] += padded - needed
-    _move(run, total, name, loaded=inputs + weights + beside, stored=stored)
-    total.rereads[f"{name}: load"] += ((columns - 1) * inputs + (rows - 1) * weights) * run.width
-
-
-def _library(run: Projections, total: Executed, name: str, *, loaded: int, stored: int) -> None:
-    """Add a gradient that cuBLAS makes."""
-    total.flops[f"{name}: products"] += _product(run)
-    total.library[f"{name}: products"] += _product(run)
-    _move(run, total, name, loaded=loaded, stored=stored)
-
-
-def _product(run: Projections) -> int:
-    """Return the FLOPs of both projections, as of both parts of a gradient."""
-    return 4 * run.tokens * run.d_model * run.d_ff
-
-
-def _move(run: Projections, total: Executed, name: str, *, loaded: int, stored: int) -> None:
-    total.bytes[f"{name}: load"] += loaded * run.width
-    total.bytes[f"{name}: store"] += stored * run.width
+def _launches(problem: Problem, kernels: str) -> Any:
+    """Return the launches that an implementation selects on the compute capability that is counted."""
+    sizes = {name: getattr(problem, name) for name in ("batch", "seq_len", "d_model", "d_ff")}
+    declared = get_operation("gated_mlp").implementation(kernels)
+    return resolve(str(declared.default_config))(sizes, problem.dtype, CAPABILITY, True)

@@ -9,7 +9,6 @@ from ...kernels.baselines import get_baseline, get_operation
 from ...kernels.baselines.spec import Baseline
 from ...kernels.spec import Counted, Implementation
 from . import mlstm, rglru, scalar_decay
-from .executed import TILES
 from .executed_mlp import GATED_MLP
 
 MODES = ("fw", "bw", "fwbw", "step")
@@ -51,6 +50,9 @@ every step. flash: quadratic, matrices kept on the chip. scan: fused over time. 
 :mod:`.lightning`. chunked, unfused, layer, lines: see :mod:`.rglru`. fused_save, cublas_activation,
 gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
 """
+
+TILED = ("walk", "sweep", "lightning1", "lightning2")
+"""Formulations of the engine's and the Lightning kernels, whose launches :mod:`.executed` counts."""
 
 CHUNKED = ("chunkwise", "walk", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
@@ -156,14 +158,7 @@ def kernels_of(op: str, formulation: str, impl: str | None = None) -> str | None
         return None
     if op == "gated_mlp":
         return formulation if formulation in GATED_MLP else None
-    return formulation if formulation in TILES else None
-
-
-def causal_tile(op: str, formulation: str, dtype_bytes: int) -> int:
-    """Return the rows and columns of the tiles to which a formulation rounds the causal square up."""
-    if formulation == "sweep":
-        return SWEEP_TILES.get(dtype_bytes, TILE)
-    return ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
+    return formulation if formulation in TILED else None
 
 
 def tile_rounded_causal_factor(length: int, tile: int = TILE) -> float:

@@ -13,7 +13,7 @@ product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints 
 
 from __future__ import annotations
 
-from .model import Layer, Scalar, Tally, Work
+from .model import Layer, Passed, Problem, Scalar, Tally, Work
 
 
 def forward(layer: Layer, formulation: str) -> Tally:
@@ -118,3 +118,10 @@ def _sizes(layer: Layer) -> tuple[Scalar, Scalar, Scalar]:
     """Elements of x, of one weight and of y."""
     tokens = layer.batch * layer.length
     return tokens * layer.d_model, layer.d_model * layer.channels, tokens * layer.channels
+
+
+def passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a problem."""
+    layer, is_backward = problem.layer(direction), direction == "backward"
+    tally = (backward if is_backward else forward)(layer, problem.formulation)
+    return tally, compulsory(layer, problem.formulation, backward=is_backward)

@@ -11,7 +11,9 @@ The general forms of :mod:`.scalar_decay` count this operation as well, as any e
 
 from __future__ import annotations
 
-from .model import Head, Tally, Work
+import dataclasses
+
+from .model import Head, Problem, Tally, Work
 
 
 def decays(head: Head) -> Tally:
@@ -129,3 +131,12 @@ def quadratic_backward(head: Head) -> Tally:
         "decays": Work(vector=square * (2 + f.exp + f.mask)),
     }
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
+
+
+def passed(problem: Problem, direction: str) -> Tally:
+    """Return one pass of a head as lightning1 or lightning2 computes it."""
+    backward = direction == "backward"
+    if problem.formulation == "lightning1":
+        return (quadratic_backward if backward else quadratic_forward)(problem.head)
+    one_block = dataclasses.replace(problem.head, length=min(problem.chunk_size, problem.seq_len))
+    return problem.chunks(block_backward if backward else block_forward) + decays(one_block)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +58,14 @@ class Work:
     def flops(self) -> Scalar:
         """All FLOPs of the part."""
         return self.matrix + self.vector
+
+    def __add__(self, other: Work) -> Work:
+        """Add two parts."""
+        return Work(matrix=self.matrix + other.matrix, vector=self.vector + other.vector)
+
+    def __mul__(self, times: Scalar) -> Work:
+        """Repeat the part."""
+        return Work(matrix=self.matrix * times, vector=self.vector * times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +133,7 @@ class Layer:
         return {name: number * self.widths.qkv for name, number in elements.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """FLOPs and bytes of a piece of work, part by part.
 
@@ -154,43 +163,95 @@ class Tally:
 
     def __mul__(self, times: Scalar) -> Tally:
         """Repeat every part ``times`` times."""
-
-        def scaled(parts: Mapping[str, Work]) -> dict[str, Work]:
-            return {name: Work(matrix=w.matrix * times, vector=w.vector * times) for name, w in parts.items()}
-
-        return Tally(
-            work=scaled(self.work),
-            traffic={name: value * times for name, value in self.traffic.items()},
-            recomputed_work=scaled(self.recomputed_work),
-            recomputed_traffic={name: value * times for name, value in self.recomputed_traffic.items()},
-        )
+        return Tally(*({name: part * times for name, part in parts.items()} for parts in self._each()))
 
     def __add__(self, other: Tally) -> Tally:
         """Add part by part; parts of the same name are merged."""
-
-        def merged(a: Mapping[str, Work], b: Mapping[str, Work]) -> dict[str, Work]:
-            names = dict.fromkeys((*a, *b))
-            pairs = {name: (a.get(name, Work()), b.get(name, Work())) for name in names}
-            return {n: Work(matrix=x.matrix + y.matrix, vector=x.vector + y.vector) for n, (x, y) in pairs.items()}
-
-        def summed(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> dict[str, Scalar]:
-            return {name: a.get(name, 0) + b.get(name, 0) for name in dict.fromkeys((*a, *b))}
-
-        return Tally(
-            work=merged(self.work, other.work),
-            traffic=summed(self.traffic, other.traffic),
-            recomputed_work=merged(self.recomputed_work, other.recomputed_work),
-            recomputed_traffic=summed(self.recomputed_traffic, other.recomputed_traffic),
-        )
+        return Tally(*map(_merged, self._each(), other._each()))
 
     def prefixed(self, prefix: str) -> Tally:
         """Return the same tally with ``prefix`` before every part's name."""
-        return Tally(
-            work={prefix + name: value for name, value in self.work.items()},
-            traffic={prefix + name: value for name, value in self.traffic.items()},
-            recomputed_work={prefix + name: value for name, value in self.recomputed_work.items()},
-            recomputed_traffic={prefix + name: value for name, value in self.recomputed_traffic.items()},
+        return Tally(*({prefix + name: part for name, part in parts.items()} for parts in self._each()))
+
+    def _each(self) -> tuple[Mapping[str, Any], ...]:
+        return self.work, self.traffic, self.recomputed_work, self.recomputed_traffic
+
+
+def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem: all heads and sequences, every size checked, 0 for one that does not apply.
+
+    Attributes:
+        published: whether what a paper prints is counted, its slips included.
+        chunk_size: L; the whole sequence where a formulation has no chunks.
+        qk_share: groups / heads where heads share q and k, else 1.
+        causal: share of the causal square that is computed; 1 where there is no square.
+        dtype: of the inputs.
+    """
+
+    op: str
+    formulation: str
+    published: bool
+    batch: int
+    seq_len: int
+    num_heads: int
+    head_dim_qk: int
+    head_dim_v: int
+    channels: int
+    d_model: int
+    d_ff: int
+    chunk_size: int
+    qk_share: float
+    causal: float
+    f: Factors
+    widths: Widths
+    dtype: str
+
+    @property
+    def head(self) -> Head:
+        """One head over the whole sequence; of a selective scan all channels."""
+        return Head(
+            length=self.seq_len,
+            d_qk=self.head_dim_qk,
+            d_v=self.head_dim_v or self.channels,
+            causal=self.causal,
+            f=self.f,
+            widths=self.widths,
+            qk_share=self.qk_share,
         )
+
+    def layer(self, direction: str) -> Layer:
+        """Return the problem without heads, of one token where ``direction`` is step."""
+        return Layer(
+            batch=self.batch,
+            length=1 if direction == "step" else self.seq_len,
+            channels=self.d_ff or self.channels,
+            d_model=self.d_model,
+            f=self.f,
+            widths=self.widths,
+        )
+
+    def chunks(self, chunk: Callable[[Head], Tally]) -> Tally:
+        """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
+        of_length = functools.partial(dataclasses.replace, self.head)
+        if self.published:
+            return chunk(of_length(length=self.chunk_size)) * (self.seq_len / self.chunk_size)
+        whole, rest = divmod(self.seq_len, self.chunk_size)
+        tally = chunk(of_length(length=self.chunk_size)) * whole if whole else Tally()
+        return tally + chunk(of_length(length=rest)) if rest else tally
+
+
+Passed = tuple[Tally, Scalar]
+"""The tally of one pass (forward, backward, step) of a whole problem and its compulsory bytes."""
+
+
+def one_pass(tally: Tally, least: Scalar) -> Tally:
+    """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
+    return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,210 +1,395 @@
-"""From a problem's sizes to the tallies of its passes: formulas added up over chunks, heads and the batch."""
+"""Counts of whole problems: formulas added up over chunks, heads and the batch; beside them what our kernels run."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .formulations import TILE
-from .model import Factors, Head, Layer, Scalar, Tally, Widths
+from .executed import executed, run_of
+from .executed_mlp import executed_mlp
+from .formulations import (
+    ATTENTION_TILE,
+    FORMULATIONS,
+    SWEEP_TILES,
+    TILE,
+    TILED,
+    check_formulation,
+    chunk_of,
+    declared,
+    default_formulation,
+    formulation_of,
+    has_heads,
+    is_chunked,
+    is_counted,
+    kernels_of,
+    one_of,
+    sizes_of,
+    tile_rounded_causal_factor,
+)
+from .model import DTYPE_BYTES, Count, Factors, Head, Passed, Problem, Tally, Widths, one_pass
 
-Passed = tuple[Tally, Scalar]
-"""The tally of one pass and its compulsory bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One problem: all heads and sequences, every size checked. ``causal`` is 1 where there is no square."""
-
-    op: str
-    formulation: str
-    published: bool
-    batch: int
-    seq_len: int
-    num_heads: int
-    head_dim_qk: int
-    head_dim_v: int
-    channels: int
-    d_model: int
-    d_ff: int
-    chunk_size: int
-    qk_share: float
-    causal: float
-    f: Factors
-    widths: Widths
-
-    def passed(self, direction: str) -> Passed:
-        """Return one pass (forward, backward, step) of the whole problem."""
-        families: dict[str, Callable[[str], Passed]] = {
-            "rglru": self._rglru,
-            "rglru_layer": self._rglru,
-            "linear_scan": self._linear_scan,
-            "wkv4": self._wkv,
-            "gated_mlp": self._gated_mlp,
-            "projections": self._gated_mlp,
-            "selective_scan": self._selective_scan,
-        }
-        if self.op in families:
-            return families[self.op](direction)
-        heads = self.batch * self.num_heads
-        by_head = {"attention": self._attention, "gla": self._gla}.get(self.op, self._scalar_decay)
-        tally, least = by_head(direction)
-        return self._with_constants(tally * heads, least * heads)
-
-    @property
-    def head(self) -> Head:
-        """One head over the whole sequence; of a selective scan all channels."""
-        return Head(
-            length=self.seq_len,
-            d_qk=self.head_dim_qk,
-            d_v=self.channels if self.op == "selective_scan" else self.head_dim_v,
-            causal=self.causal,
-            f=self.f,
-            widths=self.widths,
-            qk_share=self.qk_share,
-        )
-
-    def _layer(self, direction: str) -> Layer:
-        return Layer(
-            batch=self.batch,
-            length=1 if direction == "step" else self.seq_len,
-            channels=self.d_ff if self.op in ("gated_mlp", "projections") else self.channels,
-            d_model=self.d_model,
-            f=self.f,
-            widths=self.widths,
-        )
-
-    def _with_constants(self, tally: Tally, least: Scalar) -> Passed:
-        """Add what is read once per head and problem, in fp32: slopes and Mamba-2's A."""
-        model = scalar_decay.GATE_MODELS.get(self.op)
-        if model is None or not model.head_constants:
-            return tally, least
-        constants = 4 * self.num_heads * model.head_constants
-        return tally + Tally(traffic={"per-head constants": constants}), least + constants
-
-    def _chunks(self, chunk: Callable[[Head], Tally]) -> Tally:
-        """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
-        of_length = functools.partial(dataclasses.replace, self.head)
-        if self.published:
-            return chunk(of_length(length=self.chunk_size)) * (self.seq_len / self.chunk_size)
-        whole, rest = divmod(self.seq_len, self.chunk_size)
-        tally = chunk(of_length(length=self.chunk_size)) * whole if whole else Tally()
-        return tally + chunk(of_length(length=rest)) if rest else tally
-
-    def _scalar_decay(self, direction: str) -> Passed:
-        op, head, backward = self.op, self.head, direction == "backward"
-        paper = op in mlstm.OPERATIONS
-        compulsory = scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward
-        least = compulsory(op, head)
-        if self.formulation == "recurrent":
-            step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
-            return (step, step.bytes) if direction == "step" else (step * head.length, least)
-        if self.formulation == "lightning1":
-            return (lightning.quadratic_backward if backward else lightning.quadratic_forward)(head), least
-        if self.formulation == "lightning2":
-            blocks = self._chunks(lightning.block_backward if backward else lightning.block_forward)
-            one_block = dataclasses.replace(head, length=min(self.chunk_size, self.seq_len))
-            return blocks + lightning.decays(one_block), least
-        if self.formulation == "parallel":
-            if backward:
-                return scalar_decay.parallel_backward(op, head), least
-            if paper:
-                return mlstm.parallel(op, head, published=self.published), least
-            return scalar_decay.parallel_forward(op, head), least
-
-        def chunk(piece: Head) -> Tally:
-            if backward:
-                return scalar_decay.chunk_backward(op, piece)
-            if paper:
-                return mlstm.chunk(op, piece, published=self.published)
-            return scalar_decay.chunk_forward(op, piece)
-
-        tally = self._chunks(chunk)
-        if self.formulation == "walk":
-            return self._walk(chunk, tally, least), least
-        return (_one_pass(tally, least) if self.formulation == "fused" else tally), least
-
-    def _walk(self, chunk: Callable[[Head], Tally], chunks: Tally, least: Scalar) -> Tally:
-        """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
-
-        With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
-        recomputation, so it is kept apart.
-        """
-        tiles = dataclasses.replace(self, chunk_size=min(TILE, self.chunk_size))._chunks(chunk)
-        if self.seq_len <= self.chunk_size:
-            return _one_pass(tiles, least)
-        made = {**tiles.recomputed_work, **tiles.work}
-        repeated = {f"{name}, of chunks": work for name, work in made.items() if name in ("state", "state gradient")}
-        states = Tally(recomputed_work=repeated)
-        return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
-
-    def _attention(self, direction: str) -> Passed:
-        if direction == "step":
-            step = baselines.attention_step(self.head)
-            return step, step.bytes
-        backward = direction == "backward"
-        formula = baselines.attention_backward if backward else baselines.attention_forward
-        return formula(self.head), baselines.attention_compulsory(self.head, backward=backward)
-
-    def _gla(self, direction: str) -> Passed:
-        backward = direction == "backward"
-        tally = self._chunks(baselines.gla_chunk_backward if backward else baselines.gla_chunk_forward)
-        least = baselines.gla_compulsory(self.head, backward=backward)
-        return (_one_pass(tally, least) if self.formulation == "fused" else tally), least
-
-    def _selective_scan(self, direction: str) -> Passed:
-        backward = direction == "backward"
-        formula = baselines.selective_scan_backward if backward else baselines.selective_scan_forward
-        tally = formula(self.head) * self.batch
-        return tally, tally.bytes
-
-    def _rglru(self, direction: str) -> Passed:
-        layer = self._layer(direction)
-        if direction == "step":
-            step = rglru.step(layer)
-            return step, step.bytes
-        formulation = "fused" if self.formulation in ("recurrent", "chunked") else self.formulation
-        if direction == "backward":
-            tally = self._reduced(rglru.backward(layer, formulation), layer, gated=True, backward=True)
-            return tally, rglru.compulsory(layer, formulation, backward=True)
-        covered = "layer" if self.published else formulation
-        tally = rglru.forward(layer, formulation, published=self.published)
-        least = rglru.compulsory(layer, covered, backward=False)
-        return self._reduced(tally, layer, gated=True, backward=False), least
-
-    def _reduced(self, tally: Tally, layer: Layer, *, gated: bool, backward: bool) -> Tally:
-        """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
-        if self.formulation != "chunked":
-            return tally
-        return rglru.chunked(tally, layer, -(-self.seq_len // self.chunk_size), gated=gated, backward=backward)
-
-    def _linear_scan(self, direction: str) -> Passed:
-        layer = self._layer(direction)
-        formula = {"step": rglru.scan_step, "backward": rglru.scan_backward}.get(direction, rglru.scan_forward)
-        tally = formula(layer)
-        return self._reduced(tally, layer, gated=False, backward=direction == "backward"), tally.bytes
-
-    def _wkv(self, direction: str) -> Passed:
-        layer = self._layer(direction)
-        if direction == "step":
-            step = wkv.step(layer)
-            return step, step.bytes
-        backward = direction == "backward"
-        if self.formulation == "scan":
-            tally = (wkv.scan_backward if backward else wkv.scan_forward)(layer)
-        else:
-            tally = (wkv.recurrent_backward if backward else wkv.recurrent_forward)(layer)
-        return tally, wkv.compulsory(layer, backward=backward)
-
-    def _gated_mlp(self, direction: str) -> Passed:
-        layer, backward = self._layer(direction), direction == "backward"
-        tally = (gated_mlp.backward if backward else gated_mlp.forward)(layer, self.formulation)
-        return tally, gated_mlp.compulsory(layer, self.formulation, backward=backward)
+PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward")}
+)
+"""Mode -> the passes it runs."""
 
 
-def _one_pass(tally: Tally, least: Scalar) -> Tally:
-    """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
-    return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})
+def count(
+    op: str,
+    *,
+    seq_len: int,
+    formulation: str | None = None,
+    mode: str = "fw",
+    batch: int = 1,
+    num_heads: int = 1,
+    head_dim_qk: int | None = None,
+    head_dim_v: int | None = None,
+    channels: int | None = None,
+    d_model: int | None = None,
+    d_ff: int | None = None,
+    chunk_size: int | None = None,
+    num_groups: int | None = None,
+    dtype: str = "bf16",
+    gate_dtype: str | None = None,
+    state_dtype: str = "fp32",
+    causal: bool = True,
+    causal_factor: float | None = None,
+    counting: str = "detailed",
+    factors: Factors | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> Count:
+    """Count the FLOPs and bytes of one problem: all heads, the whole batch and every chunk.
+
+    Args:
+        op: an operation of :data:`FORMULATIONS`.
+        seq_len: T; tokens of a gated MLP. A last chunk shorter than ``chunk_size`` is counted as such.
+        formulation: one of the operation's; None means its first (recurrent for mode step).
+        mode: fw, bw, fwbw, or step (one decoding step; attention over ``seq_len`` cached tokens).
+        head_dim_qk, head_dim_v: K and V. selective_scan takes ``channels`` and, as ``head_dim_qk``, its state size.
+        channels: of operations without heads. d_model, d_ff: of a gated MLP.
+        chunk_size: L, required by the formulations of :data:`CHUNKED` of operations with heads, and by ``chunked``.
+        num_groups: heads sharing q and k (Mamba-2's B and C) form this many groups; None means 1 for mamba2_ssd and one
+            group a head elsewhere.
+        dtype: of q, k, v and the output; ``gate_dtype`` (None: the same) of gates; ``state_dtype`` of states.
+        causal: False for attention of every query to every key.
+        causal_factor: share of the causal square that is computed, in [0.5, 1]; None: rounded up to whole tiles.
+        counting: detailed (every operation's own parts), or published (what a paper prints, its slips included, with
+            all factors 1: the TFLA paper's mLSTM forward, the RG-LRU page's bytes).
+        factors: cost of elementary functions; None means 1 each.
+        tiles: tile sizes of the executed counts (formulations of :data:`TILED`) in place of those that our kernels
+            select on compute capability 9.0, as :func:`.executed.parse_tiles` returns them.
+
+    Returns:
+        the count, part by part.
+
+    Raises:
+        ValueError: an unknown name, a size that is missing or not positive, ``chunk_size`` > ``seq_len``, a causal
+            factor outside [0.5, 1], a formulation or mode that the operation does not have, or a published count where
+            no paper prints one.
+    """
+    if chunk_size is not None and isinstance(chunk_size, int) and chunk_size > seq_len >= 1:
+        raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk_size}")
+    formulation = formulation or default_formulation(op, mode)
+    check_formulation(op, formulation, mode, counting)
+    if counting == "published" and factors not in (None, Factors()):
+        raise ValueError("factors must be 1 for the published counting, which prints simplified totals")
+    if tiles and formulation not in TILED:
+        raise ValueError(f"tiles must be left out for the formulation {formulation}, got {tiles}")
+    problem, factor = _problem(
+        op,
+        formulation,
+        sizes={
+            "seq_len": seq_len,
+            "batch": batch,
+            "num_heads": num_heads,
+            "head_dim_qk": head_dim_qk,
+            "head_dim_v": head_dim_v,
+            "channels": channels,
+            "d_model": d_model,
+            "d_ff": d_ff,
+            "chunk_size": chunk_size,
+            "num_groups": num_groups,
+        },
+        dtypes=(dtype, gate_dtype or dtype, state_dtype),
+        causal=causal,
+        causal_factor=causal_factor,
+        published=counting == "published",
+        factors=factors,
+    )
+    return _count(problem, mode, factor, kernels=kernels_of(op, formulation), tiles=tiles)
+
+
+def count_case(
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    state_dtype: str | None,
+    sizes: Mapping[str, int],
+    causal_factor: float | None = None,
+) -> Count | None:
+    """Return the count that a row of the results stores, or None for an operation that is not counted.
+
+    Detailed, every factor 1, at the tile-rounded causal factor (1 where the implementation computes whole squares and
+    masks them). Gates are counted at 4 bytes (8 beside fp64), as the suite's inputs hold them. States without a dtype
+    of the case are as wide, but in forward passes that are declared to store them in the inputs' dtype.
+
+    Args:
+        op, impl, mode, dtype, state_dtype: of the case.
+        sizes: the case's size columns. ``chunk_size`` may exceed ``seq_len`` (one ragged chunk); where an
+            implementation has no chunk axis its own chunk length is taken.
+        causal_factor: overrides the rounded one.
+
+    Raises:
+        ValueError: bad sizes, as :func:`count`.
+    """
+    if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
+        return None
+    check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
+    known = declared(op, impl)
+    if causal_factor is None and known.full_square:
+        causal_factor = 1.0
+    problem, factor = case_problem(op, impl, mode, dtype, state_dtype, sizes, causal_factor)
+    forward_state = dtype if state_dtype is None and known.states_as_inputs else None
+    kernels = kernels_of(op, problem.formulation, impl)
+    return _count(problem, mode, factor, kernels=kernels, forward_state=forward_state)
+
+
+def case_problem(
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    state_dtype: str | None,
+    sizes: Mapping[str, int],
+    causal_factor: float | None = None,
+) -> tuple[Problem, float | None]:
+    """Return the problem of a case and its causal factor; arguments and errors as :func:`count_case`."""
+    formulation = formulation_of(op, impl, mode, dtype)
+    wide = "fp64" if dtype == "fp64" else "fp32"
+    known = {
+        **sizes,
+        "batch": sizes.get("batch") or 1,
+        "num_heads": sizes.get("num_heads") or 1,
+        "chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size")),
+    }
+    return _problem(
+        op, formulation, sizes=known, dtypes=(dtype, wide, state_dtype or wide), causal_factor=causal_factor
+    )
+
+
+def _problem(
+    op: str,
+    formulation: str,
+    *,
+    sizes: Mapping[str, int | None],
+    dtypes: tuple[str, str, str],
+    causal_factor: float | None,
+    causal: bool = True,
+    published: bool = False,
+    factors: Factors | None = None,
+) -> tuple[Problem, float | None]:
+    """Check sizes and dtypes (of inputs, gates, states); return the problem and its causal factor, None without one."""
+    size = _checked_sizes(op, formulation, sizes)
+    for name, named in zip(("dtype", "gate_dtype", "state_dtype"), dtypes, strict=True):
+        one_of(name, named, tuple(DTYPE_BYTES))
+    qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
+    factor = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
+    chunk_size, num_groups = size.pop("chunk_size"), size.pop("num_groups")
+    groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
+    problem = Problem(
+        op=op,
+        formulation=formulation,
+        published=published,
+        **size,
+        chunk_size=chunk_size or size["seq_len"],
+        qk_share=1 if groups == size["num_heads"] else groups / size["num_heads"],
+        causal=1.0 if factor is None else factor,
+        f=factors or Factors(),
+        widths=Widths(qkv=qkv, gate=gate, state=state),
+        dtype=dtypes[0],
+    )
+    return problem, factor
+
+
+def _count(
+    problem: Problem,
+    mode: str,
+    causal_factor: float | None,
+    *,
+    kernels: str | None,
+    forward_state: str | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> Count:
+    """Count a problem.
+
+    Args:
+        kernels: those whose launches are counted too, as :func:`.formulations.kernels_of` names them.
+        forward_state: dtype of the states that the forward pass stores, where it is not that of the backward pass.
+    """
+    tally, compulsory = Tally(), 0
+    for name in PASSES[mode]:
+        of_pass = problem
+        if name == "forward" and forward_state is not None:
+            widths = dataclasses.replace(problem.widths, state=DTYPE_BYTES[forward_state])
+            of_pass = dataclasses.replace(problem, widths=widths)
+        one, least = _passed(of_pass, name)
+        tally += one.prefixed(f"{name}: ") if len(PASSES[mode]) > 1 else one
+        compulsory += least
+    return Count(
+        op=problem.op,
+        formulation=problem.formulation,
+        mode=mode,
+        counting="published" if problem.published else "detailed",
+        flops=float(tally.flops),
+        tensor_flops=float(tally.matrix_flops),
+        bytes=float(tally.bytes),
+        compulsory_bytes=float(compulsory),
+        recomputed_flops=float(sum(w.flops for w in tally.recomputed_work.values())),
+        recomputed_tensor_flops=float(sum(w.matrix for w in tally.recomputed_work.values())),
+        recomputed_bytes=float(sum(tally.recomputed_traffic.values())),
+        causal_factor=causal_factor,
+        parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
+        byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
+        **_executed(problem, PASSES[mode], kernels, tiles),
+    )
+
+
+def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """Return every size, 0 for one that does not apply; ValueError for one that is missing or not positive."""
+    needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
+    needed += ["chunk_size"] if is_chunked(op, formulation) else []
+    needed += ["num_groups"] if sizes.get("num_groups") is not None else []
+    for name in needed:
+        value = sizes.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    names = ("head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff", "chunk_size", "num_groups")
+    checked = dict.fromkeys(names, 0) | {name: sizes.get(name) or 0 for name in needed}
+    if checked["num_groups"] and checked["num_heads"] % checked["num_groups"]:
+        raise ValueError(f"num_groups must divide num_heads = {checked['num_heads']}, got {checked['num_groups']}")
+    return checked
+
+
+def _causal_factor(
+    op: str, formulation: str, size: Mapping[str, int], width: int, *, causal: bool, causal_factor: float | None
+) -> float | None:
+    """Return the share of the square that is computed, None where there is no square; ``width`` is of an input."""
+    if causal_factor is not None and not 0.5 <= causal_factor <= 1:
+        raise ValueError(f"causal_factor must be in [0.5, 1], got {causal_factor}")
+    if not causal:
+        if op != "attention":
+            raise ValueError(f"causal must be left on for {op}, a causal operation; got off")
+        if causal_factor not in (None, 1):
+            raise ValueError(f"causal_factor must be 1 for attention that is not causal, got {causal_factor}")
+        causal_factor = 1.0
+    quadratic = formulation in ("parallel", "flash", "lightning1")
+    if not has_heads(op) or not (quadratic or is_chunked(op, formulation)):
+        return None
+    tile = ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
+    if formulation == "sweep":
+        tile = SWEEP_TILES.get(width, TILE)
+    square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
+    return causal_factor or tile_rounded_causal_factor(min(square, TILE) if formulation == "walk" else square, tile)
+
+
+def _passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass (forward, backward, step) of a whole problem."""
+    whole: Mapping[str, Callable[[Problem, str], Passed]] = {
+        "rglru": rglru.passed,
+        "rglru_layer": rglru.passed,
+        "linear_scan": rglru.scan_passed,
+        "wkv4": wkv.passed,
+        "gated_mlp": gated_mlp.passed,
+        "projections": gated_mlp.passed,
+        "selective_scan": baselines.selective_scan_passed,
+    }
+    if problem.op in whole:
+        return whole[problem.op](problem, direction)
+    by_head = {"attention": baselines.attention_passed, "gla": baselines.gla_passed}.get(problem.op, _scalar_decay)
+    tally, least = by_head(problem, direction)
+    heads = problem.batch * problem.num_heads
+    tally, least = tally * heads, least * heads
+    model = scalar_decay.GATE_MODELS.get(problem.op)
+    if model is None or not model.head_constants:
+        return tally, least
+    # Read once per head and problem, in fp32: slopes and Mamba-2's A.
+    constants = 4 * problem.num_heads * model.head_constants
+    return tally + Tally(traffic={"per-head constants": constants}), least + constants
+
+
+def _scalar_decay(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a head of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
+    op, head, backward, paper = problem.op, problem.head, direction == "backward", problem.op in mlstm.OPERATIONS
+    least = (scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward)(op, head)
+    if problem.formulation == "recurrent":
+        step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
+        return (step, step.bytes) if direction == "step" else (step * head.length, least)
+    if problem.formulation.startswith("lightning"):
+        return lightning.passed(problem, direction), least
+    if problem.formulation == "parallel":
+        if backward:
+            return scalar_decay.parallel_backward(op, head), least
+        if paper:
+            return mlstm.parallel(op, head, published=problem.published), least
+        return scalar_decay.parallel_forward(op, head), least
+
+    def chunk(piece: Head) -> Tally:
+        if backward:
+            return scalar_decay.chunk_backward(op, piece)
+        if paper:
+            return mlstm.chunk(op, piece, published=problem.published)
+        return scalar_decay.chunk_forward(op, piece)
+
+    tally = problem.chunks(chunk)
+    if problem.formulation == "walk":
+        return _walk(problem, chunk, tally, least), least
+    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
+
+
+def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least: Any) -> Tally:
+    """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
+
+    With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
+    recomputation, so it is kept apart.
+    """
+    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).chunks(chunk)
+    if problem.seq_len <= problem.chunk_size:
+        return one_pass(tiles, least)
+    made = {**tiles.recomputed_work, **tiles.work}
+    repeated = {f"{name}, of chunks": work for name, work in made.items() if name in ("state", "state gradient")}
+    states = Tally(recomputed_work=repeated)
+    return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
+
+
+def _executed(
+    problem: Problem, passes: tuple[str, ...], kernels: str | None, tiles: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """Return the executed fields of a count: of sizes that ``kernels`` take, in a 16-bit dtype."""
+    if kernels is None or problem.dtype not in ("bf16", "fp16"):
+        return {}
+    if kernels in TILED:
+        run = run_of(problem, tiles)
+        if run is None:
+            return {}
+        counted = {direction: executed(run, direction) for direction in passes}
+    else:
+        counted = {direction: executed_mlp(problem, kernels, direction) for direction in passes}
+    flops: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for direction, one in counted.items():
+        prefix = f"{direction}: " if len(passes) > 1 else ""
+        flops.update({prefix + name: value for name, value in one.flops.items()})
+        moved.update({prefix + name: value for name, value in one.bytes.items()})
+    return {
+        "executed_tensor_flops": float(flops.total()),
+        "executed_bytes": float(moved.total()),
+        "reread_bytes": float(sum(one.rereads.total() for one in counted.values())),
+        "library_tensor_flops": float(sum(one.library.total() for one in counted.values())),
+        "executed_parts": MappingProxyType({name: float(value) for name, value in flops.items()}),
+        "executed_byte_parts": MappingProxyType({name: float(value) for name, value in moved.items()}),
+    }

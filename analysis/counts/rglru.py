@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .model import Factors, Layer, Scalar, Tally, Work
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work
 
 WITH_GEMMS = ("layer", "unfused")
 """Formulations of the whole layer."""
@@ -240,3 +240,30 @@ def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[s
     for name, (loads, stores) in lines.items():
         traffic |= {f"{name} load": loads * cells, f"{name} store": stores * cells}
     return traffic
+
+
+def passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a problem of the RG-LRU or its layer."""
+    layer, is_backward = problem.layer(direction), direction == "backward"
+    if direction == "step":
+        one = step(layer)
+        return one, one.bytes
+    formulation = "fused" if problem.formulation in ("recurrent", "chunked") else problem.formulation
+    tally = backward(layer, formulation) if is_backward else forward(layer, formulation, published=problem.published)
+    covered = "layer" if problem.published else formulation
+    return _reduced(problem, tally, layer, is_backward), compulsory(layer, covered, backward=is_backward)
+
+
+def scan_passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a problem of the linear scan."""
+    layer = problem.layer(direction)
+    tally = {"step": scan_step, "backward": scan_backward, "forward": scan_forward}[direction](layer)
+    return _reduced(problem, tally, layer, direction == "backward"), tally.bytes
+
+
+def _reduced(problem: Problem, tally: Tally, layer: Layer, is_backward: bool) -> Tally:
+    """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
+    if problem.formulation != "chunked":
+        return tally
+    chunks = -(-problem.seq_len // problem.chunk_size)
+    return chunked(tally, layer, chunks, gated=problem.op != "linear_scan", backward=is_backward)

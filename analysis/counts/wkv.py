@@ -14,7 +14,7 @@ prints a total. N = B T C is the number of elements of k. Sums are kept divided 
 
 from __future__ import annotations
 
-from .model import Factors, Layer, Scalar, Tally, Work
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work
 
 STATE_TENSORS = 3
 """num, den and max."""
@@ -130,3 +130,17 @@ def compulsory(layer: Layer, *, backward: bool) -> Scalar:
 def _log_add(f: Factors) -> Scalar:
     """Cost of adding two elements (value, log weight) of equal reference: see :func:`scan_forward`."""
     return 8 + f.max + f.abs + 3 * f.exp + f.log
+
+
+def passed(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a problem."""
+    layer = problem.layer(direction)
+    if direction == "step":
+        one = step(layer)
+        return one, one.bytes
+    backward = direction == "backward"
+    if problem.formulation == "scan":
+        tally = (scan_backward if backward else scan_forward)(layer)
+    else:
+        tally = (recurrent_backward if backward else recurrent_forward)(layer)
+    return tally, compulsory(layer, backward=backward)

@@ -28,7 +28,8 @@ from ...results.select import load_rows
 from ..accelerators.known import Accelerator
 from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
 from ..counts.model import DTYPE_BYTES
-from .launch_model import Case, LaunchFit
+from .fit import Case
+from .launch_model import LaunchFit
 from .runtime_model import flop_rate, runtime_model
 from .schedule import is_outdated, launches_of
 

@@ -22,16 +22,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...results.schema import SIZE_COLUMNS
 from ...results.select import load_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..check.statistics import percentile
 from ..counts import Count, count_case
-from .efficiency import FIT_COLUMNS, Prediction, fit_efficiency, predict, sequential_steps
-from .least_squares import left_out_ratios, relative_fit
+from .efficiency import sequential_steps
+from .fit import (
+    ROW_COLUMNS,
+    Fit,
+    case_of,
+    errors_of,
+    is_set,
+    left_out_ratios,
+    of_device,
+    percentile,
+    relative_fit,
+)
 from .runtime_model import runtime_model
-from .schedule import RESIDENT, Launch, has_launches, is_outdated, launches_of
+from .schedule import RESIDENT, Launch, is_outdated, launches_of
 
 LATENCIES: Mapping[str, str] = MappingProxyType(
     {
@@ -66,54 +74,32 @@ _STEPS: Mapping[str, str] = MappingProxyType(
 )
 _STARTS = ("walk", "normaliser")
 
-Case = tuple[str, str, str, str, str | None, Mapping[str, int]]
-"""op, impl, mode, dtype, state_dtype and sizes."""
-
 MIN_ROWS = 30
 """Fewer measured rows than this, three for each constant, are not fitted."""
 
 LEFT_OUT = ("seq_len", "head_dim_v", "chunk_size")
 """Columns of which every value is left out of the fit in turn."""
 
-ROW_COLUMNS = (
-    "op", "state_dtype", "suspect", "device_accelerator", "device_name", "case_id", "measured_at", "time_ms",
-    *SIZE_COLUMNS,
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchFit:
-    """Fitted constants of one implementation and mode.
+class LaunchFit(Fit):
+    """The launches' constants, fitted.
 
     Attributes:
-        op, impl, mode, dtype: what was fitted.
         ops: operations whose rows were taken: ``op``, or where it has too few rows all that run the same kernels.
-        accelerator, roofs: the device that was measured, and the rates that the factors refer to.
         constants: name of :data:`CONSTANTS` -> value.
-        rows, outdated: rows that were fitted; rows left aside because the launches have changed since.
-        errors: what was left out in turn -> (median, worst) absolute relative error on it.
-        median_error, worst_error: of all of these.
+        outdated: rows left aside because the launches have changed since.
+        errors: what was left out in turn -> (median, worst) absolute relative error on it; all together give
+            ``median_error`` and ``worst_error``.
         formulation_median_error, formulation_worst_error: the same of the formulation's model with fitted efficiencies.
-        low_ratio, high_ratio: 5th and 95th percentile of measured over predicted time on rows left out of the fit.
     """
 
-    op: str
-    impl: str
-    mode: str
-    dtype: str
     ops: tuple[str, ...]
-    accelerator: str
-    roofs: str
     constants: Mapping[str, float]
-    rows: int
     outdated: int
     errors: Mapping[str, tuple[float, float]]
-    median_error: float
-    worst_error: float
     formulation_median_error: float
     formulation_worst_error: float
-    low_ratio: float
-    high_ratio: float
 
     def time_ms(self, launches: Sequence[Launch], accelerator: Accelerator, count: Count) -> float:
         """Return the fitted time of a problem on an accelerator, its latencies as on the one that was measured."""
@@ -217,45 +203,6 @@ def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
     return max(compulsory_ms, 1e3 * multiplied / rate if rate else 0.0)
 
 
-def predict_case(
-    case: Case, count: Count, accelerator: Accelerator, results: Sequence[Path], *, roofs: str = "spec"
-) -> Prediction:
-    """Return the predicted time of a case: by its launches where they are known and were measured, else by its count.
-
-    Args:
-        case: op, impl, mode, dtype, state_dtype and sizes.
-        count: of the case.
-        results: files or folders to fit to; none gives the runtime model's bounds.
-        roofs: of the rates that a fit refers to, as ``accelerator`` has them.
-    """
-    op, impl, mode, dtype, _, sizes = case
-    launches = launches_of(*case)
-    if launches is not None:
-        fit = stored_launch_fit(results, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-        if fit is not None:
-            return predict_launches(fit, launches, count, accelerator)
-    formulation = None
-    if results:
-        from ...results.select import load_results
-
-        frame = load_results(results, FIT_COLUMNS)
-        formulation = fit_efficiency(frame, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-    return predict(count, accelerator, dtype, steps=sequential_steps(op, impl, mode, dtype, sizes), fit=formulation)
-
-
-def predict_launches(fit: LaunchFit, launches: Sequence[Launch], count: Count, accelerator: Accelerator) -> Prediction:
-    """Return the predicted time of a problem on ``accelerator`` and the interval it lies in."""
-    low_ms, high_ms, interval = fit.interval_ms(launches, accelerator, count)
-    return Prediction(
-        low_ms=low_ms,
-        high_ms=high_ms,
-        time_ms=fit.time_ms(launches, accelerator, count),
-        model=runtime_model(count, accelerator, fit.dtype),
-        fit=fit,
-        interval=interval,
-    )
-
-
 def stored_launch_fit(
     results: Sequence[Path], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
 ) -> LaunchFit | None:
@@ -294,16 +241,21 @@ def fit_launches(
     known = [
         row
         for row in newest.values()
-        if not _is_set(row["suspect"])
+        if not is_set(row["suspect"])
         and row["device_accelerator"]
         and (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
-        and has_launches(*case_of(row, impl, mode, dtype))
+        and launches_of(*case_of(row, impl, mode, dtype)) is not None
     ]
     outdated = {id(row) for row in known if is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])}
     current = [row for row in known if id(row) not in outdated]
     own = [row for row in current if row["op"] == op]
     taken = next(
-        (each for each in (_of_device(own, device), _of_device(current, device)) if len(each) >= MIN_ROWS), None
+        (
+            each
+            for each in (of_device(own, device, MIN_ROWS), of_device(current, device, MIN_ROWS))
+            if len(each) >= MIN_ROWS
+        ),
+        None,
     )
     if taken is None:
         return None
@@ -323,9 +275,11 @@ def fit_launches(
     groups = {name: [row[name] for row in taken] for name in LEFT_OUT} if ops == (op,) else {"op": _of_op(taken)}
     ratios = {name: left_out_ratios(features, measured, each) for name, each in groups.items()}
     every = [ratio for each in ratios.values() for ratio in each]
-    errors = {name: _errors(each) for name, each in ratios.items()}
-    median_error, worst_error = _errors(every)
-    formulation_errors = _errors([r for each in groups.values() for r in left_out_ratios(formulation, measured, each)])
+    errors = {name: errors_of(each) for name, each in ratios.items()}
+    median_error, worst_error = errors_of(every)
+    formulation_errors = errors_of(
+        [r for each in groups.values() for r in left_out_ratios(formulation, measured, each)]
+    )
     return LaunchFit(
         op=op,
         impl=impl,
@@ -347,34 +301,7 @@ def fit_launches(
     )
 
 
-def _is_set(value: Any) -> bool:
-    """Whether a value of a row is there: neither None nor, in rows of a frame, not a number."""
-    return value is not None and value == value
-
-
-def case_of(row: Mapping[str, Any], impl: str, mode: str, dtype: str) -> Case:
-    """Return the case of a row of an implementation, mode and dtype; NaN of a frame is a size that does not apply."""
-    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if _is_set(row.get(name))}
-    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
-    return row["op"], impl, mode, dtype, state_dtype, sizes
-
-
-def _of_device(rows: Sequence[Mapping[str, Any]], device: str | None) -> list[Mapping[str, Any]]:
-    """Return the rows of the preferred device where there are enough, else of the one with most."""
-    by_device: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_device.setdefault(row["device_accelerator"], []).append(row)
-    preferred = by_device.get(device or "", [])
-    return preferred if len(preferred) >= MIN_ROWS else max(by_device.values(), key=len, default=[])
-
-
 def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
     """Return each row's operation, None for one with rows enough for a fit of its own, which takes nobody else's."""
     ops = [str(row["op"]) for row in rows]
     return [op if ops.count(op) < MIN_ROWS else None for op in ops]
-
-
-def _errors(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the median and worst absolute relative error of predictions, given measured over predicted times."""
-    errors = [abs(1 / ratio - 1) for ratio in ratios]
-    return percentile(errors, 50), max(errors)

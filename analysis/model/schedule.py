@@ -8,52 +8,27 @@ spread over the device: how many programs there are, and how many steps each tak
     backward: states (- merge) - walk for dq - state gradients (- merge) - walks for dk and dv - gate gradients
 
 where one chunk has no states, few programs split the states pass into chunks that are merged, and a walk over a long
-contraction is one launch for each block of it. Tiles are numbers with those of sm_90 as default; nothing here imports a
-kernel.
+contraction is one launch for each block of it. Tiles are those of compute capability 9.0.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..counts.executed import (
-    ANCHOR_EVERY,
-    BACKWARD_ROLES,
-    DEFAULT_ANCHOR_EVERY,
-    FILLED_PROGRAMS,
-    FORWARD_ROLES,
-    TILES,
-    Role,
-    Run,
-    Tiles,
-    blocks_of,
-    executed,
-    merges_states,
-    padded_dim,
-    run_of_pass,
-    states_tiles,
-)
-from ..counts.formulations import formulation_of
-from ..counts.model import DTYPE_BYTES, Widths
+from ...kernels.scalar_decay.config import MERGE_BLOCK_E, MIN_PROGRAMS, SCAN_BLOCK_N
+from ..counts import formulation_of
+from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Role, Run, blocks_of, executed, run_of
+from ..counts.problem import PASSES, case_problem
 
 RESIDENT: Mapping[str, int] = MappingProxyType(
     {"gates": 32, "walk": 2, "normaliser": 2, "states": 3, "merge": 10, "scan": 10, "elements": 12, "gate gradients": 8}
 )
 """Kind of launch -> programs that a multiprocessor holds at once: what registers and shared memory leave room for at
 compute capability 9.0, head dims 128 and 256. At other head dims and for mLSTMexp a states pass has two to four."""
-
-MERGE_ELEMENTS = 1024
-SCAN_TILES = 1024
-ELEMENTS_PER_PROGRAM = 1024
-"""Elements of a state that a merging program takes; gate tiles of a step of the stabiliser's scan; positions of a
-program that finishes stabilisers or denominators."""
-
-PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"fw": ("forward",), "bw": ("backward",), "fwbw": ("forward", "backward")}
-)
 
 NORMALISER_SINCE = "2026-11-21T13:08:52+00:00"
 FILLED_SINCE = "2026-11-21T13:33:54+00:00"
@@ -87,29 +62,15 @@ class Launch:
 
 
 def launches_of(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: Mapping[str, int],
-    tiles: Tiles | None = None,
+    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
 ) -> tuple[Launch, ...] | None:
     """Return the launches of a case, or None for an implementation, mode or dtype whose launches are not known here.
 
     Args:
         sizes: the case's size columns, as :func:`.counts.count_case` takes them.
-        tiles: tile sizes; None: those of sm_90.
     """
-    run = _run(op, impl, mode, dtype, state_dtype, sizes, tiles)
-    if run is None:
-        return None
-    return tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
-
-
-def has_launches(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> bool:
-    """Whether :func:`launches_of` knows the launches of a case."""
-    return _run(op, impl, mode, dtype, state_dtype, sizes, None) is not None
+    run = _run(op, impl, mode, dtype, state_dtype, sizes)
+    return None if run is None else tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
 
 
 def is_outdated(
@@ -120,48 +81,23 @@ def is_outdated(
     Args:
         measured_at: ISO 8601 in UTC, as rows have it.
     """
-    run = _run(op, impl, mode, dtype, state_dtype, sizes, None)
+    run = _run(op, impl, mode, dtype, state_dtype, sizes)
     if run is None:
         return False
-    passes = {direction: run_of_pass(run, direction) for direction in PASSES[mode]}
+    passes = {direction: run.of_pass(direction) for direction in PASSES[mode]}
     if run.stabilised and "forward" in passes and measured_at < NORMALISER_SINCE:
         return True
-    programs = run.rows * states_tiles(run)
+    programs = run.rows * math.prod(run.states_tiles)
     some_states = any(each.several for each in passes.values())
-    if measured_at < FILLED_SINCE and some_states and FILLED_PROGRAMS <= programs < FILLED_BEFORE:
+    if measured_at < FILLED_SINCE and some_states and MIN_PROGRAMS <= programs < FILLED_BEFORE:
         return True
     return measured_at < SPLIT_SINCE and any(each.chunk != run.chunk for each in passes.values())
 
 
-def _run(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: Mapping[str, int],
-    tiles: Tiles | None,
-) -> Run | None:
-    chunk = sizes.get("chunk_size")
-    if mode not in PASSES or impl != "tfla" or chunk is None or chunk < 16 or chunk & (chunk - 1):
+def _run(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> Run | None:
+    if mode == "step" or sizes.get("chunk_size") is None or formulation_of(op, impl, mode, dtype) != "walk":
         return None
-    if formulation_of(op, impl, mode, dtype) != "walk":
-        return None
-    heads = sizes.get("num_heads") or 1
-    groups = sizes.get("num_groups") or (1 if op == "mamba2_ssd" else heads)
-    return Run(
-        op=op,
-        formulation="walk",
-        rows=(sizes.get("batch") or 1) * heads,
-        length=sizes["seq_len"],
-        d_qk=sizes["head_dim_qk"],
-        d_v=sizes["head_dim_v"],
-        chunk_size=chunk,
-        qk_share=groups / heads,
-        bf16=dtype == "bf16",
-        widths=Widths(qkv=DTYPE_BYTES[dtype], gate=4, state=DTYPE_BYTES[state_dtype or "fp32"]),
-        tiles=tiles or TILES["walk"],
-    )
+    return run_of(case_problem(op, impl, mode, dtype, state_dtype, sizes)[0])
 
 
 class _Parts:
@@ -181,14 +117,14 @@ class _Parts:
 
 def _pass(run: Run, direction: str) -> Iterator[Launch]:
     parts = _Parts(run, direction)
-    run = run_of_pass(run, direction)
+    run = run.of_pass(direction)
     tile = run.block_t
     if direction == "forward":
         tiles = -(-run.length // tile)
         yield Launch(name="gates", kind="gates", programs=tiles * run.rows, steps=1)
         if run.stabilised:
-            yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_TILES))
-            yield _elements("stabiliser", -(-run.length // ELEMENTS_PER_PROGRAM) * run.rows)
+            yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
+            yield _elements("stabiliser", -(-run.length // SCAN_BLOCK_N) * run.rows)
         yield from _states(run, parts, "state pass")
         if run.stabilised:
             yield from _normaliser(run, parts)
@@ -200,35 +136,34 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
         if role.name == "dk":
             yield from _states(run, parts, "state_gradient pass")
         yield from _walk(run, parts, role)
-    every = min(run.chunk, ANCHOR_EVERY.get(run.op, DEFAULT_ANCHOR_EVERY))
-    programs = -(-run.length // every) * run.rows
+    programs = -(-run.length // run.anchor_every) * run.rows
     yield Launch(name="gate gradients", kind="gate gradients", programs=programs, steps=1)
 
 
 def _states(run: Run, parts: _Parts, name: str) -> Iterator[Launch]:
     if not run.several:
         return
-    merges = merges_states(run)
+    states = run.config.states
     yield Launch(
         name=name,
         kind="states",
-        programs=run.rows * states_tiles(run) * (run.chunks if merges else 1),
-        steps=-(-(run.chunk if merges else run.length) // min(run.tiles.states_t, run.chunk)),
+        programs=run.rows * math.prod(run.states_tiles) * (run.chunks if states.parallel else 1),
+        steps=-(-(run.chunk if states.parallel else run.length) // min(states.block_t, run.chunk)),
         flops=parts.flops[name],
         state_bytes=parts.state_bytes(name),
     )
-    if merges:
+    if states.parallel:
         yield Launch(
             name=name,
             kind="merge",
-            programs=-(-run.d_qk * run.d_v // MERGE_ELEMENTS) * run.rows,
+            programs=-(-run.d_qk * run.d_v // MERGE_BLOCK_E) * run.rows,
             steps=run.chunks,
             merge_bytes=parts.bytes[f"{name}: merge"],
         )
 
 
 def _normaliser(run: Run, parts: _Parts) -> Iterator[Launch]:
-    blocks = -(-run.d_qk // min(run.tiles.block_x, padded_dim(run.d_qk)))
+    blocks = -(-run.d_qk // run.config.normaliser.block_k)
     yield Launch(
         name="normaliser pass",
         kind="normaliser",
@@ -236,7 +171,7 @@ def _normaliser(run: Run, parts: _Parts) -> Iterator[Launch]:
         steps=_tiles_of_a_chunk(run),
         flops=parts.flops["normaliser pass"],
     )
-    yield _elements("denominators", -(-run.rows * run.length // ELEMENTS_PER_PROGRAM))
+    yield _elements("denominators", -(-run.rows * run.length // SCAN_BLOCK_N))
 
 
 def _elements(name: str, programs: int) -> Launch:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
-from ..model.launch_model import ROW_COLUMNS, LaunchFit, case_of, fit_launches
+from ..model.fit import ROW_COLUMNS, case_of
+from ..model.launch_model import LaunchFit, fit_launches
 from ..model.schedule import is_outdated
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words

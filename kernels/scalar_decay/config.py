@@ -18,6 +18,17 @@ SHARED_MEMORY_BYTES = {
 MIN_PROGRAMS = 256
 """Programs below which a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 
+GATES_BLOCK_T = 256
+SCAN_BLOCK_N = 1024
+MERGE_BLOCK_E = 1024
+"""Positions of a program of the gates of a sweep; gate tiles, or positions, of one that scans or finishes stabilisers
+or denominators; elements of a state that a merging program takes."""
+
+ANCHOR_EVERY = {"ssd": 64}
+DEFAULT_ANCHOR_EVERY = 256
+"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many. SSD's
+gradient of A sums that rounding over all tokens, so it needs more of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:

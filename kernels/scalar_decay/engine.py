@@ -20,6 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from ..common.device import on_device_of
 from .config import (
+    ANCHOR_EVERY,
+    DEFAULT_ANCHOR_EVERY,
+    GATES_BLOCK_T,
+    MERGE_BLOCK_E,
+    SCAN_BLOCK_N,
     EngineConfig,
     MixConfig,
     NormaliserConfig,
@@ -35,14 +40,6 @@ from .mix import mix_kernel
 from .normaliser import denominator_kernel, normaliser_kernel
 from .states import merge_kernel, states_kernel
 from .walk import walk_kernel
-
-GATES_BLOCK_T = 256
-SCAN_BLOCK_N = 1024
-MERGE_BLOCK_E = 1024
-ANCHOR_EVERY = {"ssd": 64}
-DEFAULT_ANCHOR_EVERY = 256
-"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many. SSD's
-gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

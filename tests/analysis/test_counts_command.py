@@ -127,7 +127,7 @@ def test_every_part_of_the_papers_table_is_printed(counting: str) -> None:
         ("tfla --formulation walk --tile block_t=33", "tile block_t must be a power of two >= 16, got '33'"),
         (
             "lightning --formulation lightning1 --head-dim 128 --tile block_x=64",
-            "tile block_x must be at least the head dims 128 and 128 of lightning1, got 64",
+            "tile must be one that lightning1 has, got block_x=64",
         ),
         ("gated-mlp --tile block_t=32", "tile must be left out for the formulation fused, got 'block_t=32'"),
         ("rglru --formulation chunked --seq-len 64 --chunk-size 128", "chunk_size must be <= seq_len = 64, got 128"),

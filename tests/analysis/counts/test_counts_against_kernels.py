@@ -15,25 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from lrbench.analysis.counts import TILES, Count, count, count_case, formulation_of
-from lrbench.analysis.counts.executed import (
-    BACKWARD_ROLES,
-    FILLED_PROGRAMS,
-    FORWARD_ROLES,
-    LIGHTNING,
-    Role,
-    Run,
-    blocks_of,
-)
-from lrbench.analysis.counts.executed_mlp import GATED_MLP, Projections
-from lrbench.analysis.counts.model import Widths
+from lrbench.analysis.counts import Count, count, count_case
+from lrbench.analysis.counts.executed import parse_tiles
+from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.gated_mlp.config import select_tile
-from lrbench.kernels.lightning.config import MAX_HEAD_DIM, select_lightning1, select_lightning2
-from lrbench.kernels.scalar_decay.config import MIN_PROGRAMS, fit_chunk, select_config
+from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.engine import backward_chunk
 
 IMPLEMENTATIONS = ("tfla", "xl_chunk")
+LIGHTNING = ("lightning1", "lightning2")
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
 
@@ -206,44 +196,6 @@ def test_reduce_then_scan_moves_what_is_counted(op: str, monkeypatch: pytest.Mon
         assert recorder.once == pytest.approx(expected, rel=0.002)
 
 
-def lightning_tiles(impl: str, dims: tuple[int, int], heads: int) -> Iterator[tuple[Any, Run, Role]]:
-    """Yield every launch of a Lightning kernel for compute capability 9.0, the counted run, and the role it has."""
-    sizes = {"capability": (9, 0), "item_bytes": 2, "head_dim_qk": dims[0], "head_dim_v": dims[1]}
-    config = select_lightning1(**sizes) if impl == "lightning1" else select_lightning2(**sizes, rows=heads)
-    run = Run(
-        op="lightning", formulation=impl, rows=heads, length=4096, d_qk=dims[0], d_v=dims[1], chunk_size=64,
-        qk_share=1.0, bf16=True, widths=Widths(gate=4), tiles=TILES[impl],
-    )  # fmt: skip
-    launches = (config.output, config.dq, config.dk, config.dv)
-    for launch, role in zip(launches, (*FORWARD_ROLES, *BACKWARD_ROLES), strict=True):
-        yield launch, run, role
-
-
-@pytest.mark.parametrize("impl", LIGHTNING)
-@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (16, 256), (256, 256), (136, 40), (72, 200)])
-@pytest.mark.parametrize("heads", [8, 128, 256])
-def test_lightning_tiles_are_what_its_config_selects(impl: str, dims: tuple[int, int], heads: int) -> None:
-    for launch, run, role in lightning_tiles(impl, dims, heads):
-        *_, block_x, block_z, launches, _ = blocks_of(run, role)
-        assert launches == 1
-        assert block_x >= (dims if role.x_is_qk else dims[::-1])[0]
-        assert (launch.block_t, launch.block_z) == (run.block_t, block_z)
-        if impl == "lightning1":
-            assert launch.block_s == run.block_s
-    assert TILES[impl].block_x == MAX_HEAD_DIM
-
-
-@pytest.mark.parametrize("tokens", [1, 64, 65, 8192])
-@pytest.mark.parametrize("kernels", GATED_MLP)
-@pytest.mark.parametrize("end", ["gate", "save", "gradient"])
-def test_gated_mlp_tiles_are_what_its_config_selects(tokens: int, kernels: str, end: str) -> None:
-    run = Projections(kernels=kernels, tokens=tokens, d_model=64, d_ff=64)
-    launch = select_tile(
-        end=end, k_major=True, tokens=tokens, work=tokens * 64 * 64, capability=(9, 0), item_bytes=2
-    )  # fmt: skip
-    assert (launch.block_m, launch.block_f, launch.block_k) == (run.tile.block_m, run.tile.block_f, run.tile.block_k)
-
-
 def test_kernels_of_outside_packages_are_not_held_to_our_tiles() -> None:
     sizes = {"batch": 1, "seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 64}
     for impl, ours in (("lightning2", True), ("lightning1", True), ("lightning_attn.v2", False)):
@@ -320,44 +272,6 @@ def test_gated_mlp_projections_tile_by_tile(kernels: str) -> None:
     assert both.executed_bytes == both.bytes + both.recomputed_bytes + 2 * tokens * d_model * 3
 
 
-@pytest.mark.parametrize(("impl", "scheme"), [("tfla", "walk"), ("xl_chunk", "sweep")])
-@pytest.mark.parametrize(("head_dim_qk", "head_dim_v", "chunk"), [(128, 256, 1024), (1024, 1024, 512), (40, 16, 16)])
-def test_default_tiles_are_what_the_engine_selects(
-    impl: str, scheme: str, head_dim_qk: int, head_dim_v: int, chunk: int
-) -> None:
-    """The tiles of a launch are the default ones, cut to the chunk and the padded head dims."""
-    config = select_config(
-        scheme=scheme,
-        capability=(9, 0),
-        item_bytes=2,
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
-        chunk=chunk,
-        rows=1,
-    )
-    tiles = TILES[scheme]
-    padded_qk, padded_v = (max(16, 1 << (dim - 1).bit_length()) for dim in (head_dim_qk, head_dim_v))
-    for launch, dx, dz in (
-        (config.output, padded_qk, padded_v),
-        (config.dq, padded_v, padded_qk),
-        (config.dk, padded_v, padded_qk),
-        (config.dv, padded_qk, padded_v),
-    ):
-        assert launch.block_t == min(tiles.block_t, chunk)
-        assert launch.block_x == min(tiles.block_x, dx)
-        assert launch.block_z == min(tiles.block_z, dz)
-        if scheme == "sweep":
-            assert launch.block_s == min(tiles.block_s, launch.block_t)
-    for states in (config.states, config.d_states):
-        assert states.block_t == min(tiles.states_t, chunk)
-        assert states.block_k == min(tiles.states_k, padded_qk)
-        assert states.block_v == min(tiles.states_v, padded_v)
-        assert states.parallel == (scheme == "walk")
-    assert config.normaliser.block_k == min(tiles.block_x, padded_qk)
-    assert FILLED_PROGRAMS == MIN_PROGRAMS
-    assert formulation_of("mlstm_exp", impl) == scheme
-
-
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("seq_len", [100, 1000, 8192])
 @pytest.mark.parametrize("chunk_size", [64, 8192])
@@ -410,12 +324,12 @@ def test_whole_tiles_and_one_column_block_leave_nothing_to_recompute_forward() -
 
 def test_tiles_of_other_architectures() -> None:
     sizes = {"seq_len": 512, "head_dim_qk": 128, "head_dim_v": 64, "chunk_size": 512, "formulation": "walk"}
-    older = TILES["walk"].replaced(["block_t=32", "block_x=64"])
-    assert (older.block_t, older.block_x, older.block_z) == (32, 64, 64)
+    older = parse_tiles(["block_t=32", "block_x=64"])
+    assert older == {"block_t": 32, "block_x": 64}
     assert count("mlstm_sig", tiles=older, **sizes).executed_parts["h: recomputed_intra"] > 0
     for setting, message in (("block_t=48", "power of two >= 16, got '48'"), ("block_q=32", "tile must be one of")):
         with pytest.raises(ValueError, match=message):
-            older.replaced([setting])
+            parse_tiles([setting])
     with pytest.raises(ValueError, match="tiles must be left out for the formulation chunkwise"):
         count("mlstm_sig", tiles=older, **sizes | {"formulation": "chunkwise"})
 

@@ -11,16 +11,11 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.model.efficiency import (
-    FIT_COLUMNS,
-    MIN_ROWS,
-    fit_efficiency,
-    predict,
-    sequential_steps,
-)
-from lrbench.analysis.model.least_squares import relative_fit
+from lrbench.analysis.model.efficiency import MIN_ROWS, FormulationFit, fit_efficiency, sequential_steps
+from lrbench.analysis.model.fit import ROW_COLUMNS, relative_fit
+from lrbench.analysis.model.prediction import predict
 from lrbench.analysis.model.runtime_model import runtime_model
-from lrbench.results.select import load_results
+from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -51,8 +46,14 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
     return made.frame(rows)
 
 
+def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> FormulationFit:
+    fit = fit_efficiency(frame.to_dict("records"), op, "tfla", "fw", "bf16", **options)
+    assert fit is not None
+    return fit
+
+
 def test_a_fit_recovers_the_factors() -> None:
-    fit = fit_efficiency(measured(0.0), "mlstm_sig", "tfla", "fw", "bf16")
+    fit = fit_of(measured(0.0))
     factors = (fit.launch_ms, fit.step_ms, fit.flops_factor, fit.bytes_factor)
     assert factors == pytest.approx((0.03, 0.002, 2.5, 1.4), rel=1e-6)
     assert fit.rows == 30
@@ -61,7 +62,7 @@ def test_a_fit_recovers_the_factors() -> None:
 
 
 def test_errors_are_those_of_rows_left_out() -> None:
-    fit = fit_efficiency(measured(0.1), "mlstm_sig", "tfla", "fw", "bf16")
+    fit = fit_of(measured(0.1))
     assert 0.02 < fit.median_error < 0.1
     assert fit.median_error < fit.worst_error < 0.25
     assert 0.85 < fit.low_ratio < 1 < fit.high_ratio < 1.15
@@ -69,7 +70,7 @@ def test_errors_are_those_of_rows_left_out() -> None:
 
 def test_an_interval_covers_what_was_measured() -> None:
     frame = measured(0.1)
-    fit = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16")
+    fit = fit_of(frame)
     inside = 0
     for row in frame.to_dict("records"):
         sizes = {n: int(row[n]) for n in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v", "chunk_size")}
@@ -89,7 +90,7 @@ def test_without_measurements_the_bounds_are_the_interval() -> None:
 
 
 def test_a_fit_is_carried_to_another_accelerator() -> None:
-    fit = fit_efficiency(measured(0.05), "mlstm_sig", "tfla", "fw", "bf16")
+    fit = fit_of(measured(0.05))
     counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
     here, there = (predict(counted, part, "bf16", steps=64, fit=fit) for part in (H200, B200))
     assert there.time_ms < here.time_ms
@@ -110,8 +111,8 @@ def test_a_fit_is_carried_to_another_accelerator() -> None:
 def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     """tau_FLOPs at 790 instead of 989 TFLOP/s: the kernel reaches a larger share of less."""
     frame = measured(0.0)
-    on_spec = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16")
-    on_measured = fit_efficiency(frame, "mlstm_sig", "tfla", "fw", "bf16", roofs="measured")
+    on_spec = fit_of(frame)
+    on_measured = fit_of(frame, roofs="measured")
     reached = with_roofs(H200, "measured")
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
     assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
@@ -127,12 +128,12 @@ def test_rows_of_the_asked_device_are_preferred_and_suspect_ones_left_out() -> N
     frame = measured(0.0)
     few = frame.head(MIN_ROWS).assign(device_accelerator="b200")
     both = pd.concat([frame, few], ignore_index=True)
-    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16").accelerator == "h200_sxm"
-    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16", device="b200").accelerator == "b200"
-    assert fit_efficiency(both, "mlstm_sig", "tfla", "fw", "bf16", device="a100_40").accelerator == "h200_sxm"
+    assert fit_of(both).accelerator == "h200_sxm"
+    assert fit_of(both, device="b200").accelerator == "b200"
+    assert fit_of(both, device="a100_40").accelerator == "h200_sxm"
     wrong = frame.copy()
     wrong.loc[wrong.index[:5], ["time_ms", "suspect"]] = [1e-6, "too fast"]
-    assert fit_efficiency(wrong, "mlstm_sig", "tfla", "fw", "bf16").worst_error < 1e-6
+    assert fit_of(wrong).worst_error < 1e-6
 
 
 def test_steps_that_wait_for_one_another() -> None:
@@ -146,10 +147,11 @@ def test_steps_that_wait_for_one_another() -> None:
 
 def test_committed_results_are_fitted() -> None:
     """The residuals are reported as they are; they must stay those of a model and not of a guess."""
-    frame = load_results(committed_results(), FIT_COLUMNS)
     for op in ("mlstm_sig", "mlstm_exp"):
         for mode in ("fw", "fwbw"):
-            fit = fit_efficiency(frame, op, "tfla", mode, "bf16", device="h200_sxm")
+            key = {"op": op, "impl": "tfla", "mode": mode, "dtype": "bf16", "status": "ok"}
+            rows = load_rows(committed_results(), ROW_COLUMNS, key)
+            fit = fit_efficiency(rows, op, "tfla", mode, "bf16", device="h200_sxm")
             assert fit.rows > 100
             assert fit.median_error < 0.25
             assert fit.low_ratio < 1 < fit.high_ratio
@@ -157,8 +159,8 @@ def test_committed_results_are_fitted() -> None:
 
 def test_too_few_rows_are_not_fitted() -> None:
     frame = measured(0.0)
-    assert fit_efficiency(frame.head(MIN_ROWS - 1), "mlstm_sig", "tfla", "fw", "bf16") is None
-    assert fit_efficiency(frame, "mlstm_exp", "tfla", "fw", "bf16") is None
+    assert fit_efficiency(frame.head(MIN_ROWS - 1).to_dict("records"), "mlstm_sig", "tfla", "fw", "bf16") is None
+    assert fit_efficiency(frame.to_dict("records"), "mlstm_exp", "tfla", "fw", "bf16") is None
 
 
 def test_factors_are_never_negative() -> None:

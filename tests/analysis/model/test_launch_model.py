@@ -16,21 +16,20 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.chunk_size import chunk_size_report
+from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios, relative_fit
 from lrbench.analysis.model.launch_model import (
     CONSTANTS,
     LATENCIES,
     LEFT_OUT,
     MIN_ROWS,
-    ROW_COLUMNS,
     LaunchFit,
     fit_launches,
     floor_ms,
-    predict_case,
     stored_launch_fit,
     terms,
 )
-from lrbench.analysis.model.least_squares import left_out_ratios, relative_fit
-from lrbench.analysis.model.schedule import PASSES, Launch, is_outdated, launches_of
+from lrbench.analysis.model.prediction import predict_case
+from lrbench.analysis.model.schedule import Launch, is_outdated, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
@@ -111,7 +110,7 @@ def test_work_and_state_traffic_of_launches_are_the_executed_counts(
     op: str, seq_len: int, chunk_size: int, batch: int
 ) -> None:
     sizes = {**SIZES, "seq_len": seq_len, "chunk_size": chunk_size, "batch": batch}
-    for mode in PASSES:
+    for mode in ("fw", "bw", "fwbw"):
         count = count_case(op, "tfla", mode, "bf16", "fp32", sizes)
         found = launches(op, mode, **sizes)
         assert sum(each.flops for each in found) == pytest.approx(count.executed_tensor_flops)

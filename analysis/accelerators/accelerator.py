@@ -1,0 +1,93 @@
+"""What an accelerator is: its rates, caches and source, and rates that were measured on one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofs:
+    """Rates measured on a device, to stand beside its specification.
+
+    Attributes:
+        matrix_flops: dtype -> FLOP/s of a large square matrix product.
+        bandwidth_bytes_s: bytes read plus bytes written per second by a large device-to-device copy.
+        source: what was measured, where and with which software.
+        vector_flops: FLOP/s of chains of fp32 fused multiply-adds, or None.
+    """
+
+    matrix_flops: Mapping[str, float]
+    bandwidth_bytes_s: float
+    source: str
+    vector_flops: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """What one accelerator can do.
+
+    Attributes:
+        key: name on the command line and in the results, lower case.
+        name: name for people.
+        part: which part exactly (form factor, memory size); rates differ between parts that share a name.
+        matrix_flops: dtype (fp16, bf16, tf32, fp32, fp64) -> dense FLOP/s with fp32 accumulation (fp64 for fp64) on the
+            fastest unit that multiplies this dtype exactly; a dtype that the part cannot multiply is missing.
+        vector_flops: FLOP/s of the fp32 vector units (a fused multiply-add is 2).
+        bandwidth_bytes_s: bytes/s of the device memory.
+        l2_bytes: last cache before the device memory that all processors share.
+        smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
+        sms: multiprocessors, compute units or cores.
+        source: where the figures are stated.
+        measured: rates measured on this part, or None.
+        device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
+    """
+
+    key: str
+    name: str
+    part: str
+    matrix_flops: Mapping[str, float]
+    vector_flops: float
+    bandwidth_bytes_s: float
+    l2_bytes: int
+    smem_bytes: int
+    sms: int
+    source: str
+    measured: Roofs | None = None
+    device_names: tuple[str, ...] = ()
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """Return the highest FLOP/s at which operands stored as ``dtype`` can be multiplied, or None if they cannot.
+
+        For fp32 that is the TF32 rate where there is one: kernels may round fp32 operands to TF32, so a lower figure
+        would not bound them.
+        """
+        rates = [self.matrix_flops[name] for name in _MULTIPLIED_AS.get(dtype, (dtype,)) if name in self.matrix_flops]
+        return max(rates, default=None)
+
+    def intensity(self, dtype: str) -> float | None:
+        """Return the FLOP per byte at which the matrix rate and the bandwidth balance (TFLA paper, eq. 119)."""
+        peak = self.peak_flops(dtype)
+        return None if peak is None else peak / self.bandwidth_bytes_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rates are the measured ones, put in place by :meth:`with_measured_roofs`."""
+        return self.measured is not None and self.source == self.measured.source
+
+    def with_measured_roofs(self) -> Accelerator:
+        """Return the accelerator with measured rates in place of specified ones; ValueError if none were measured."""
+        if self.measured is None:
+            raise ValueError(f"accelerator must have measured roofs, got {self.key} (specification only)")
+        return dataclasses.replace(
+            self,
+            matrix_flops=MappingProxyType({**self.matrix_flops, **self.measured.matrix_flops}),
+            vector_flops=self.measured.vector_flops or self.vector_flops,
+            bandwidth_bytes_s=self.measured.bandwidth_bytes_s,
+            source=self.measured.source,
+        )
+
+
+_MULTIPLIED_AS: dict[str, tuple[str, ...]] = {"fp32": ("fp32", "tf32")}
