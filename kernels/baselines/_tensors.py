@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from torch import Tensor
+
+from .spec import Runnable
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
@@ -18,3 +23,21 @@ def as_heads_first(tensor: Tensor) -> Tensor:
 def to_time_first(name: str, tensor: Tensor) -> Tensor:
     """Map an output or a gradient [B, H, T, ...] back to [B, T, H, ...]."""
     return tensor.transpose(1, 2)
+
+
+def on_leaves(
+    call: Callable[..., Any], inputs: Mapping[str, Tensor], *names: str, heads_first: bool = False
+) -> Runnable:
+    """Prepare ``call(**leaves)``, or the first of what it returns, on leaves of the named inputs, by default of all.
+
+    Args:
+        heads_first: the package takes and returns [B, H, T, ...]; else the canonical layout.
+    """
+    lay = as_heads_first if heads_first else as_leaf
+    leaves = {name: lay(inputs[name]) for name in names or inputs}
+
+    def forward() -> Tensor:
+        out = call(**leaves)
+        return out[0] if isinstance(out, tuple) else out
+
+    return Runnable(forward=forward, leaves=leaves, **({"to_canonical": to_time_first} if heads_first else {}))

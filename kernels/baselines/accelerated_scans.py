@@ -34,12 +34,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare scan(forget, inputs) with both gradients."""
     from accelerated_scan.scalar import scan
 
-    from ._tensors import as_heads_first, to_time_first
+    from ._tensors import on_leaves
 
     # Channels first is heads first: the second and third dimension change places.
-    leaves = {name: as_heads_first(inputs[name]) for name in ("x", "a")}
-
-    def forward() -> Tensor:
-        return scan(leaves["a"], leaves["x"])
-
-    return Runnable(forward=forward, leaves=leaves, to_canonical=to_time_first)
+    return on_leaves(lambda x, a: scan(a, x), inputs, "x", "a", heads_first=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ _attention = partial(
     op="attention",
     formulation="flash",
     kernels=("tfla", "lightning"),
-    plan="kernels.baselines.plans:attention_sizes",
+    build="kernels.baselines.flash_attention:build",
+    settings="causal, heads of 128, default scale and tiles",
+    plan="kernels.baselines.plans:head_sizes",
     supports="kernels.baselines.flash_attention:supports",
     dtypes=("bf16", "fp16"),
     licence="BSD-3-Clause",
@@ -33,8 +36,6 @@ BASELINES = (
         tested="2.8.3",
         module="flash_attn.flash_attn_interface",
         install="pip install flash-attn==2.8.3 --no-build-isolation",
-        build="kernels.baselines.flash_attention:build_v2",
-        settings="causal, heads of 128, default scale and tiles",
     ),
     _attention(
         name="flash_attn.v3",
@@ -44,7 +45,6 @@ BASELINES = (
         install=(
             "pip install --no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
         ),
-        build="kernels.baselines.flash_attention:build_v3",
         known_bad=(
             KnownBad(
                 reason="FlashAttention-3 is written for Hopper alone: wgmma and the tensor memory accelerator of sm_90",
@@ -52,7 +52,6 @@ BASELINES = (
                 architectures=("8.0", "8.6", "8.9", "10.0", "10.3", "12.0", "12.1"),
             ),
         ),
-        settings="causal, heads of 128, default scale and tiles",
     ),
     _attention(
         name="flash_attn.v4",
@@ -60,8 +59,6 @@ BASELINES = (
         tested="4.0.0b36",
         module="flash_attn.cute",
         install="pip install 'flash-attn-4[cu13]==4.0.0b36'",
-        build="kernels.baselines.flash_attention:build_v4",
-        settings="causal, heads of 128, default scale and tiles",
     ),
 )
 
@@ -75,36 +72,9 @@ def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> s
     return None
 
 
-def build_v2(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare flash_attn.flash_attn_func, causal."""
-    from flash_attn.flash_attn_interface import flash_attn_func
+def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare the release's flash_attn_func, causal; some releases of 3 and 4 return (out, logsumexp)."""
+    from ._tensors import on_leaves
 
-    return _build(inputs, flash_attn_func)
-
-
-def build_v3(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare flash_attn_interface.flash_attn_func, causal."""
-    from flash_attn_interface import flash_attn_func
-
-    return _build(inputs, flash_attn_func)
-
-
-def build_v4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare flash_attn.cute.flash_attn_func, causal."""
-    from flash_attn.cute import flash_attn_func
-
-    return _build(inputs, flash_attn_func)
-
-
-def _build(inputs: Mapping[str, Tensor], flash_attn_func: Callable[..., Tensor | tuple[Tensor, ...]]) -> Runnable:
-    from ._tensors import as_leaf
-
-    leaves = {name: as_leaf(inputs[name]) for name in ("q", "k", "v")}
-    q, k, v = leaves.values()
-
-    def forward() -> Tensor:
-        out = flash_attn_func(q, k, v, causal=True)
-        # Some releases of 3 and 4 return (out, logsumexp).
-        return out[0] if isinstance(out, tuple) else out
-
-    return Runnable(forward=forward, leaves=leaves)
+    (module,) = (baseline.module for baseline in BASELINES if baseline.name == case.impl)
+    return on_leaves(partial(importlib.import_module(str(module)).flash_attn_func, causal=True), inputs)

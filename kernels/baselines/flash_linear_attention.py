@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ _fla = partial(
     distribution="fla-core",
     tested="0.6.0",
     kernels=("tfla",),
+    build="kernels.baselines.flash_linear_attention:build",
     dtypes=("bf16", "fp16"),
     chunk_sizes=(CHUNK_SIZE,),
     formulation="chunkwise",
@@ -40,14 +42,12 @@ BASELINES = (
     _fla(
         name="fla.chunk_simple_gla",
         op="simple_gla",
-        build="kernels.baselines.flash_linear_attention:build_simple_gla",
         known_bad=(GATED_BACKWARD,),
         settings="chunk_simple_gla, log decay [B, T, H] in float32, chunk 64 (its default)",
     ),
     _fla(
         name="fla.chunk_retention",
         op="retention",
-        build="kernels.baselines.flash_linear_attention:build_retention",
         settings=(
             "the body of chunk_retention: chunk_simple_gla with one log decay per head, g_gamma = -slope, so that the "
             "decays are the operation's own; chunk 64"
@@ -56,13 +56,11 @@ BASELINES = (
     _fla(
         name="fla.chunk_gla",
         op="gla",
-        build="kernels.baselines.flash_linear_attention:build_gla",
         settings="chunk_gla, log decay [B, T, H, K] in the activations' dtype as in its layer; chunk 64 (fixed)",
     ),
     _fla(
         name="fla.fused_chunk_gla",
         op="gla",
-        build="kernels.baselines.flash_linear_attention:build_fused_gla",
         chunk_sizes=(),
         formulation="fused",
         states_as_inputs=False,
@@ -86,8 +84,7 @@ BASELINES = (
         name="fla.chunk_lightning_attn",
         op="lightning",
         kernels=("tfla", "lightning"),
-        build="kernels.baselines.flash_linear_attention:build_lightning",
-        plan="kernels.baselines.plans:lightning_sizes",
+        plan="kernels.baselines.plans:head_sizes",
         settings=(
             "the body of chunk_lightning_attn: chunk_simple_gla with one log decay per head, g_gamma = -slope, and "
             "scale 1; chunk 64"
@@ -100,7 +97,7 @@ BASELINES = (
             formulation=formulation,
             states_as_inputs=False,
             kernels=("rglru",),
-            build=f"kernels.baselines.flash_linear_attention:build_{name}",
+            build="kernels.baselines.flash_linear_attention:build_scan",
             plan="kernels.baselines.plans:channel_sizes",
             dtypes=("bf16", "fp16", "fp32"),
             chunk_sizes=(),
@@ -118,7 +115,7 @@ BASELINES = (
         formulation="recurrent",
         states_as_inputs=False,
         kernels=("wkv",),
-        build="kernels.baselines.flash_linear_attention:build_fused_recurrent_rwkv4",
+        build="kernels.baselines.flash_linear_attention:build_rwkv4",
         plan="kernels.baselines.plans:channel_sizes",
         dtypes=("fp32", "bf16", "fp16"),
         chunk_sizes=(),
@@ -130,65 +127,37 @@ BASELINES = (
 )
 
 
-def build_simple_gla(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare chunk_simple_gla with the gate's gradient."""
+def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare one of GLA's functions, or chunk_simple_gla: with gates and their gradient, or with fixed decays.
+
+    Retention's and Lightning Attention's slopes get no gradient, and the second has no scale.
+    """
+    from ._tensors import on_leaves
+
+    if case.op == "gla":
+        return on_leaves(_function("gla", case), inputs)
     from fla.ops.simple_gla import chunk_simple_gla
 
-    return _build(inputs, ("q", "k", "v", "g"), partial(chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE))
+    call = partial(chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+    if case.op == "simple_gla":
+        return on_leaves(call, inputs)
+    scale = 1.0 if case.op == "lightning" else None
+    return on_leaves(partial(call, g_gamma=-inputs["slope"].detach().float(), scale=scale), inputs, "q", "k", "v")
 
 
-def build_retention(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare Retention's fixed decays; the slopes get no gradient."""
-    return _build_fixed_decay(case, inputs, scale=None)
-
-
-def build_lightning(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare Lightning Attention's fixed decays without a scale; the slopes get no gradient."""
-    return _build_fixed_decay(case, inputs, scale=1.0)
-
-
-def build_gla(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare chunk_gla."""
-    from fla.ops.gla import chunk_gla
-
-    return _build(inputs, ("q", "k", "v", "g"), chunk_gla)
-
-
-def build_fused_gla(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare fused_chunk_gla."""
-    from fla.ops.gla import fused_chunk_gla
-
-    return _build(inputs, ("q", "k", "v", "g"), fused_chunk_gla)
-
-
-def build_fused_recurrent_hgrn(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare HGRN's scan, one program a sequence and block of channels, behind the operation's gates."""
-    from fla.ops.hgrn import fused_recurrent_hgrn
-
-    return _build_scan(case, inputs, fused_recurrent_hgrn)
-
-
-def build_chunk_hgrn(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare HGRN's scan over chunks of 128 behind the operation's gates."""
-    from fla.ops.hgrn import chunk_hgrn
-
-    return _build_scan(case, inputs, chunk_hgrn)
-
-
-def _build_scan(
-    case: Case, inputs: Mapping[str, Tensor], scan: Callable[..., tuple[Tensor, Tensor | None]]
-) -> Runnable:
-    from ._tensors import as_leaf
+def build_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare one of HGRN's scans behind the operation's gates: step by step, or over chunks of 128."""
+    from ._tensors import as_leaf, on_leaves
     from .torch_channels import LEAVES, elements
 
+    scan = _function("hgrn", case)
     if case.op != "linear_scan":
-        leaves = {name: as_leaf(inputs[name]) for name in LEAVES[case.op]}
 
-        def gated() -> Tensor:
+        def gated(**leaves: Tensor) -> tuple[Tensor, Tensor | None]:
             log_a, b = elements(case.op, leaves)
-            return scan(b, log_a)[0]
+            return scan(b, log_a)
 
-        return Runnable(forward=gated, leaves=leaves)
+        return on_leaves(gated, inputs, *LEAVES[case.op])
 
     decay = inputs["a"].detach().float()
     leaves = {"x": as_leaf(inputs["x"]), "a": as_leaf(decay.log())}
@@ -200,19 +169,18 @@ def _build_scan(
     return Runnable(forward=lambda: scan(leaves["x"], leaves["a"])[0], leaves=leaves, to_canonical=to_canonical)
 
 
-def build_fused_recurrent_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+def build_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare RWKV-4's WKV, one program a sequence and block of channels; w and its gradient are those of log w."""
-    from fla.ops.rwkv4 import fused_recurrent_rwkv4
-
     from ._tensors import as_leaf
 
+    wkv = _function("rwkv4", case)
     k, rate = inputs["k"], inputs["w"].detach()
     leaves = {"k": as_leaf(k), "v": as_leaf(inputs["v"]), "w": as_leaf(rate.log()), "u": as_leaf(inputs["u"])}
     state = k.new_zeros(k.shape[0], 3, 1, k.shape[2], dtype=rate.dtype)
     state[:, 2] = -1e38
 
     def forward() -> Tensor:
-        return fused_recurrent_rwkv4(leaves["w"], leaves["u"], leaves["k"], leaves["v"], state)[0]
+        return wkv(leaves["w"], leaves["u"], leaves["k"], leaves["v"], state)[0]
 
     def to_canonical(name: str, tensor: Tensor) -> Tensor:
         return tensor / rate if name == "w" else tensor
@@ -220,24 +188,6 @@ def build_fused_recurrent_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Run
     return Runnable(forward=forward, leaves=leaves, to_canonical=to_canonical)
 
 
-def _build_fixed_decay(case: Case, inputs: Mapping[str, Tensor], scale: float | None) -> Runnable:
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    log_decay = -inputs["slope"].detach().float()
-    chunk_size = case.chunk_size or CHUNK_SIZE
-    return _build(
-        inputs, ("q", "k", "v"), partial(chunk_simple_gla, g_gamma=log_decay, scale=scale, chunk_size=chunk_size)
-    )
-
-
-def _build(
-    inputs: Mapping[str, Tensor], names: tuple[str, ...], call: Callable[..., tuple[Tensor, Tensor | None]]
-) -> Runnable:
-    from ._tensors import as_leaf
-
-    leaves = {name: as_leaf(inputs[name]) for name in names}
-
-    def forward() -> Tensor:
-        return call(**leaves)[0]
-
-    return Runnable(forward=forward, leaves=leaves)
+def _function(module: str, case: Case) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Import the function that the baseline is named for."""
+    return getattr(importlib.import_module(f"fla.ops.{module}"), case.impl.removeprefix("fla."))

@@ -53,11 +53,9 @@ def build_silu_mul(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare two products and the gating kernel, whose backward pass overwrites what its forward pass saved."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    from ._tensors import as_leaf
+    from ._tensors import on_leaves
 
-    leaves = {name: as_leaf(tensor) for name, tensor in inputs.items()}
-    x, w_up, w_gate = leaves.values()
-    return Runnable(forward=lambda: LigerSiLUMulFunction.apply(x @ w_gate, x @ w_up), leaves=leaves)
+    return on_leaves(lambda x, w_up, w_gate: LigerSiLUMulFunction.apply(x @ w_gate, x @ w_up), inputs)
 
 
 def build_joint(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:

@@ -24,7 +24,7 @@ BASELINES = (
         own_chunk=64,
         kernels=("tfla", "lightning"),
         build="kernels.baselines.lightning_attention:build",
-        plan="kernels.baselines.plans:lightning_sizes",
+        plan="kernels.baselines.plans:head_sizes",
         supports="kernels.baselines.lightning_attention:supports",
         dtypes=("bf16", "fp16"),
         settings="lightning_attn_func with slopes [H, 1, 1]; blocks of 64 (32 backward) are fixed in its source",
@@ -50,13 +50,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare lightning_attn_func on [B, H, T, D] tensors; the slopes get no gradient."""
     from lightning_attn.ops import lightning_attn_func
 
-    from ._tensors import as_heads_first, to_time_first
+    from ._tensors import on_leaves
 
-    leaves = {name: as_heads_first(inputs[name]) for name in ("q", "k", "v")}
-    q, k, v = leaves.values()
     slope = inputs["slope"].detach().float().reshape(-1, 1, 1).contiguous()
-
-    def forward() -> Tensor:
-        return lightning_attn_func(q, k, v, slope)
-
-    return Runnable(forward=forward, leaves=leaves, to_canonical=to_time_first)
+    return on_leaves(lambda q, k, v: lightning_attn_func(q, k, v, slope), inputs, "q", "k", "v", heads_first=True)

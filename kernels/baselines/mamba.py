@@ -93,12 +93,6 @@ def build_chunk_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare mamba_chunk_scan_combined; its layout is the operation's own."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    from ._tensors import as_leaf
+    from ._tensors import on_leaves
 
-    leaves = {name: as_leaf(inputs[name]) for name in ("x", "dt", "A", "B", "C")}
-    chunk_size = case.chunk_size or 256
-
-    def forward() -> Tensor:
-        return mamba_chunk_scan_combined(*leaves.values(), chunk_size)
-
-    return Runnable(forward=forward, leaves=leaves)
+    return on_leaves(partial(mamba_chunk_scan_combined, chunk_size=case.chunk_size or 256), inputs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,17 @@ XL_EXP_COMPILER_ABORT = KnownBad(
     architectures=("9.0",),
 )
 
-_GATES = ("q", "k", "v", "i", "f")
+NATIVE_CHUNK_SIZE = 64
+
+_KERNELS = {
+    "xl_chunk_siging": ("chunkwise.triton_xl_chunk_siging", "mlstm_siging_chunkwise__xl_chunk"),
+    "xl_chunk": ("chunkwise.triton_xl_chunk", "mlstm_chunkwise__xl_chunk"),
+    "limit_chunk": ("chunkwise.triton_limit_chunk", "mlstm_chunkwise__limit_chunk"),
+    "native_custbw": ("chunkwise.native", "mlstm_chunkwise__native_custbw"),
+    "native_autograd": ("chunkwise.native", "mlstm_chunkwise__native_autograd"),
+    "parallel_siging": ("parallel", "mlstm_siging_parallel__native_autograd"),
+}
+"""Variant -> module and function, which compute torch forms and kernels of two- and one-level sequence parallelism."""
 
 _mlstm = partial(
     Baseline,
@@ -37,19 +48,24 @@ _mlstm = partial(
     tested="2.0.6",
     kernels=("tfla",),
     formulation="chunkwise",
+    build="kernels.baselines.nxai_mlstm:build",
     licence="NXAI Community License",
 )
-_triton = partial(
-    _mlstm,
-    module="mlstm_kernels.torch.chunkwise",
-    dtypes=("bf16", "fp16"),
+_chunkwise = partial(_mlstm, module="mlstm_kernels.torch.chunkwise")
+_triton = partial(_chunkwise, dtypes=("bf16", "fp16"))
+_native = partial(
+    _chunkwise,
+    op="mlstm_exp",
+    supports="kernels.baselines.nxai_mlstm:supports_chunk",
+    dtypes=("fp32", "fp64"),
+    devices=("cpu", "cuda"),
+    chunk_sizes=(NATIVE_CHUNK_SIZE, 32, 128, 256, 512, 1024),
 )
 
 BASELINES = (
     _triton(
         name="mlstm_kernels.xl_chunk_siging",
         op="mlstm_sig",
-        build="kernels.baselines.nxai_mlstm:build_xl_chunk_siging",
         supports="kernels.baselines.nxai_mlstm:supports_xl_chunk",
         chunk_sizes=(128, 64, 256, 512, 1024),
         known_bad=(BLOCK_POINTERS,),
@@ -58,7 +74,6 @@ BASELINES = (
     _triton(
         name="mlstm_kernels.xl_chunk",
         op="mlstm_exp",
-        build="kernels.baselines.nxai_mlstm:build_xl_chunk",
         supports="kernels.baselines.nxai_mlstm:supports_xl_chunk",
         chunk_sizes=(128, 64, 256, 512, 1024),
         known_bad=(XL_EXP_COMPILER_ABORT, BLOCK_POINTERS),
@@ -67,32 +82,17 @@ BASELINES = (
     _triton(
         name="mlstm_kernels.limit_chunk",
         op="mlstm_exp",
-        build="kernels.baselines.nxai_mlstm:build_limit_chunk",
         supports="kernels.baselines.nxai_mlstm:supports_chunk",
         chunk_sizes=(64, 32, 128),
         known_bad=(BLOCK_POINTERS,),
         settings="eps=0 (the operation's own mathematics), states recomputed backward; default chunk 64",
     ),
-    _mlstm(
+    _native(
         name="mlstm_kernels.native_custbw",
-        op="mlstm_exp",
-        build="kernels.baselines.nxai_mlstm:build_native_custbw",
-        module="mlstm_kernels.torch.chunkwise",
-        supports="kernels.baselines.nxai_mlstm:supports_chunk",
-        dtypes=("fp32", "fp64"),
-        devices=("cpu", "cuda"),
-        chunk_sizes=(64, 32, 128, 256, 512, 1024),
         settings="torch with a backward of its own, the denominator taken as a constant; eps=0; default chunk 64",
     ),
-    _mlstm(
+    _native(
         name="mlstm_kernels.native_autograd",
-        op="mlstm_exp",
-        build="kernels.baselines.nxai_mlstm:build_native_autograd",
-        module="mlstm_kernels.torch.chunkwise",
-        supports="kernels.baselines.nxai_mlstm:supports_chunk",
-        dtypes=("fp32", "fp64"),
-        devices=("cpu", "cuda"),
-        chunk_sizes=(64, 32, 128, 256, 512, 1024),
         # Its gradients are those of normalizer_gradient=True, which the default reference does not give.
         modes=("fw",),
         settings="torch under autograd; eps=0; default chunk 64; forward only: its gradients pass the denominator",
@@ -101,7 +101,6 @@ BASELINES = (
         name="mlstm_kernels.parallel_siging",
         op="mlstm_sig",
         formulation="parallel",
-        build="kernels.baselines.nxai_mlstm:build_parallel_siging",
         module="mlstm_kernels.torch.parallel",
         supports="kernels.baselines.nxai_mlstm:supports_parallel",
         dtypes=("fp32", "fp64"),
@@ -136,61 +135,24 @@ def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | N
     return None
 
 
-def build_xl_chunk_siging(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the sigmoid-gate kernel with two-level sequence parallelism, not normalised."""
-    from mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging import mlstm_siging_chunkwise__xl_chunk as kernel
+def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare the kernel that the baseline is named for, sigmoid gates not normalised."""
+    from ._tensors import on_leaves
 
-    return _build(inputs, partial(kernel, normalize=False, eps=0.0, **_chunk(case, inputs)))
-
-
-def build_xl_chunk(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the exponential-gate kernel with two-level sequence parallelism."""
-    from mlstm_kernels.torch.chunkwise.triton_xl_chunk import mlstm_chunkwise__xl_chunk as kernel
-
-    return _build(inputs, partial(kernel, eps=0.0, **_chunk(case, inputs)))
-
-
-def build_limit_chunk(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the exponential-gate kernel with one-level sequence parallelism."""
-    from mlstm_kernels.torch.chunkwise.triton_limit_chunk import mlstm_chunkwise__limit_chunk as kernel
-
-    return _build(inputs, partial(kernel, eps=0.0, **_chunk(case, inputs)))
-
-
-def build_native_custbw(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the torch form with its own backward pass."""
-    from mlstm_kernels.torch.chunkwise.native import mlstm_chunkwise__native_custbw as kernel
-
-    return _build(inputs, partial(kernel, eps=0.0, chunk_size=case.chunk_size or 64))
-
-
-def build_native_autograd(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the torch form under autograd; its gradients pass through the denominator."""
-    from mlstm_kernels.torch.chunkwise.native import mlstm_chunkwise__native_autograd as kernel
-
-    return _build(inputs, partial(kernel, eps=0.0, chunk_size=case.chunk_size or 64))
-
-
-def build_parallel_siging(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the quadratic torch form with sigmoid gates, not normalised."""
-    from mlstm_kernels.torch.parallel import mlstm_siging_parallel__native_autograd as kernel
-
-    return _build(inputs, partial(kernel, normalize=False, eps=0.0))
-
-
-def _chunk(case: Case, inputs: Mapping[str, Tensor]) -> dict[str, object]:
-    """Return the chunk length and the dtype the kernel casts to under autocast: that of the inputs."""
+    module, name = _KERNELS[case.impl.removeprefix("mlstm_kernels.")]
+    options: dict[str, object] = {"eps": 0.0}
+    if case.op == "mlstm_sig":
+        options["normalize"] = False
+    if case.chunk_size is not None:
+        options["chunk_size"] = case.chunk_size
+    elif "native" in module:
+        options["chunk_size"] = NATIVE_CHUNK_SIZE
     dtype = inputs["q"].dtype
-    return {"autocast_kernel_dtype": dtype} | ({} if case.chunk_size is None else {"chunk_size": case.chunk_size})
-
-
-def _build(inputs: Mapping[str, Tensor], kernel: Callable[..., Tensor]) -> Runnable:
-    from ._tensors import as_heads_first, to_time_first
-
+    if "triton" in module:
+        # The dtype that the kernel casts to under autocast is that of the inputs.
+        options["autocast_kernel_dtype"] = dtype
+    kernel = getattr(importlib.import_module(f"mlstm_kernels.torch.{module}"), name)
     # All inputs in one dtype; the gates' values are ones that it holds, so the problem is the same.
-    leaves = {name: as_heads_first(inputs[name].to(inputs["q"].dtype)) for name in _GATES}
-
-    def forward() -> Tensor:
-        return kernel(**leaves)
-
-    return Runnable(forward=forward, leaves=leaves, to_canonical=to_time_first)
+    return on_leaves(
+        partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True
+    )  # fmt: skip

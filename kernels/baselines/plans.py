@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ATTENTION_HEAD_DIM = 128
-"""The head dim FlashAttention is tuned for; embedding 4096 is 32 heads x 128."""
-
-LIGHTNING_HEAD_DIM = 128
-"""The largest head dim lightning-attn's tiles hold; its authors' models use it."""
+HEAD_DIM = 128
+"""What FlashAttention is tuned for, and the most that lightning-attn's tiles hold; embedding 4096 is 32 heads x 128."""
 
 MAMBA2_HEAD_DIM, MAMBA2_STATE = 64, 64
 """Mamba-2's default head dim, with the state of the paper's smaller models; embedding 4096 is 64 heads x 64."""
@@ -26,33 +23,21 @@ def _embedding(sizes: Mapping[str, int]) -> int:
     return sizes["channels"] if "channels" in sizes else sizes["num_heads"] * sizes["head_dim_v"]
 
 
-def _heads(sizes: Mapping[str, int], head_dim: int) -> tuple[int, int]:
-    """Return (heads, head dim) of the embedding: the largest power-of-two fraction of ``head_dim`` that divides it."""
-    embedding = _embedding(sizes)
-    while embedding % head_dim:
-        head_dim //= 2
-    return embedding // head_dim, head_dim
+def _tokens(sizes: Mapping[str, int], **others: int) -> dict[str, int]:
+    return {"batch": sizes["batch"], "seq_len": sizes["seq_len"], **others}
 
 
 def _split(sizes: Mapping[str, int], head_dim: int, state: int | None = None) -> dict[str, int]:
-    heads, head_dim = _heads(sizes, head_dim)
-    return {
-        "batch": sizes["batch"],
-        "seq_len": sizes["seq_len"],
-        "num_heads": heads,
-        "head_dim_qk": state or head_dim,
-        "head_dim_v": head_dim,
-    }
+    """Return heads of the largest power-of-two fraction of ``head_dim`` that divides the embedding."""
+    embedding = _embedding(sizes)
+    while embedding % head_dim:
+        head_dim //= 2
+    return _tokens(sizes, num_heads=embedding // head_dim, head_dim_qk=state or head_dim, head_dim_v=head_dim)
 
 
-def attention_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+def head_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """Heads of 128, query-key and value dims alike."""
-    return _split(sizes, ATTENTION_HEAD_DIM)
-
-
-def lightning_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Heads of 128, query-key and value dims alike."""
-    return _split(sizes, LIGHTNING_HEAD_DIM)
+    return _split(sizes, HEAD_DIM)
 
 
 def mamba2_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -62,17 +47,12 @@ def mamba2_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def mamba_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """One channel per embedding dim, each with a state of 16 (the query-key dim)."""
-    return {
-        "batch": sizes["batch"],
-        "seq_len": sizes["seq_len"],
-        "head_dim_qk": MAMBA_STATE,
-        "channels": _embedding(sizes),
-    }
+    return _tokens(sizes, head_dim_qk=MAMBA_STATE, channels=_embedding(sizes))
 
 
 def channel_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """One channel per embedding dim."""
-    return {"batch": sizes["batch"], "seq_len": sizes["seq_len"], "channels": _embedding(sizes)}
+    return _tokens(sizes, channels=_embedding(sizes))
 
 
 def mlp_sizes(sizes: Mapping[str, int]) -> dict[str, int]:

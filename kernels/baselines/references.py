@@ -13,13 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _causal_mask(size: int, device: torch.device) -> Tensor:
-    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+from ..common.arguments import compute_dtype
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
@@ -33,11 +27,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) ->
     Returns:
         h [B, T, H, V].
     """
-    dtype = _compute_dtype(v)
-    scores = torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype)) * (
-        q.shape[-1] ** -0.5 if scale is None else scale
-    )
-    weights = scores.masked_fill(~_causal_mask(q.shape[1], q.device), -math.inf).softmax(-1)
+    dtype = compute_dtype(v.dtype)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    future = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+    scores = scale * torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype))
+    weights = scores.masked_fill(future, -math.inf).softmax(-1)
     return torch.einsum("bhts,bshv->bthv", weights, v.to(dtype)).to(v.dtype)
 
 
@@ -46,7 +40,7 @@ def attention_recurrent(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None 
 
     Args, Returns: as for :func:`attention`.
     """
-    dtype = _compute_dtype(v)
+    dtype = compute_dtype(v.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values = q.to(dtype) * scale, k.to(dtype), v.to(dtype)
     outputs = []
@@ -72,7 +66,7 @@ def gla_recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, scale: float | 
 
     Source: Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training, equation 3.
     """
-    dtype = _compute_dtype(v)
+    dtype = compute_dtype(v.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, values, decays = q.to(dtype) * scale, k.to(dtype), v.to(dtype), g.to(dtype).exp()
     state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
@@ -100,7 +94,7 @@ def selective_scan_recurrent(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: 
     Source: Gu and Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, algorithm 2; the input is
     discretised as delta B, as the authors' kernel does.
     """
-    dtype = _compute_dtype(u)
+    dtype = compute_dtype(u.dtype)
     inputs, steps, rates, b, c = (x.to(dtype) for x in (u, delta, A, B, C))
     state = inputs.new_zeros(u.shape[0], *A.shape)
     outputs = []
@@ -113,7 +107,7 @@ def selective_scan_recurrent(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: 
 
 def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
     """Return x W_up and x W_gate as [2, M, F] in x's dtype, for x [M, D] and weights [D, F]."""
-    dtype = _compute_dtype(x)
+    dtype = compute_dtype(x.dtype)
     return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
 
 

@@ -19,10 +19,12 @@ _attention = partial(
     Baseline,
     provider="torch",
     distribution="torch",
+    tested="2.11.0",
+    build="kernels.baselines.sdpa:build",
     op="attention",
     formulation="flash",
     kernels=("tfla", "lightning", "rglru"),
-    plan="kernels.baselines.plans:attention_sizes",
+    plan="kernels.baselines.plans:head_sizes",
     licence="BSD-3-Clause",
 )
 _LAYOUT = (
@@ -32,24 +34,18 @@ _LAYOUT = (
 BASELINES = (
     _attention(
         name="torch.sdpa_flash",
-        tested="2.11.0",
-        build="kernels.baselines.sdpa:build_flash",
         supports="kernels.baselines.sdpa:supports_flash",
         dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}",
     ),
     _attention(
         name="torch.sdpa_cudnn",
-        tested="2.11.0",
-        build="kernels.baselines.sdpa:build_cudnn",
         supports="kernels.baselines.sdpa:supports_cudnn",
         dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
     ),
     _attention(
         name="torch.sdpa_cpu",
-        tested="2.11.0",
-        build="kernels.baselines.sdpa:build_flash",
         supports="kernels.baselines.sdpa:supports_cpu",
         dtypes=("fp32", "bf16"),
         devices=("cpu",),
@@ -80,28 +76,18 @@ def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None
     return None
 
 
-def build_flash(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare causal SDPA restricted to the flash backend."""
-    return _build(inputs, "FLASH_ATTENTION")
-
-
-def build_cudnn(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare causal SDPA restricted to the cuDNN backend."""
-    return _build(inputs, "CUDNN_ATTENTION")
-
-
-def _build(inputs: Mapping[str, Tensor], backend: str) -> Runnable:
+def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare causal SDPA restricted to one backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    from ._tensors import as_leaf
+    from ._tensors import on_leaves
 
-    leaves = {name: as_leaf(inputs[name]) for name in ("q", "k", "v")}
-    only = getattr(SDPBackend, backend)
+    only = SDPBackend.CUDNN_ATTENTION if case.impl == "torch.sdpa_cudnn" else SDPBackend.FLASH_ATTENTION
 
-    def forward() -> Tensor:
+    def attention(**leaves: Tensor) -> Tensor:
         q, k, v = (leaf.transpose(1, 2) for leaf in leaves.values())
         with sdpa_kernel(only):
             return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    return Runnable(forward=forward, leaves=leaves)
+    return on_leaves(attention, inputs)

@@ -99,18 +99,16 @@ def _build(
 ) -> Runnable:
     import torch
 
-    from ._tensors import as_leaf
+    from ._tensors import on_leaves
 
-    leaves = {name: as_leaf(inputs[name]) for name in LEAVES[case.op]}
-
-    def run(tensors: Mapping[str, Tensor]) -> Tensor:
+    def run(**tensors: Tensor) -> Tensor:
         decay, b = elements(case.op, tensors)
         a = decay if case.op == "linear_scan" else decay.exp()
         return scan(a, b.float(), None)[0].to(b.dtype)
 
-    function = run
+    function: Callable[..., Tensor] = run
     if compiled:
         # What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.
         torch._dynamo.reset()
         function = torch.compile(run, dynamic=False, fullgraph=True)
-    return Runnable(forward=lambda: function(leaves), leaves=leaves)
+    return on_leaves(function, inputs, *LEAVES[case.op])

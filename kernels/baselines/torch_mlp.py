@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,14 +58,18 @@ def eager(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
 
 def build_eager(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare the eager form."""
-    return _build(inputs, eager)
+    from ._tensors import on_leaves
+
+    return on_leaves(eager, inputs)
 
 
 def build_compiled(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare the eager form for torch.compile, which compiles when it is first called."""
     import torch
 
-    return _build(inputs, torch.compile(eager, dynamic=False))
+    from ._tensors import on_leaves
+
+    return on_leaves(torch.compile(eager, dynamic=False), inputs)
 
 
 def build_products(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
@@ -81,10 +85,3 @@ def build_products(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         return both
 
     return Runnable(forward=forward, leaves={"x": x, "w_up": w_up, "w_gate": w_gate})
-
-
-def _build(inputs: Mapping[str, Tensor], fn: Callable[..., Tensor]) -> Runnable:
-    from ._tensors import as_leaf
-
-    leaves = {name: as_leaf(tensor) for name, tensor in inputs.items()}
-    return Runnable(forward=lambda: fn(*leaves.values()), leaves=leaves)

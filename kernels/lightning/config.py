@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from ..scalar_decay.config import MIN_PROGRAMS, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 256, 8
 
@@ -21,37 +22,26 @@ class LoopConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lightning2Config:
-    """Every launch of lightning2's forward and backward pass."""
+class SweepConfig(LoopConfig):
+    """Launch of lightning1's kernel, where ``block_t`` are rows of the square's tiles and ``block_s`` columns."""
 
-    output: LoopConfig
-    dq: LoopConfig
-    dk: LoopConfig
-    dv: LoopConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepConfig:
-    """Launch of lightning1's kernel: row tile, column tile, output columns a program, warps, pipeline stages."""
-
-    block_t: int
     block_s: int
-    block_z: int
-    num_warps: int
-    num_stages: int
+
+
+Tiles = TypeVar("Tiles", bound=LoopConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lightning1Config:
-    """Every launch of lightning1's forward and backward pass."""
+class LightningConfig(Generic[Tiles]):
+    """Every launch of a forward and backward pass."""
 
-    output: SweepConfig
-    dq: SweepConfig
-    dk: SweepConfig
-    dv: SweepConfig
+    output: Tiles
+    dq: Tiles
+    dk: Tiles
+    dv: Tiles
 
 
-def invalid_reason(config: Lightning2Config, *, capability: tuple[int, int], item_bytes: int) -> str | None:
+def invalid_reason(config: LightningConfig[LoopConfig], *, capability: tuple[int, int], item_bytes: int) -> str | None:
     """Return why lightning2's launches cannot run, or None.
 
     With the matrix instructions of Hopper's warpgroups Triton 3.6.0 compiles loops of one stage wrongly: results were
@@ -81,7 +71,7 @@ _FLOAT32_WIDE = LoopConfig(block_t=16, block_z=16, num_warps=8, num_stages=1)
 
 def select_lightning2(
     *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int, rows: int
-) -> Lightning2Config:
+) -> LightningConfig[LoopConfig]:
     """Choose lightning2's launches.
 
     Args:
@@ -108,12 +98,12 @@ def select_lightning2(
         return replace(config, block_z=min(config.block_z, 32 if few else 64, dz))
 
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
-    return Lightning2Config(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
+    return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
 
 
 def select_lightning1(
     *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int
-) -> Lightning1Config:
+) -> LightningConfig[SweepConfig]:
     """Choose lightning1's launches; arguments as in :func:`select_lightning2`.
 
     Worth timing first on an H200: (128, 128, 128, 8, 2), three stages, and for head dim 64 (128, 64, 64, 4, 2).
@@ -130,36 +120,28 @@ def select_lightning1(
         return replace(config, block_z=min(config.block_z, dz))
 
     k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
-    return Lightning1Config(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
+    return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
 
 
 def lightning2_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> Lightning2Config:
+) -> LightningConfig[LoopConfig]:
     """Return lightning2's launches for a case's sizes and the dtype's name."""
     return select_lightning2(
-        capability=capability,
-        item_bytes=_item_bytes(dtype),
-        head_dim_qk=sizes["head_dim_qk"],
-        head_dim_v=sizes["head_dim_v"],
-        rows=sizes["batch"] * sizes["num_heads"],
-    )
+        capability=capability, rows=sizes["batch"] * sizes["num_heads"], **_of_case(sizes, dtype)
+    )  # fmt: skip
 
 
 def lightning1_config(
     sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> Lightning1Config:
+) -> LightningConfig[SweepConfig]:
     """Return lightning1's launches for a case's sizes and the dtype's name."""
-    return select_lightning1(
-        capability=capability,
-        item_bytes=_item_bytes(dtype),
-        head_dim_qk=sizes["head_dim_qk"],
-        head_dim_v=sizes["head_dim_v"],
-    )
+    return select_lightning1(capability=capability, **_of_case(sizes, dtype))
 
 
-def _item_bytes(dtype: str) -> int:
-    return 4 if dtype == "fp32" else 2
+def _of_case(sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
+    dims = {name: sizes[name] for name in ("head_dim_qk", "head_dim_v")}
+    return {"item_bytes": 4 if dtype == "fp32" else 2, **dims}
 
 
 def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

@@ -23,9 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.device import on_device_of
-from ..scalar_decay.engine import capability
-from .config import Lightning1Config, SweepConfig, padded, select_lightning1
+from ..common.device import capability, on_device_of
+from .config import LightningConfig, SweepConfig, padded, select_lightning1
 from .decays import MAX_SLOPE, head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
@@ -33,25 +32,11 @@ from .validate import check_arguments
 
 @triton.jit(do_not_specialize=["T", "scale"])
 def quadratic_kernel(
-    x_src,
-    y_src,
-    z_src,
-    slope_ptr,
-    out_dst,
-    scale,
-    T,
-    H: tl.constexpr,
-    DX: tl.constexpr,
-    DZ: tl.constexpr,
-    FUTURE: tl.constexpr,
-    USE_TMA: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Z: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_src, y_src, z_src, slope_ptr, out_dst, scale, T,
+    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, FUTURE: tl.constexpr, USE_TMA: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Compute BLOCK_T rows and BLOCK_Z columns of out for one head; FUTURE sums over s >= t.
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(T / BLOCK_T) * B * H,).
@@ -119,7 +104,7 @@ class _Lightning1(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, config: Lightning1Config
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, config: LightningConfig[SweepConfig]
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, slope)
         ctx.scale, ctx.config = scale, config
@@ -147,7 +132,7 @@ def lightning1(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     scale: float = 1.0,
-    config: Lightning1Config | None = None,
+    config: LightningConfig[SweepConfig] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Lightning Attention by Lightning Attention-1: every pair of positions, quadratic in T.
 

@@ -30,9 +30,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..common.device import on_device_of
-from ..scalar_decay.engine import capability
-from .config import Lightning2Config, LoopConfig, invalid_reason, padded, select_lightning2
+from ..common.device import capability, on_device_of
+from .config import LightningConfig, LoopConfig, invalid_reason, padded, select_lightning2
 from .decays import head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
@@ -47,140 +46,62 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
 
 
 @triton.jit(do_not_specialize=["T", "scale"])
-def forward_kernel(
-    q_src,
-    k_src,
-    v_src,
-    slope_ptr,
-    initial_ptr,
-    o_dst,
-    last_ptr,
-    scale,
-    T,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_END: tl.constexpr,
-    USE_TMA: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Run algorithm 1, or algorithm 2's first loop, for BLOCK_V columns of one head's output.
+def loop_kernel(
+    x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
+    H: tl.constexpr, DX: tl.constexpr, DZ: tl.constexpr, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr,
+    USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Run algorithm 1 or one of algorithm 2's loops for BLOCK_Z columns of one head's output.
 
-    Grid: (ceil(DV / BLOCK_V) * B * H,).
-    Reads Q, K [B, T, H, DK], V [B, T, H, DV], the slopes [H] and, HAS_START, KV [B, H, DK, DV] (TRANSPOSED: [B, H,
-    DV, DK]); writes O [B, T, H, DV] and, HAS_END, the last KV. BLOCK_K is DK's power of two.
+    Grid: (ceil(DZ / BLOCK_Z) * B * H,).
+    X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with REVERSE, from the last block to the first, K, Q, dO for dV, and
+    V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the slopes [H] and, where given, the state to start from
+    [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]); writes the output [B, T, H, DZ] and, where wanted, the last state.
+    BLOCK_X is DX's power of two.
     """
-    NV: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
+    NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     pid = tl.program_id(0)
-    col = (pid % NV) * BLOCK_V
-    batch = pid // NV // H
-    head = pid // NV % H
+    col = (pid % NZ) * BLOCK_Z
+    batch = pid // NZ // H
+    head = pid // NZ % H
     rate = head_rate(slope_ptr, head)
     offs_t = tl.arange(0, BLOCK_T)
-    m = power(rate, offs_t[:, None] - offs_t[None, :]) * scale
+    if REVERSE:
+        m = power(rate, offs_t[None, :] - offs_t[:, None]) * scale
+    else:
+        m = power(rate, offs_t[:, None] - offs_t[None, :]) * scale
     lam = power(rate, offs_t + 1) * scale
 
-    kv = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
+    kv = tl.zeros((BLOCK_X, BLOCK_Z), dtype=tl.float32)
     kv_offs, kv_mask = _state_offsets(
-        pid // NV, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
+        pid // NZ, tl.arange(0, BLOCK_X), col + tl.arange(0, BLOCK_Z), DX, DZ, TRANSPOSED
     )  # fmt: skip
-    if HAS_START:
-        kv += tl.load(initial_ptr + kv_offs, mask=kv_mask, other=0.0)
-    for i in tl.range(0, tl.cdiv(T, BLOCK_T), num_stages=STAGES):
-        t0 = i * BLOCK_T
-        q = load_tile(q_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
-        k = load_tile(k_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
-        v = load_tile(v_src, batch, head, t0, col, T, H, DV, BLOCK_T, BLOCK_V, USE_TMA)
-        length = tl.minimum(T - t0, BLOCK_T)
-        to_end = power(rate, length - 1 - offs_t)
-        # O = Lambda Q KV + [(Q K^T) * M] V
-        o = tl.dot(q, kv.to(q.dtype), input_precision=PRECISION) * lam[:, None]
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * m
-        o = tl.dot(scores.to(v.dtype), v, o, input_precision=PRECISION)
-        # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V
-        kv *= power(rate, length)
-        kv = tl.dot(tl.trans(k), (v * to_end[:, None]).to(k.dtype), kv, input_precision=PRECISION)
-        store_tile(o_dst, o.to(v.dtype), batch, head, t0, col, T, H, DV, USE_TMA)
-    if HAS_END:
-        tl.store(last_ptr + kv_offs, kv, mask=kv_mask)
-
-
-@triton.jit(do_not_specialize=["T", "scale"])
-def backward_kernel(
-    k_src,
-    q_src,
-    do_src,
-    slope_ptr,
-    d_last_ptr,
-    dv_dst,
-    d_initial_ptr,
-    scale,
-    T,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    HAS_START: tl.constexpr,
-    HAS_END: tl.constexpr,
-    USE_TMA: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Run algorithm 2's second loop, from the last block to the first, for BLOCK_V columns of one head's dV, or of dK.
-
-    Grid: (ceil(DV / BLOCK_V) * B * H,).
-    Reads K, Q [B, T, H, DK], dO [B, T, H, DV], the slopes [H] and, HAS_START, the last state's gradient [B, H, DK, DV]
-    (TRANSPOSED: [B, H, DV, DK]); writes dV [B, T, H, DV] and, HAS_END, the first state's gradient. BLOCK_K is DK's
-    power of two.
-    """
-    NV: tl.constexpr = (DV + BLOCK_V - 1) // BLOCK_V
-    pid = tl.program_id(0)
-    col = (pid % NV) * BLOCK_V
-    batch = pid // NV // H
-    head = pid // NV % H
-    rate = head_rate(slope_ptr, head)
-    offs_t = tl.arange(0, BLOCK_T)
-    m = power(rate, offs_t[None, :] - offs_t[:, None]) * scale
-    lam = power(rate, offs_t + 1) * scale
-
-    dkv = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
-    dkv_offs, dkv_mask = _state_offsets(
-        pid // NV, tl.arange(0, BLOCK_K), col + tl.arange(0, BLOCK_V), DK, DV, TRANSPOSED
-    )  # fmt: skip
-    if HAS_START:
-        dkv += tl.load(d_last_ptr + dkv_offs, mask=dkv_mask, other=0.0)
+    if start_ptr is not None:
+        kv += tl.load(start_ptr + kv_offs, mask=kv_mask, other=0.0)
     blocks = tl.cdiv(T, BLOCK_T)
     for i in tl.range(0, blocks, num_stages=STAGES):
-        t0 = (blocks - 1 - i) * BLOCK_T
-        k = load_tile(k_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
-        q = load_tile(q_src, batch, head, t0, 0, T, H, DK, BLOCK_T, BLOCK_K, USE_TMA)
-        do = load_tile(do_src, batch, head, t0, col, T, H, DV, BLOCK_T, BLOCK_V, USE_TMA)
+        t0 = (blocks - 1 - i if REVERSE else i) * BLOCK_T
+        x = load_tile(x_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
+        y = load_tile(y_src, batch, head, t0, 0, T, H, DX, BLOCK_T, BLOCK_X, USE_TMA)
+        z = load_tile(z_src, batch, head, t0, col, T, H, DZ, BLOCK_T, BLOCK_Z, USE_TMA)
         length = tl.minimum(T - t0, BLOCK_T)
         to_end = power(rate, length - 1 - offs_t)
-        # dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
-        dv = tl.dot(k, dkv.to(k.dtype), input_precision=PRECISION) * to_end[:, None]
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * m
-        dv = tl.dot(scores.to(do.dtype), do, dv, input_precision=PRECISION)
-        # dKV = lambda^B dKV + (Lambda Q)^T dO
-        dkv *= power(rate, length)
-        dkv = tl.dot(tl.trans(q), (do * lam[:, None]).to(q.dtype), dkv, input_precision=PRECISION)
-        store_tile(dv_dst, dv.to(do.dtype), batch, head, t0, col, T, H, DV, USE_TMA)
-    if HAS_END:
-        tl.store(d_initial_ptr + dkv_offs, dkv, mask=dkv_mask)
+        # O = Lambda Q KV + [(Q K^T) * M] V, or dV = lambda^B Lambda^-1 K dKV + [(Q K^T) * M]^T dO
+        out = tl.dot(x, kv.to(x.dtype), input_precision=PRECISION) * (to_end if REVERSE else lam)[:, None]
+        scores = tl.dot(x, tl.trans(y), input_precision=PRECISION) * m
+        out = tl.dot(scores.to(z.dtype), z, out, input_precision=PRECISION)
+        # KV = lambda^B KV + (lambda^B Lambda^-1 K)^T V, or dKV = lambda^B dKV + (Lambda Q)^T dO
+        kv *= power(rate, length)
+        weighted = (z * (lam if REVERSE else to_end)[:, None]).to(y.dtype)
+        kv = tl.dot(tl.trans(y), weighted, kv, input_precision=PRECISION)
+        store_tile(out_dst, out.to(z.dtype), batch, head, t0, col, T, H, DZ, USE_TMA)
+    if end_ptr is not None:
+        tl.store(end_ptr + kv_offs, kv, mask=kv_mask)
 
 
 @on_device_of("z")
 def run_loop(
-    kernel: Any,
     config: LoopConfig,
     x: Tensor,
     y: Tensor,
@@ -189,14 +110,14 @@ def run_loop(
     state: Tensor | None,
     scale: float,
     *,
-    transposed: bool,
-    want_state: bool,
+    reverse: bool = False,
+    transposed: bool = False,
+    want_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Launch one of the loops.
+    """Launch one of the loops; see loop_kernel.
 
     Args:
-        kernel: :func:`forward_kernel` or :func:`backward_kernel`.
-        x, y, z: its matrices in order: [B, T, H, DX] twice, [B, T, H, DZ].
+        x, y, z: [B, T, H, DX] twice, [B, T, H, DZ].
         state: the one it starts from [B, H, DX, DZ] (transposed: [B, H, DZ, DX]), float32, or None.
         want_state: whether to return the one it ends with too.
 
@@ -213,10 +134,10 @@ def run_loop(
         tiles_of(tensor, config.block_t, width, use_tma=use_tma)
         for tensor, width in zip((x, y, z, out), widths, strict=True)
     )
-    kernel[(triton.cdiv(DZ, config.block_z) * B * H,)](
+    loop_kernel[(triton.cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
-        H=H, DK=DX, DV=DZ, TRANSPOSED=transposed, HAS_START=state is not None, HAS_END=want_state, USE_TMA=use_tma,
-        BLOCK_T=config.block_t, BLOCK_K=padded(DX), BLOCK_V=config.block_z, STAGES=config.num_stages,
+        H=H, DX=DX, DZ=DZ, REVERSE=reverse, TRANSPOSED=transposed, USE_TMA=use_tma,
+        BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
         PRECISION="ieee" if z.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -236,14 +157,12 @@ class _Lightning2(torch.autograd.Function):
         initial: Tensor | None,
         scale: float,
         want_last: bool,
-        config: Lightning2Config,
+        config: LightningConfig[LoopConfig],
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(q, k, v, slope, initial)
         ctx.scale, ctx.config = scale, config
         ctx.set_materialize_grads(False)
-        return run_loop(
-            forward_kernel, config.output, q, k, v, slope, initial, scale, transposed=False, want_state=want_last
-        )
+        return run_loop(config.output, q, k, v, slope, initial, scale, want_state=want_last)
 
     @staticmethod
     @once_differentiable
@@ -252,16 +171,11 @@ class _Lightning2(torch.autograd.Function):
         scale, config = ctx.scale, ctx.config
         do = torch.zeros_like(v) if do is None else do.contiguous()
         d_last = None if d_last is None else d_last.contiguous()
-        dq, _ = run_loop(
-            forward_kernel, config.dq, do, v, k, slope, initial, scale, transposed=True, want_state=False
-        )  # fmt: skip
-        dk, _ = run_loop(
-            backward_kernel, config.dk, v, do, q, slope, d_last, scale, transposed=True, want_state=False
-        )  # fmt: skip
+        dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
+        dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, reverse=True, transposed=True)
         dv, d_initial = run_loop(
-            backward_kernel, config.dv, k, q, do, slope, d_last, scale,
-            transposed=False, want_state=ctx.needs_input_grad[4],
-        )  # fmt: skip
+            config.dv, k, q, do, slope, d_last, scale, reverse=True, want_state=ctx.needs_input_grad[4]
+        )
         return dq, dk, dv, None, d_initial, None, None, None
 
 
@@ -275,7 +189,7 @@ def lightning2(
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     scale: float = 1.0,
-    config: Lightning2Config | None = None,
+    config: LightningConfig[LoopConfig] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute Lightning Attention by Lightning Attention-2: block after block, the state on the chip.
 

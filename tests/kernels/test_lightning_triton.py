@@ -11,7 +11,7 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.lightning import OPERATION
-from lrbench.kernels.lightning.config import Lightning1Config, Lightning2Config, LoopConfig, SweepConfig
+from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig
 from lrbench.tests.kernels import laws
 
 PAPERS = ("lightning1", "lightning2")
@@ -296,10 +296,8 @@ SWEEPS = [
 @pytest.mark.parametrize("launch", [*LOOPS, *SWEEPS], ids=str)
 def test_every_launch_worth_timing_is_right_on_gpu(launch: LoopConfig | SweepConfig, head_dim: int) -> None:
     """Miscompilations depend on tile sizes and warps: neither the interpreter nor the selected launches show all."""
-    name, kind = (
-        ("lightning2", Lightning2Config) if isinstance(launch, LoopConfig) else ("lightning1", Lightning1Config)
-    )
-    config = kind(output=launch, dq=launch, dk=launch, dv=launch)
+    name = "lightning1" if isinstance(launch, SweepConfig) else "lightning2"
+    config = LightningConfig(output=launch, dq=launch, dk=launch, dv=launch)
     sizes = {"batch": 2, "seq_len": 600, "num_heads": 2, "head_dim_qk": head_dim, "head_dim_v": head_dim}
     laws.check_matches_reference(
         OPERATION, partial(function(name), config=config), dtype=torch.bfloat16, device="cuda", sizes=sizes
