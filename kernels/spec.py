@@ -150,8 +150,10 @@ class Operation:
         known = ", ".join(i.name for i in self.implementations)
         raise ValueError(f"impl must be one of {known} for {self.name}, got {name!r}")
 
-    def function(self, implementation: Implementation) -> Callable[..., Any]:
-        """Import and return what runs ``implementation``: its own function, or the operation's with its name."""
+    def function(self, implementation: Implementation | str) -> Callable[..., Any]:
+        """Import and return what runs an implementation, given or named: its own function, or the operation's."""
+        if isinstance(implementation, str):
+            implementation = self.implementation(implementation)
         if implementation.call:
             return resolve(implementation.call)
         return functools.partial(resolve(self.call), impl=implementation.name)
@@ -172,7 +174,11 @@ class Operation:
 
 
 def resolve(target: str) -> Callable[..., Any]:
-    """Import "module:function", relative to the package, and return the function."""
-    module, _, name = target.partition(":")
+    """Import "module:function", relative to the package, and return the function.
+
+    "module:function:name" is the function with ``impl="name"``: one form of an operation that has one public function.
+    """
+    module, name, *impl = target.split(":")
     package = __package__.rpartition(".")[0]
-    return getattr(importlib.import_module(f".{module}", package), name)
+    function = getattr(importlib.import_module(f".{module}", package), name)
+    return functools.partial(function, impl=impl[0]) if impl else function

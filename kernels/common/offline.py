@@ -104,31 +104,40 @@ def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
 
 def _specialise(
     launch: Launch,
-) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Return the signature, constexprs and attributes of a launch; pointers count as aligned to 16 bytes."""
     parameters = {p.name: p for p in launch.kernel.params}
-    signature: dict[str, str] = {}
     constexprs: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
+
+    def specialise(value: Any, path: tuple[int, ...], annotation: str | None) -> Any:
+        if value is None:
+            constexprs[path] = None
+            return "constexpr"
+        if isinstance(value, tuple):
+            parts = [specialise(part, (*path, index), None) for index, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if isinstance(value, TensorDescriptor):
+            return f"tensordesc<{_TYPES[value.base.dtype]}[{','.join(map(str, value.block_shape))}]>"
+        if isinstance(value, torch.Tensor):
+            attributes[path] = [["tt.divisibility", 16]]
+            return "*" + _TYPES[value.dtype]
+        if isinstance(value, bool):
+            return "i1"
+        if annotation:
+            return annotation
+        if isinstance(value, int):
+            return "i32" if -(2**31) <= value < 2**31 else "i64"
+        return "fp32"
+
+    signature: dict[str, Any] = {}
     for index, name in enumerate(launch.kernel.arg_names):
         value = launch.arguments[name]
-        if parameters[name].is_constexpr or value is None:
+        if parameters[name].is_constexpr:
             signature[name] = "constexpr"
             constexprs[(index,)] = value
-        elif isinstance(value, TensorDescriptor):
-            shape = ",".join(map(str, value.block_shape))
-            signature[name] = f"tensordesc<{_TYPES[value.base.dtype]}[{shape}]>"
-        elif isinstance(value, torch.Tensor):
-            signature[name] = "*" + _TYPES[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, bool):
-            signature[name] = "i1"
-        elif parameters[name].annotation_type:
-            signature[name] = parameters[name].annotation_type
-        elif isinstance(value, int):
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
-            signature[name] = "fp32"
+            signature[name] = specialise(value, (index,), parameters[name].annotation_type)
     return signature, constexprs, attributes
 
 

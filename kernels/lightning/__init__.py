@@ -1,25 +1,34 @@
-"""Lightning Attention: linear attention with one fixed decay per head and no scale: declaration, data only."""
+"""Lightning Attention: linear attention with one fixed decay per head and no scale.
+
+    kv_t = exp(-slope) kv_{t-1} + k_t v_t^T        o_t = kv_t^T q_t
+
+Source: Qin et al., Lightning Attention-2 (2024), section 3.2: equation 3 and the recursion below it, with lambda =
+exp(-slope).
+"""
 
 from __future__ import annotations
 
-from ..scalar_decay.declare import scalar_decay_implementations
-from ..spec import Implementation, Operation
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-OPERATION = Operation(
-    name="lightning",
+from ..scalar_decay.declare import scalar_decay_operation
+from ..spec import Implementation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OPERATION = scalar_decay_operation(
+    "lightning",
     kernel="lightning",
     label="Lightning",
     summary="linear attention with a fixed decay per head and no scale",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
-    inputs="kernels.lightning.reference:make_inputs",
-    recurrent="kernels.lightning.reference:recurrent",
-    parallel="kernels.lightning.reference:parallel",
     implementations=(
         Implementation(
             name="lightning2",
             formulation="lightning2",
-            call="kernels.lightning.lightning2:lightning2",
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-2: blocks in order, the state on the chip",
             chunked=False,
@@ -29,13 +38,95 @@ OPERATION = Operation(
         Implementation(
             name="lightning1",
             formulation="lightning1",
-            call="kernels.lightning.lightning1:lightning1",
             supports="kernels.lightning.config:supports",
             summary="Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
             chunked=False,
             default_config="kernels.lightning.config:lightning1_config",
             requires=("triton",),
         ),
-        *scalar_decay_implementations("lightning"),
     ),
 )
+
+
+def lightning(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    *,
+    impl: str = "lightning2",
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    scale: float = 1.0,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute Lightning Attention: kv_t = exp(-slope) kv_{t-1} + k_t v_t^T, o_t = scale kv_t^T q_t.
+
+    Args:
+        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``;
+            lightning1 and lightning2 take K and V up to 256.
+        v: [B, T, H, V], the same dtype.
+        slope: decay rates [H], >= 0, float32 (float64 beside float64).
+        impl: lightning1 or lightning2, the authors' algorithms, or tfla, xl_chunk, limit_chunk, torch, parallel,
+            recurrent or step, see there.
+        chunk_size, state_dtype, return_last_state: see there.
+        initial_state: kv [B, H, K, V], float32 (float64 beside float64).
+        scale: factor of q, 1 as published.
+        options: see there; ``config`` of lightning1 and lightning2: their launches.
+
+    Returns:
+        o [B, T, H, V] in v's dtype, or (o, kv); differentiable in q, k, v and the initial state.
+
+    Raises:
+        ValueError: on an argument that does not fit; the message names it, what was expected and what came.
+
+    Source: Qin et al., Lightning Attention-2 (2024), the recursion below equation 3.
+    """
+    import torch
+
+    if impl in ("lightning1", "lightning2"):
+        from .lightning1 import lightning1
+        from .lightning2 import lightning2
+
+        if chunk_size is not None:
+            raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+        return (lightning1 if impl == "lightning1" else lightning2)(
+            q, k, v, slope, state_dtype=torch.float32 if state_dtype is None else state_dtype,
+            initial_state=initial_state, return_last_state=return_last_state, scale=scale, **options,
+        )  # fmt: skip
+
+    from ..scalar_decay import validate
+    from ..scalar_decay.engine import scalar_decay
+
+    validate.check_qkv(q, k, v)
+    validate.check_head_constant("slope", slope, v)
+    return scalar_decay(
+        impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
+        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        initial_state=initial_state, return_last_state=return_last_state, options=options,
+    )  # fmt: skip
+
+
+def slopes(num_heads: int) -> Tensor:
+    """Return the decay rates [H] of the authors' models in float64, ALiBi's: 2^(-8 (h + 1) / H) for head h."""
+    import torch
+
+    return torch.exp2(-8.0 * torch.arange(1, num_heads + 1, dtype=torch.float64) / num_heads)
+
+
+def make_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw inputs: v ~ N(0, 1), q and k ~ N(0, K^-1/2), so that scores are of order one; ALiBi's slopes."""
+    from ..scalar_decay.inputs import InputGenerator
+
+    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
+    shrink = sizes["head_dim_qk"] ** -0.25
+    return {
+        "q": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
+        "k": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
+        "v": draw.normal(*draw.tokens, draw.dim_v),
+        "slope": slopes(sizes["num_heads"]).to(draw.device, draw.gate_dtype),
+    }

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .reference import MIN_LOG_DECAY, compute_dtype
+from ..common.arguments import compute_dtype
+from .reference import MIN_LOG_DECAY
 
 MIN_LOG_INPUT = -1e30
 """Stands for minus infinity: differences of two of them stay finite."""

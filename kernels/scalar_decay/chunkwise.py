@@ -38,8 +38,9 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import once_differentiable
 
+from ..common.arguments import compute_dtype
 from .chunk_gates import Group, Segment, plan
-from .reference import State, compute_dtype, zero_state
+from .reference import State, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
 """Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""

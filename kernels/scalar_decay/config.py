@@ -6,17 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-SHARED_MEMORY_BYTES = {
-    (8, 0): 163 * 1024,
-    (8, 6): 99 * 1024,
-    (8, 9): 99 * 1024,
-    (9, 0): 227 * 1024,
-    (10, 0): 227 * 1024,
-}
-"""Shared memory a block may use, by compute capability."""
-
-MIN_PROGRAMS = 256
-"""Programs below which a launch leaves much of an H200 (132 SMs, two programs each) idle."""
+from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 GATES_BLOCK_T = 256
 SCAN_BLOCK_N = 1024
@@ -26,7 +16,7 @@ or denominators; elements of a state that a merging program takes."""
 
 ANCHOR_EVERY = {"ssd": 64}
 DEFAULT_ANCHOR_EVERY = 256
-"""Positions between anchors of the decay gradient when walking; rounding piles up over at most this many. SSD's
+"""Positions between anchors of the decay gradient in the fused kernel; rounding piles up over at most this many. SSD's
 gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 
@@ -103,11 +93,6 @@ class EngineConfig(Generic[Tile]):
     def gate_chunk(self, chunk: int) -> int:
         """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
         return self.output.block_t if self.walks else chunk
-
-
-def next_power_of_two(n: int) -> int:
-    """Return the smallest power of two >= n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def fit_chunk(chunk_size: int, seq_len: int) -> int:

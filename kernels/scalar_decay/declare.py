@@ -3,34 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from ..spec import Implementation
+from ..spec import Implementation, Operation
+
+FUSED_CHUNK = "tfla"
+"""Name of the implementation whose chunks are processed tile by tile with the state on chip."""
+
+IMPLEMENTATIONS = {
+    FUSED_CHUNK: ("chunk_size",),
+    "xl_chunk": ("chunk_size",),
+    "limit_chunk": ("chunk_size",),
+    "torch": ("chunk_size",),
+    "parallel": ("gate_dtype",),
+    "recurrent": ("round_operands",),
+    "step": (),
+}
+"""What the operations' functions take as ``impl`` -> keywords that not every one has."""
+
+SCHEMES = {FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
+"""Implementation by Triton -> how it processes a chunk, see config.select_config."""
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 1024, 8
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 
-def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
-    """Return the engine's implementations for operation ``op``; their code lies in ``kernels/<op>/``."""
+def scalar_decay_operation(
+    name: str, *, kernel: str = "tfla", implementations: tuple[Implementation, ...] = (), **declared: Any
+) -> Operation:
+    """Declare the operation whose function, called like it, and ``make_inputs`` lie in ``kernels/<name>``.
+
+    Args:
+        name: of the operation.
+        kernel: the family.
+        implementations: its own, beside the engine's.
+        declared: other attributes of :class:`Operation`.
+    """
+    function = f"kernels.{name}:{name}"
+    return Operation(
+        name=name,
+        kernel=kernel,
+        call=function,
+        inputs=f"kernels.{name}:make_inputs",
+        recurrent=f"{function}:recurrent",
+        parallel=f"{function}:parallel",
+        implementations=(*implementations, *_implementations(function)),
+        **declared,
+    )
+
+
+def _implementations(function: str) -> tuple[Implementation, ...]:
     return (
         Implementation(
-            name="tfla",
+            name=FUSED_CHUNK,
             formulation="walk",
             formulation_in={"fp32": "sweep"},
-            call=f"kernels.{op}.tfla:tfla",
-            supports="kernels.scalar_decay.declare:supports_tfla",
-            summary="two-level sequence parallelism: chunks in parallel, each walked with its state in registers",
+            supports="kernels.scalar_decay.declare:supports_engine",
+            summary="chunks in parallel, the tiles of each in order with its state in registers",
             modes=("fw", "fwbw", "bw", "step"),
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
-            step_call=f"kernels.{op}.tfla:step",
+            step_call=f"{function}:step",
             preferred_chunk="kernels.scalar_decay.config:preferred_chunk",
         ),
         Implementation(
             name="xl_chunk",
             formulation="sweep",
-            call=f"kernels.{op}.tfla:xl_chunk",
-            supports="kernels.scalar_decay.declare:supports_tfla",
+            supports="kernels.scalar_decay.declare:supports_engine",
             summary="TFLA as published: chunks in parallel, tiles sweep each chunk below its diagonal",
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
@@ -38,7 +77,6 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
         Implementation(
             name="limit_chunk",
             formulation="sweep",
-            call=f"kernels.{op}.tfla:limit_chunk",
             supports="kernels.scalar_decay.declare:supports_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
             state_dtypes=("fp32", "bf16"),
@@ -48,7 +86,6 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
             name="torch",
             formulation="chunkwise",
             full_square=True,
-            call=f"kernels.{op}.chunkwise:chunkwise",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),
             summary="portable chunkwise form, any chunk length",
@@ -57,7 +94,6 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
             name="parallel",
             formulation="parallel",
             full_square=True,
-            call=f"kernels.{op}.reference:parallel",
             devices=("cpu", "cuda"),
             dtypes=("fp64", "fp32", "fp16", "bf16"),
             chunked=False,
@@ -67,7 +103,7 @@ def scalar_decay_implementations(op: str) -> tuple[Implementation, ...]:
     )
 
 
-def supports_tfla(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+def supports_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton engine cannot run these sizes, or None."""
     for name in ("head_dim_qk", "head_dim_v"):
         dim = sizes[name]
@@ -84,7 +120,7 @@ def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str 
     chunk_size = sizes.get("chunk_size")
     if chunk_size is not None and chunk_size not in LIMIT_CHUNK_SIZES:
         return f"chunk_size must be one of {', '.join(map(str, LIMIT_CHUNK_SIZES))} for limit_chunk, got {chunk_size}"
-    return supports_tfla(sizes, dtype, state_dtype)
+    return supports_engine(sizes, dtype, state_dtype)
 
 
 def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

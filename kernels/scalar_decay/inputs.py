@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .reference import compute_dtype
+from ..common.arguments import compute_dtype
 
 
 class InputGenerator:

@@ -1,9 +1,9 @@
-"""The normaliser of the walking scheme: mLSTMexp's denominators, known before any output is walked.
+"""The normaliser of the fused chunk kernel: mLSTMexp's denominators, computed before any output.
 
     n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t        denom_t = max(|scale n_t^T q_t|, exp(-m_t))
 
-Source: TFLA paper, equations 4 to 7. n is a state of one column. Walked on its own it needs neither values nor the
-registers of the output's walk, and is computed once instead of for every block of value columns; the output then takes
+Source: TFLA paper, equations 4 to 7. n is a state of one column. In a kernel of its own it needs neither values nor the
+registers of the output, and is computed once instead of for every block of value columns; the output then takes
 1 / denom_t as one more gate, as its gradients do.
 """
 
@@ -17,12 +17,7 @@ from .gates import NEG
 def normaliser_kernel(
     q_ptr,
     k_ptr,
-    b_ptr,
-    u_ptr,
-    w_ptr,
-    g_ptr,
-    edge_ptr,
-    m_ptr,
+    gates,
     n_states_ptr,
     n_q_ptr,
     n_last_ptr,
@@ -34,17 +29,16 @@ def normaliser_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     GROUP: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_LAST: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Walk one chunk for BLOCK_K columns of q and k.
+    """Process one chunk for BLOCK_K columns of q and k.
 
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
-    Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] and the gate vectors [B, H, T], cumulative over
-    BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T]. HAS_LAST writes the last n [B, H, K] (N = 1).
+    Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
+    cumulative over BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T] and, where asked for, the last n
+    [B, H, K] (N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     ROW: tl.constexpr = (H // GROUP) * K
@@ -67,20 +61,20 @@ def normaliser_kernel(
     rows = pid_bh * T
     tiles_in_sequence = tl.cdiv(T, BLOCK_T)
     n = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    if HAS_STATE:
+    if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         mask_t = t0 + offs_t < end
         index = t0 // BLOCK_T
         q = q_desc.load([t0, col])
         k = k_desc.load([t0, col])
-        b = tl.load(b_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-        u = tl.load(u_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
-        w = tl.load(w_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
-        m = tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-        g = tl.load(g_ptr + pid_bh * tiles_in_sequence + index)
-        m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
-        m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
+        b = tl.load(gates.b + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        u = tl.load(gates.u + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        w = tl.load(gates.w + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        m = tl.load(gates.m + rows + t0 + offs_t, mask=mask_t, other=0.0)
+        g = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
+        m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
+        m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
         product = tl.dot(q, tl.trans(k))
         product *= tl.where(causal, tl.math.exp2((b - m)[:, None] + (u - b)[None, :]), 0.0)
         n_q = tl.sum(product, axis=1)
@@ -88,7 +82,7 @@ def normaliser_kernel(
         n = n * tl.math.exp2(g + m_in - m_out)
         n += tl.sum(k.to(tl.float32) * tl.math.exp2(w - m_out)[:, None], axis=0)
         tl.store(n_q_ptr + pid_k * BH.to(tl.int64) * T + rows + t0 + offs_t, n_q * scale, mask=mask_t)
-    if HAS_LAST:
+    if n_last_ptr is not None:
         tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 
 

@@ -11,7 +11,7 @@ overflows; its denominator is then max(|scale n_t^T q_t|, exp(-m_t)). The output
 carries no gradient. Source: TFLA paper, sections 2 and 4 and appendix A; Retention, Gated Retention, simple GLA and
 Mamba-2 are the plain form with other gates.
 
-An operation's own reference.py turns its gates into a and u and calls this module.
+An operation's own file turns its gates into a and u.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.arguments import compute_dtype
+
 MIN_LOG_DECAY = -1000.0
 """Where forms that sum log decays cut them: exp of it is zero in float64 too."""
 
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of gates, states and accumulators beside inputs of ``dtype``: float64 or float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def zero_state(k: Tensor, v: Tensor, *, normalize: bool) -> State:
@@ -205,7 +202,7 @@ def parallel(
             n = n + inter[..., -1, :] * n0
         m = m.to(dtype)
         h = h / _denominator(nq, m, normalizer_gradient)[..., None]
-        last = (c, n, m[..., -1])
+        last = (c, n, m[..., -1].contiguous())
     else:
         last = c
     h = h.transpose(1, 2).contiguous().to(operand_dtype)

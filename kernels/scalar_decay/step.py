@@ -33,7 +33,6 @@ def step_kernel(
     V: tl.constexpr,
     GROUP: tl.constexpr,
     GATE: tl.constexpr,
-    HAS_STATE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
@@ -68,7 +67,7 @@ def step_kernel(
         log_decay *= tl.load(head_ptr + head).to(tl.float32)
     if GATE == "exp":
         m = log_input
-        if HAS_STATE:
+        if c_ptr is not None:
             m_in = tl.load(m_ptr + pid_bh)
             m = tl.maximum(log_decay + m_in, log_input)
             log_decay += m_in - m
@@ -89,13 +88,13 @@ def step_kernel(
         offs = pid_bh * K * V + offs_k[:, None] * V + offs_v[None, :]
         mask = mask_k[:, None] & mask_v[None, :]
         c = k[:, None] * v[None, :]
-        if HAS_STATE:
+        if c_ptr is not None:
             c += tl.load(c_ptr + offs, mask=mask, other=0.0) * decay
         tl.store(c_out_ptr + offs, c, mask=mask)
         h += tl.sum(q[:, None] * c, axis=0)
         if GATE == "exp":
             n = k * gain
-            if HAS_STATE:
+            if c_ptr is not None:
                 n += tl.load(n_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0) * decay
             denom += q * n
             if pid_v == 0:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lrbench.bench.plan import PlannedCase
-from lrbench.kernels.mlstm_sig.chunkwise import chunkwise
+from lrbench.kernels.mlstm_sig import mlstm_sig
 from lrbench.kernels.spec import Implementation
 from lrbench.results.schema import Case
 
@@ -47,7 +47,7 @@ def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = 
 
 def right(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
     """Compute the operation."""
-    return chunkwise(*tensors, chunk_size=chunk_size, **options)
+    return mlstm_sig(*tensors, impl="torch", chunk_size=chunk_size, **options)
 
 
 def slow(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:

@@ -13,6 +13,7 @@ from lrbench.analysis.check.compare import compare
 from lrbench.bench import live, plan
 from lrbench.bench.environment import DeviceState, current_environment
 from lrbench.bench.plan import PlannedCase
+from lrbench.kernels import get_operation
 from lrbench.kernels.spec import Implementation
 
 REQUEST = plan.Request(
@@ -45,7 +46,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCase:
     """Return a case of the same code, or of other code, under another name."""
     assert isinstance(item.target, Implementation)
-    target = dataclasses.replace(item.target, name=name, call=call or item.target.call)
+    same = f"{get_operation(item.case.op).call}:{item.target.name}"
+    target = dataclasses.replace(item.target, name=name, call=call or item.target.call or same)
     return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
 
 
@@ -69,7 +71,7 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
 
 
 def test_a_side_that_is_wrong_is_a_row_and_the_other_is_measured() -> None:
-    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig.reference:missing")
+    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
     records = {r.impl: r for r in live.side_by_side([PLANNED[0], broken], on_cpu(), rounds=10)}
     assert records["torch"].status == "ok"
     assert records["broken"].status == "error"

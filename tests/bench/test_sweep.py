@@ -211,7 +211,7 @@ def test_refusals_need_no_worker(tmp_path: Path) -> None:
         dataclasses.replace(
             item,
             case=dataclasses.replace(item.case, chunk_size=48),
-            target=dataclasses.replace(item.target, supports="kernels.scalar_decay.declare:supports_tfla"),
+            target=dataclasses.replace(item.target, supports="kernels.scalar_decay.declare:supports_engine"),
         ),
     ]
     step = dataclasses.replace(item.case, mode="step", state_dtype="bf16", chunk_size=None)

@@ -11,7 +11,7 @@ import pytest
 import triton
 
 from lrbench.kernels.common.offline import Launch, Resources, compile_launch
-from lrbench.kernels.scalar_decay.config import SHARED_MEMORY_BYTES
+from lrbench.kernels.common.sizes import SHARED_MEMORY_BYTES
 
 CAPABILITIES = (80, 90, 100)
 MAX_STACK_BYTES = 64

@@ -22,9 +22,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.kernels import Operation, resolve
+from lrbench.kernels import FAMILIES, Operation, get_operation, resolve
+from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK
 
 Function = Callable[..., Any]
+
+ENGINE_OPERATIONS = tuple(
+    op
+    for ops in FAMILIES.values()
+    for op in ops
+    if FUSED_CHUNK in (implementation.name for implementation in get_operation(op).implementations)
+)
+"""Operations that the engine computes."""
 
 FLOAT64_BOUND = 1e-10
 """Relative to the largest magnitude: float64 forms differ by rounding alone."""
@@ -264,7 +273,8 @@ def _low_precision_forms(
     def run(form: str, **kwargs: Any) -> dict[str, Tensor]:
         function = resolve(form)
         # Forms without matrix products have no operands to round, and forms without sums of gates no dtype of these.
-        taken = {name: value for name, value in kwargs.items() if name in signature(function).parameters}
+        parameters = signature(function).parameters
+        taken = {name: value for name, value in kwargs.items() if name in parameters or "options" in parameters}
         return evaluate(problem, function, splits=splits, stabilizer=stabilizer, **taken)
 
     operation = problem.operation

@@ -1,4 +1,4 @@
-"""Lightning Attention: the portable forms obey the laws, and the definition is Retention without its scale."""
+"""Lightning Attention: the definition is Retention without its scale; launches of its own kernels."""
 
 from __future__ import annotations
 
@@ -10,40 +10,8 @@ import torch
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
 from lrbench.kernels.lightning.config import select_lightning1, select_lightning2
-from lrbench.tests.kernels import laws
 
 SMALL = {"batch": 2, "seq_len": 45, "num_heads": 4, "head_dim_qk": 16, "head_dim_v": 24}
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-def portable(*args: Any, **kwargs: Any) -> Any:
-    return resolve(OPERATION.implementation("torch").call)(*args, **kwargs)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("chunk_size", [1, 7, 64])
-def test_chunked_equals_recurrent(chunk_size: int, dtype: torch.dtype) -> None:
-    laws.check_matches_reference(
-        OPERATION, portable, dtype=dtype, device="cpu", sizes=SMALL, chunk_size=chunk_size
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("scale", [1.0, -0.3])
-@pytest.mark.parametrize("initial_state", [True, False])
-def test_parallel_form_equals_recurrence(initial_state: bool, scale: float) -> None:
-    laws.check_matches_reference(
-        OPERATION, resolve(OPERATION.parallel or ""), dtype=torch.float64, device="cpu", sizes=SMALL,
-        initial_state=initial_state, scale=scale,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_laws(dtype: torch.dtype) -> None:
-    where: dict[str, Any] = {"dtype": dtype, "device": "cpu", "sizes": SMALL, "chunk_size": 16}
-    laws.check_split_equals_whole(OPERATION, portable, splits=(1, 16, 44), **where)
-    laws.check_batch_invariant(OPERATION, portable, **where)
-    laws.check_extreme_gates(OPERATION, portable, **where)
-    laws.check_bad_input(OPERATION, portable, dtype=dtype, device="cpu", chunk_size=16)
 
 
 def test_it_is_retention_without_its_scale() -> None:

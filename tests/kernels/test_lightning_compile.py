@@ -50,9 +50,7 @@ def record(
         inputs[argument].requires_grad_()
     state = torch.zeros(batch, heads, *head_dims, requires_grad=True) if carry else None
     with record_launches(MODULES[name]) as launches:
-        result = resolve(OPERATION.implementation(name).call)(
-            *inputs.values(), initial_state=state, return_last_state=carry
-        )
+        result = OPERATION.function(name)(*inputs.values(), initial_state=state, return_last_state=carry)
         outputs = result if carry else (result,)
         torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
     return launches

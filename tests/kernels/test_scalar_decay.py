@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels import get_operation, resolve
 from lrbench.tests.kernels import laws
 
-OPS = FAMILIES["tfla"]
+OPS = laws.ENGINE_OPERATIONS
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,16 +32,21 @@ SMALL = sizes(2, 45, 8, 16, 24)
 
 
 def torch_implementation(op: str) -> Any:
-    return resolve(get_operation(op).implementation("torch").call)
+    return get_operation(op).function("torch")
+
+
+def check(law: Callable[..., None], op: str, impl: str = "torch", **where: Any) -> None:
+    """Hold an implementation to a law on the CPU, on small inputs in chunks of 16 where nothing else is said."""
+    operation = get_operation(op)
+    chunk = {"chunk_size": 16} if impl == "torch" else {}
+    law(operation, operation.function(impl), **{"device": "cpu", "sizes": SMALL, **chunk, **where})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk_size", [1, 7, 16, 64])
 @pytest.mark.parametrize("op", OPS)
 def test_chunked_equals_recurrent(op: str, chunk_size: int, dtype: torch.dtype) -> None:
-    laws.check_matches_reference(
-        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=SMALL, chunk_size=chunk_size
-    )
+    check(laws.check_matches_reference, op, dtype=dtype, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -52,22 +57,13 @@ def test_chunked_equals_recurrent(op: str, chunk_size: int, dtype: torch.dtype) 
 )
 @pytest.mark.parametrize("op", OPS)
 def test_any_shape(op: str, shape: Mapping[str, int], dtype: torch.dtype) -> None:
-    laws.check_matches_reference(
-        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=shape, chunk_size=32
-    )
+    check(laws.check_matches_reference, op, dtype=dtype, sizes=shape, chunk_size=32)
 
 
+@pytest.mark.parametrize("impl", ["torch", "parallel"])
 @pytest.mark.parametrize("op", OPS)
-def test_no_initial_state(op: str) -> None:
-    laws.check_matches_reference(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=torch.float32,
-        device="cpu",
-        sizes=SMALL,
-        chunk_size=16,
-        initial_state=False,
-    )
+def test_no_initial_state(op: str, impl: str) -> None:
+    check(laws.check_matches_reference, op, impl, dtype=torch.float32, initial_state=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -75,27 +71,18 @@ def test_no_initial_state(op: str) -> None:
 def test_long_sequence_over_many_groups(op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = resolve("kernels.scalar_decay.chunkwise:chunkwise")
     monkeypatch.setitem(engine.__globals__["ROWS_PER_GROUP"], "cpu", 48)
-    laws.check_matches_reference(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=dtype,
-        device="cpu",
-        sizes=sizes(1, 300, 1, 16, 16),
-        chunk_size=16,
-    )
+    check(laws.check_matches_reference, op, dtype=dtype, sizes=sizes(1, 300, 1, 16, 16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_mlstm_exp_normalizer_gradient_over_many_groups(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = resolve("kernels.scalar_decay.chunkwise:chunkwise")
     monkeypatch.setitem(engine.__globals__["ROWS_PER_GROUP"], "cpu", 2 * 48)
-    laws.check_matches_reference(
-        get_operation("mlstm_exp"),
-        torch_implementation("mlstm_exp"),
+    check(
+        laws.check_matches_reference,
+        "mlstm_exp",
         dtype=dtype,
-        device="cpu",
         sizes=sizes(1, 180, 2, 16, 24),
-        chunk_size=16,
         gates={"i": (0, 3)},
         normalizer_gradient=True,
     )
@@ -121,16 +108,7 @@ def test_groups_of_either_kind(
 
     monkeypatch.setitem(engine, "plan", recording_plan)
     monkeypatch.setitem(engine["ROWS_PER_GROUP"], "cpu", 2 * 48)
-    laws.check_packed_documents(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=dtype,
-        device="cpu",
-        sizes=sizes(1, 190, 2, 16, 24),
-        starts=(100, 150),
-        chunk_size=16,
-        **options,
-    )
+    check(laws.check_packed_documents, op, dtype=dtype, sizes=sizes(1, 190, 2, 16, 24), starts=(100, 150), **options)
     # Three chunks a group, then the two that are left, then the ragged one; forwards, and again for the gradients.
     assert kinds == [[(3, True), (3, True), (3, False), (2, False), (1, True)]] * 2
 
@@ -177,8 +155,7 @@ def test_forward_mode_is_refused(op: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
-    operation = get_operation(op)
-    laws.check_matches_reference(operation, resolve(operation.parallel), dtype=dtype, device="cpu", sizes=SMALL)
+    check(laws.check_matches_reference, op, "parallel", dtype=dtype)
 
 
 @pytest.mark.parametrize("normalizer_gradient", [False, True])
@@ -187,16 +164,7 @@ def test_parallel_form_equals_recurrence(op: str, dtype: torch.dtype) -> None:
 def test_mlstm_exp_normalizer_gradient(
     dtype: torch.dtype, gates: Mapping[str, tuple[float, float]] | None, normalizer_gradient: bool
 ) -> None:
-    laws.check_matches_reference(
-        get_operation("mlstm_exp"),
-        torch_implementation("mlstm_exp"),
-        dtype=dtype,
-        device="cpu",
-        sizes=SMALL,
-        chunk_size=16,
-        gates=gates,
-        normalizer_gradient=normalizer_gradient,
-    )
+    check(laws.check_matches_reference, "mlstm_exp", dtype=dtype, gates=gates, normalizer_gradient=normalizer_gradient)
 
 
 def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
@@ -211,44 +179,26 @@ def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
             torch.autograd.gradcheck(lambda *x, f=fn, kw=kwargs: f(*x, **kw), arguments)
 
 
+@pytest.mark.parametrize("impl", ["torch", "parallel"])
 @pytest.mark.parametrize("scale", [-0.3, 2.0])
 @pytest.mark.parametrize("op", OPS)
-def test_any_scale(op: str, scale: float) -> None:
+def test_any_scale(op: str, scale: float, impl: str) -> None:
     kwargs: dict[str, Any] = {"normalizer_gradient": True} if op == "mlstm_exp" else {}
-    laws.check_matches_reference(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=torch.float64,
-        device="cpu",
-        sizes=SMALL,
-        chunk_size=16,
-        scale=scale,
-        **kwargs,
-    )
+    check(laws.check_matches_reference, op, impl, dtype=torch.float64, scale=scale, **kwargs)
 
 
 @pytest.mark.parametrize("tau", [1.0, 64.0])
 def test_any_temperature(tau: float) -> None:
-    laws.check_matches_reference(
-        get_operation("gated_retention"),
-        torch_implementation("gated_retention"),
-        dtype=torch.float64,
-        device="cpu",
-        sizes=SMALL,
-        chunk_size=16,
-        tau=tau,
-    )
+    check(laws.check_matches_reference, "gated_retention", dtype=torch.float64, tau=tau)
 
 
 @pytest.mark.parametrize("num_groups", [1, 2, 4])
 def test_mamba2_groups(num_groups: int) -> None:
-    laws.check_matches_reference(
-        get_operation("mamba2_ssd"),
-        torch_implementation("mamba2_ssd"),
+    check(
+        laws.check_matches_reference,
+        "mamba2_ssd",
         dtype=torch.float64,
-        device="cpu",
         sizes=sizes(2, 37, 4, 16, 8, num_groups=num_groups),
-        chunk_size=16,
     )
 
 
@@ -256,48 +206,30 @@ def test_mamba2_groups(num_groups: int) -> None:
 @pytest.mark.parametrize("splits", [(20,), (1, 16, 44)], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_split_equals_whole(op: str, splits: tuple[int, ...], dtype: torch.dtype) -> None:
-    laws.check_split_equals_whole(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=dtype,
-        device="cpu",
-        sizes=SMALL,
-        splits=splits,
-        chunk_size=16,
-    )
+    check(laws.check_split_equals_whole, op, dtype=dtype, splits=splits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_batch_invariant(op: str, dtype: torch.dtype) -> None:
-    laws.check_batch_invariant(
-        get_operation(op), torch_implementation(op), dtype=dtype, device="cpu", sizes=SMALL, chunk_size=16
-    )
+    check(laws.check_batch_invariant, op, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk_size", [5, 64])
 @pytest.mark.parametrize("op", OPS)
 def test_extreme_gates(op: str, chunk_size: int, dtype: torch.dtype) -> None:
-    laws.check_extreme_gates(
-        get_operation(op),
-        torch_implementation(op),
-        dtype=dtype,
-        device="cpu",
-        sizes=sizes(2, 90, 8, 16, 16),
-        chunk_size=chunk_size,
-    )
+    check(laws.check_extreme_gates, op, dtype=dtype, sizes=sizes(2, 90, 8, 16, 16), chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chunk_size", [8, 64])
 @pytest.mark.parametrize("op", laws.DECAY_GATES)
 def test_packed_documents(op: str, chunk_size: int, dtype: torch.dtype) -> None:
-    laws.check_packed_documents(
-        get_operation(op),
-        torch_implementation(op),
+    check(
+        laws.check_packed_documents,
+        op,
         dtype=dtype,
-        device="cpu",
         sizes=sizes(2, 50, 2, 16, 24),
         starts=(1, 16, 29),
         chunk_size=chunk_size,
@@ -307,22 +239,19 @@ def test_packed_documents(op: str, chunk_size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("separator", [torch.finfo(torch.float32).min, -math.inf])
 @pytest.mark.parametrize("op", laws.DECAY_GATES)
 def test_any_separator(op: str, separator: float) -> None:
-    laws.check_packed_documents(
-        get_operation(op), torch_implementation(op), dtype=torch.float32, device="cpu",
-        sizes=sizes(2, 50, 1, 16, 24), starts=(1, 29), chunk_size=16, separator=separator,
-    )  # fmt: skip
+    check(
+        laws.check_packed_documents,
+        op,
+        dtype=torch.float32,
+        sizes=sizes(2, 50, 1, 16, 24),
+        starts=(1, 29),
+        separator=separator,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_stabilizer_is_free(dtype: torch.dtype) -> None:
-    laws.check_stabilizer_is_free(
-        get_operation("mlstm_exp"),
-        torch_implementation("mlstm_exp"),
-        dtype=dtype,
-        device="cpu",
-        sizes=SMALL,
-        chunk_size=16,
-    )
+    check(laws.check_stabilizer_is_free, "mlstm_exp", dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -13,7 +13,7 @@ import torch
 
 from lrbench.kernels import FAMILIES, get_operation, resolve
 from lrbench.kernels.common.offline import Launch, record_launches
-from lrbench.kernels.scalar_decay import engine, front, gates, mix, normaliser, states, step, walk
+from lrbench.kernels.scalar_decay import chunk_h, chunk_o, engine, fused_chunk, gates, launch, normaliser, step
 from lrbench.tests.kernels.compiling import CAPABILITIES, MAX_STACK_BYTES, check, kernels_of, require_compiler
 
 pytestmark = pytest.mark.compile
@@ -36,14 +36,14 @@ WALKS_WITH_STATE = [_slow_unless({("mlstm_exp", (128, 256))}, case) for case in 
 ALL_SWEEPS = [(op, *scheme) for op in ("mlstm_sig", "mlstm_exp") for scheme in (("xl_chunk", 256), ("limit_chunk", 64))]
 SWEEPS = [_slow_unless({("mlstm_exp", "xl_chunk", 256), ("mlstm_sig", "limit_chunk", 64)}, case) for case in ALL_SWEEPS]
 SEQ_LEN = 1024
-MODULES = (gates, mix, normaliser, states, step, walk)
+MODULES = (chunk_h, chunk_o, fused_chunk, gates, normaliser, step)
 
 
 @pytest.fixture(autouse=True)
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
-    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
+    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
 
 
 def record(
@@ -59,17 +59,17 @@ def record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Launch]:
     """Return the launches of a forward and backward pass; ``carry`` takes an initial state and returns the last."""
-    monkeypatch.setattr(engine, "capability", lambda device: divmod(capability, 10))
+    monkeypatch.setattr(launch, "capability", lambda device: divmod(capability, 10))
     operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": SEQ_LEN, "num_heads": 2, "head_dim_qk": head_dims[0], "head_dim_v": head_dims[1]}
     inputs = resolve(operation.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
     for tensor in inputs.values():
         tensor.requires_grad_(tensor.is_floating_point())
-    run = resolve(operation.implementation(implementation).call)
+    run = operation.function(implementation)
     options: dict[str, Any] = {"chunk_size": chunk_size, "state_dtype": state_dtype}
     if carry:
         options |= {"initial_state": initial_state(op, head_dims), "return_last_state": True}
-    with record_launches(engine) as launches:
+    with record_launches(launch) as launches:
         result = run(*inputs.values(), **options)
         outputs = list(flatten(result))
         torch.autograd.backward(
@@ -131,7 +131,7 @@ def test_step(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"batch": 1, "seq_len": 1, "num_heads": 2, "head_dim_qk": 128, "head_dim_v": 256}
     inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
     run = resolve(operation.implementation("tfla").step_call)
-    with record_launches(front) as launches, torch.no_grad():
+    with record_launches(launch) as launches, torch.no_grad():
         run(*inputs.values())
         run(*inputs.values(), initial_state=initial_state(op, (128, 256)), return_last_state=True)
     assert {launch.kernel.__name__ for launch in launches} == {"step_kernel"}

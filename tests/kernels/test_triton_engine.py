@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels import get_operation, resolve
 from lrbench.tests.kernels import laws
 
-OPERATIONS = FAMILIES["tfla"]
+OPERATIONS = laws.ENGINE_OPERATIONS
 IMPLEMENTATIONS = ("tfla", "xl_chunk", "limit_chunk")
 SMALL = {"batch": 1, "seq_len": 41, "num_heads": 2, "head_dim_qk": 24, "head_dim_v": 40}
 interpret = pytest.mark.interpret
@@ -22,7 +22,7 @@ gpu = pytest.mark.gpu
 
 def function(op: str, implementation: str) -> Callable[..., Any]:
     """Return our code for an operation."""
-    return resolve(get_operation(op).implementation(implementation).call)
+    return get_operation(op).function(implementation)
 
 
 @interpret
@@ -110,6 +110,23 @@ def test_extreme_gates(op: str, dtype: torch.dtype) -> None:
         laws.check_extreme_gates(
             get_operation(op), function(op, implementation), dtype=dtype, device="cpu", sizes=sizes, chunk_size=32
         )
+
+
+@interpret
+def test_implementations_and_their_options() -> None:
+    """Every operation takes the same names; what an implementation does not have is refused."""
+    fn, inputs = function("simple_gla", "tfla").func, resolve(get_operation("simple_gla").inputs)
+    tensors = inputs(SMALL, dtype=torch.float32, device="cpu", seed=0).values()
+    known = "tfla, xl_chunk, limit_chunk, torch, parallel, recurrent, step"
+    with pytest.raises(ValueError, match=f"impl must be one of {known}, got 'walk'"):
+        fn(*tensors, impl="walk")
+    with pytest.raises(ValueError, match="chunk_size must be None for parallel, got 16"):
+        fn(*tensors, impl="parallel", chunk_size=16)
+    with pytest.raises(TypeError, match="round_operands is no option of tfla"):
+        fn(*tensors, round_operands=True)
+    with pytest.raises(ValueError, match="a decoding step takes one token: seq_len must be 1, got 41"):
+        fn(*tensors, impl="step")
+    assert torch.equal(fn(*tensors), function("simple_gla", "tfla")(*tensors))
 
 
 @interpret

@@ -63,7 +63,7 @@ def run(op: str, impl: str, chunk_size: int | None) -> tuple[int, int]:
     leaves = [tensors[name].requires_grad_(name in operation.differentiable) for name in operation.arguments]
     keywords = {"chunk_size": chunk_size} if chunk_size else {}
     outputs: list[torch.Tensor] = []
-    call = operation.function(operation.implementation(impl))
+    call = operation.function(impl)
     forward = matrix_flops(lambda: outputs.append(call(*leaves, **keywords)))
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     backward = matrix_flops(lambda: torch.autograd.grad(outputs[0].sum(), wanted))

@@ -19,8 +19,8 @@ from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.executed import parse_tiles
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
+from lrbench.kernels.scalar_decay.autograd import backward_chunk
 from lrbench.kernels.scalar_decay.config import fit_chunk
-from lrbench.kernels.scalar_decay.engine import backward_chunk
 
 IMPLEMENTATIONS = ("tfla", "xl_chunk")
 LIGHTNING = ("lightning1", "lightning2")
@@ -346,15 +346,15 @@ def test_only_what_the_engine_runs_on_tensor_cores_is_executed() -> None:
 def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels compiled for compute capability 9.0: one pass through every loop, in FLOPs of its instructions."""
     from lrbench.kernels.common.offline import record_launches
-    from lrbench.kernels.scalar_decay import engine, front
+    from lrbench.kernels.scalar_decay import engine, launch
 
-    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
-    monkeypatch.setattr(engine, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 64}
     operation = get_operation(op)
     tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
-    with torch.no_grad(), record_launches(engine) as launches:
-        resolve(operation.implementation("tfla").call)(*tensors.values(), chunk_size=64)
+    with torch.no_grad(), record_launches(launch) as launches:
+        operation.function("tfla")(*tensors.values(), chunk_size=64)
     # Two chunks of one tile each: half of everything.
     result = count_case(op, "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
     assert result is not None and result.executed_tensor_flops is not None

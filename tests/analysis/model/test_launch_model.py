@@ -322,25 +322,25 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
     from lrbench.analysis.model.schedule import RESIDENT
     from lrbench.kernels import get_operation, resolve
     from lrbench.kernels.common.offline import compile_launch, record_launches
-    from lrbench.kernels.scalar_decay import engine, front
+    from lrbench.kernels.scalar_decay import engine, launch
 
-    monkeypatch.setattr(front, "_check_support", lambda q, v, gate: None)
-    monkeypatch.setattr(engine, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
     operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
     tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
-    with torch.no_grad(), record_launches(engine) as recorded:
-        resolve(operation.implementation("tfla").call)(*tensors.values(), chunk_size=64)
+    with torch.no_grad(), record_launches(launch) as recorded:
+        operation.function("tfla")(*tensors.values(), chunk_size=64)
     kinds = {
-        "walk_kernel": "walk",
-        "states_kernel": "states",
+        "fused_chunk_kernel": "walk",
+        "chunk_h_kernel": "states",
         "normaliser_kernel": "normaliser",
-        "merge_kernel": "merge",
+        "chunk_h_merge_kernel": "merge",
     }
-    for launch in recorded:
-        kind = kinds.get(launch.kernel.__name__)
+    for item in recorded:
+        kind = kinds.get(item.kernel.__name__)
         if kind is not None:
-            used = compile_launch(launch, 90)
+            used = compile_launch(item, 90)
             threads = 32 * used.num_warps
             by_registers = 65536 // (-(-used.registers // 8) * 8 * threads)
             by_shared = 228 * 1024 // (used.shared_bytes + 1024)

@@ -5,8 +5,8 @@ Forward (paper, appendix B.2):
 Backward (paper, appendix B.3):
     dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
 
-with m = 0 where an operation has no stabiliser. Chunks are walked tile by tile with the state in registers; a state is
-written once per chunk, so a longer chunk moves fewer bytes.
+with m = 0 where an operation has no stabiliser. A chunk is processed tile by tile with the state in registers; a state
+is written once per chunk, so a longer chunk moves fewer bytes.
 """
 
 import triton
@@ -16,14 +16,10 @@ from .gates import NEG
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "LG", "BH", "scale"])
-def states_kernel(
+def chunk_h_kernel(
     k_ptr,
     v_ptr,
-    weight_ptr,
-    g_ptr,
-    edge_ptr,
-    m_ptr,
-    log_denom_ptr,
+    gates,
     initial_ptr,
     n_initial_ptr,
     states_ptr,
@@ -38,31 +34,30 @@ def states_kernel(
     N,
     LG,
     BH,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    GROUP: tl.constexpr,
+    SHAPE: tl.constexpr,
     REVERSE: tl.constexpr,
-    STABILISED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_LAST: tl.constexpr,
-    WITH_N: tl.constexpr,
-    ANCHORS: tl.constexpr,
     LOCAL: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Walk the chunks with one [BLOCK_K, BLOCK_V] tile of the state in registers.
+    """Process the chunks in order with one [BLOCK_K, BLOCK_V] tile of the state in registers.
 
     Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then every chunk starts from zero and
-    leaves its own contribution, which merge_kernel adds up.
-    Forward: reads k [B, T, H / GROUP, K], v [B, T, H, V], w [B, H, T]; writes the state before each chunk
-    [B, H, N, K, V] and the last state. REVERSE: reads q, dh, b, m, log2 of the denominator and the forward
-    states; writes the gradient of the state after each chunk, that of the initial state and, with ANCHORS, <C, dC> at
-    each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions, states are kept every L.
+    leaves its own contribution, which chunk_h_merge_kernel adds up.
+    Forward: reads k [B, T, H / group_x, K], v [B, T, H, V] and the gate vectors; writes the state before each chunk
+    [B, H, N, K, V] and, where asked for, n [B, H, N, K] and the last state. REVERSE: reads q, dh, the gate vectors and
+    the forward states; writes the gradient of the state after each chunk, that of the initial state and, where asked
+    for, the anchors: <C, dC> at each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions,
+    states are kept every L.
     """
+    H: tl.constexpr = SHAPE.heads
+    K: tl.constexpr = SHAPE.dim_x
+    V: tl.constexpr = SHAPE.dim_z
+    BLOCK_T: tl.constexpr = TILE.block_t
+    BLOCK_K: tl.constexpr = TILE.block_k
+    BLOCK_V: tl.constexpr = TILE.block_v
+    STABILISED: tl.constexpr = gates.m is not None
+    WITH_N: tl.constexpr = n_states_ptr is not None
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)
@@ -81,11 +76,11 @@ def states_kernel(
     offs_t = tl.arange(0, BLOCK_T)
     mask_k = offs_k < K
     mask_v = offs_v < V
-    K_ROW: tl.constexpr = (H // GROUP) * K
+    K_ROW: tl.constexpr = (H // SHAPE.group_x) * K
     V_ROW: tl.constexpr = H * V
     k_stride = tl.full((), K_ROW, tl.int64)
     v_stride = tl.full((), V_ROW, tl.int64)
-    k_base = k_ptr + batch * T * K_ROW + (head // GROUP) * K
+    k_base = k_ptr + batch * T * K_ROW + (head // SHAPE.group_x) * K
     v_base = v_ptr + batch * T * V_ROW + head * V
     rows = pid_bh * T
     state_offs = offs_k[:, None] * V + offs_v[None, :]
@@ -93,7 +88,7 @@ def states_kernel(
 
     state = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
     n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    if HAS_INITIAL:
+    if initial_ptr is not None:
         state += tl.load(initial_ptr + pid_bh * K * V + state_offs, mask=state_mask, other=0.0)
         if WITH_N:
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
@@ -125,16 +120,16 @@ def states_kernel(
             mask=mask_t[:, None] & mask_v[None, :],
             other=0.0,
         )  # [BLOCK_T, BLOCK_V]
-        log_weight = tl.load(weight_ptr + rows + t0 + offs_t, mask=mask_t, other=NEG)
-        log_decay = tl.load(g_ptr + pid_bh * NG + index)
+        log_weight = tl.load((gates.b if REVERSE else gates.w) + rows + t0 + offs_t, mask=mask_t, other=NEG)
+        log_decay = tl.load(gates.g + pid_bh * NG + index)
         if STABILISED:
-            m_in = tl.load(edge_ptr + pid_bh * (NG + 1) + index)
-            m_out = tl.load(edge_ptr + pid_bh * (NG + 1) + index + 1)
+            m_in = tl.load(gates.edge + pid_bh * (NG + 1) + index)
+            m_out = tl.load(gates.edge + pid_bh * (NG + 1) + index + 1)
             log_decay += m_in - m_out
         if REVERSE:
             if STABILISED:
-                log_weight += m_in - tl.load(m_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
-                log_weight -= tl.load(log_denom_ptr + rows + t0 + offs_t, mask=mask_t, other=0.0)
+                log_weight += m_in - tl.load(gates.m + rows + t0 + offs_t, mask=mask_t, other=0.0)
+                log_weight -= tl.load(gates.log_denom + rows + t0 + offs_t, mask=mask_t, other=0.0)
             weight = tl.math.exp2(log_weight.to(tl.float32)) * scale
         else:
             if STABILISED:
@@ -156,7 +151,7 @@ def states_kernel(
         state = tl.dot(keys, weighted, state, input_precision=PRECISION)
         if WITH_N and pid_v == 0:
             n_state += tl.sum(keys.to(tl.float32) * weight[None, :], axis=1)
-        if ANCHORS:
+        if anchor_ptr is not None:
             if t0 % L == 0:
                 before = tl.load(
                     forward_states_ptr + (pid_bh * N + chunk) * K * V + state_offs, mask=state_mask, other=0.0
@@ -169,14 +164,14 @@ def states_kernel(
         tl.store(states_ptr + out, state.to(states_ptr.dtype.element_ty), mask=state_mask)
         if WITH_N and pid_v == 0:
             tl.store(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, n_state, mask=mask_k)
-    if HAS_LAST:
+    if last_ptr is not None:
         tl.store(last_ptr + pid_bh * K * V + state_offs, state, mask=state_mask)
         if WITH_N and pid_v == 0:
             tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k)
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "LG"])
-def merge_kernel(
+def chunk_h_merge_kernel(
     g_ptr,
     edge_ptr,
     initial_ptr,
@@ -192,10 +187,6 @@ def merge_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     REVERSE: tl.constexpr,
-    STABILISED: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_LAST: tl.constexpr,
-    WITH_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -205,6 +196,7 @@ def merge_kernel(
     The transition of a chunk is one scalar, so the merge is exact. Grid: (ceil(K V / BLOCK_E) * B * H,).
     Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [B, H, N, K, V] and n [B, H, N, K].
     """
+    WITH_N: tl.constexpr = n_states_ptr is not None
     blocks: tl.constexpr = (K * V + BLOCK_E - 1) // BLOCK_E
     pid = tl.program_id(0)
     pid_e = pid % blocks
@@ -218,7 +210,7 @@ def merge_kernel(
     per_chunk = L // LG
     state = tl.zeros((BLOCK_E,), dtype=tl.float32)
     n_state = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    if HAS_INITIAL:
+    if initial_ptr is not None:
         state += tl.load(initial_ptr + pid_bh * K * V + offs, mask=mask, other=0.0)
         if WITH_N:
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
@@ -227,7 +219,7 @@ def merge_kernel(
         first = chunk * per_chunk
         count = tl.minimum(NG - first, per_chunk)
         log_decay = tl.sum(tl.load(g_ptr + pid_bh * NG + first + offs_g, mask=offs_g < count, other=0.0), axis=0)
-        if STABILISED:
+        if edge_ptr is not None:
             log_decay += tl.load(edge_ptr + pid_bh * (NG + 1) + first)
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
         decay = tl.math.exp2(log_decay.to(tl.float32))
@@ -240,7 +232,7 @@ def merge_kernel(
             n_local = tl.load(n_here, mask=mask_k & (pid_e == 0), other=0.0)
             tl.store(n_here, n_state, mask=mask_k & (pid_e == 0))
             n_state = n_state * decay + n_local
-    if HAS_LAST:
+    if last_ptr is not None:
         tl.store(last_ptr + pid_bh * K * V + offs, state, mask=mask)
         if WITH_N:
             tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k & (pid_e == 0))

@@ -1,17 +1,16 @@
-"""The walking kernel of the engine: a chunk processed tile by tile in order, its state in registers.
+"""The fused chunk kernel of the engine: a chunk processed tile by tile in order, its state on chip.
 
-It computes the same four products as mix.py,
+It computes the four products of roles.py,
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
 
-but carries S from tile to tile instead of sweeping all earlier tiles of the chunk, so work grows linearly with the
-chunk length and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) walk forward in time,
+and carries S from tile to tile, where chunk_o.py sweeps all earlier tiles of the chunk: work grows linearly with the
+chunk length, and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) run forward in time,
 "future" roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into
 blocks, one launch each.
 
 Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length
-BLOCK_T.
-Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
+BLOCK_T. Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
 """
 
 import triton
@@ -31,20 +30,14 @@ def _load_gates(ptr, offs_t, mask_t, last, other, CLAMP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every", "block"])
-def walk_kernel(
+def fused_chunk_kernel(
     x_ptr,
     y_ptr,
     z_ptr,
     state_ptr,
     partial_ptr,
     out_ptr,
-    b_ptr,
-    u_ptr,
-    w_ptr,
-    g_ptr,
-    edge_ptr,
-    m_ptr,
-    log_denom_ptr,
+    gates,
     pair_ptr,
     sums_ptr,
     last_ptr,
@@ -57,42 +50,38 @@ def walk_kernel(
     BH,
     every,
     block,
-    H: tl.constexpr,
-    DX: tl.constexpr,
-    DZ: tl.constexpr,
-    GROUP_X: tl.constexpr,
-    GROUP_Z: tl.constexpr,
+    SHAPE: tl.constexpr,
+    ROLE: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
-    FUTURE: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_LAST: tl.constexpr,
-    HAS_U: tl.constexpr,
-    STABILISED: tl.constexpr,
-    SUMS: tl.constexpr,
-    ANCHORS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Z: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Walk one chunk for BLOCK_Z columns of the output and one block of the contraction.
+    """Process one chunk for BLOCK_Z columns of the output and one block of the contraction.
 
     Head dims DX above BLOCK_X take one launch for each block of X and Y; their outputs add up in a partial result
     [B, T, H, DZ], which every launch but the FIRST reads and every one but the LAST writes.
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
-    Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state entering the chunk [B, H, N, DX, DZ]
-    (TRANSPOSED: [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. HAS_LAST writes the state
-    that leaves the sequence (N = 1).
-    SUMS writes sum_z out * pair [tiles, B, H, T]. With ANCHORS, past roles write S every ``every`` positions
-    [B, H, ceil(T / every), DX, DZ]; future roles read them back and write <C, dC> there [tiles, B, H, ceil(T / every)].
+    Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
+    (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, where ``last``
+    is given, the state that leaves the sequence (N = 1).
+    Given a pair [B, T, H, DZ], it writes sum_z out * pair [tiles, B, H, T]; past roles also write S every ``every``
+    positions [B, H, ceil(T / every), DX, DZ], and future roles read it back and write <C, dC> there
+    [tiles, B, H, ceil(T / every)].
     """
+    H: tl.constexpr = SHAPE.heads
+    DX: tl.constexpr = SHAPE.dim_x
+    DZ: tl.constexpr = SHAPE.dim_z
+    BLOCK_T: tl.constexpr = TILE.block_t
+    BLOCK_X: tl.constexpr = TILE.block_x
+    BLOCK_Z: tl.constexpr = TILE.block_z
+    FUTURE: tl.constexpr = ROLE.future
+    TRANSPOSED: tl.constexpr = ROLE.transposed
+    STABILISED: tl.constexpr = gates.m is not None
+    ANCHORS: tl.constexpr = pair_ptr is not None
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
-    X_ROW: tl.constexpr = (H // GROUP_X) * DX
-    Z_ROW: tl.constexpr = (H // GROUP_Z) * DZ
+    X_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
+    Z_ROW: tl.constexpr = (H // SHAPE.group_z) * DZ
     OUT_ROW: tl.constexpr = H * DZ
     pid = tl.program_id(0)
     pid_z = pid % NZ
@@ -114,8 +103,8 @@ def walk_kernel(
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.
-    x_offset = batch * T * X_ROW + (head // GROUP_X) * DX
-    z_offset = batch * T * Z_ROW + (head // GROUP_Z) * DZ
+    x_offset = batch * T * X_ROW + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
     x_desc = tl.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
     y_desc = tl.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BLOCK_T, BLOCK_X])
     z_desc = tl.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BLOCK_T, BLOCK_Z])
@@ -142,13 +131,13 @@ def walk_kernel(
     state_mask = mask_x[:, None] & mask_z[None, :]
 
     state = tl.zeros((BLOCK_X, BLOCK_Z), dtype=tl.float32)
-    if HAS_STATE:
+    if state_ptr is not None:
         state += tl.load(state_ptr + (pid_bh * N + pid_n) * DX * DZ + state_offs, mask=state_mask, other=0.0).to(
             tl.float32
         )
 
     tiles = tl.cdiv(end - start, BLOCK_T)
-    for tile in tl.range(0, tiles, num_stages=STAGES):
+    for tile in tl.range(0, tiles, num_stages=TILE.num_stages):
         t0 = start + (tiles - 1 - tile if FUTURE else tile) * BLOCK_T
         mask_t = t0 + offs_t < end
         last = end - 1 - t0
@@ -156,18 +145,18 @@ def walk_kernel(
         y = y_desc.load([t0, x_col])
         z = z_desc.load([t0, z_col])
         index = t0 // BLOCK_T
-        b = _load_gates(b_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
-        w = _load_gates(w_ptr + rows + t0, offs_t, mask_t, last, NEG, CLAMP)
-        log_decay = tl.load(g_ptr + pid_bh * tiles_in_sequence + index)
+        b = _load_gates(gates.b + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+        w = _load_gates(gates.w + rows + t0, offs_t, mask_t, last, NEG, CLAMP)
+        log_decay = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
         query = b
         key = -b
-        if HAS_U:
-            key += _load_gates(u_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+        if gates.u is not None:
+            key += _load_gates(gates.u + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
         if STABILISED:
-            m_in = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index)
-            m_out = tl.load(edge_ptr + pid_bh * (tiles_in_sequence + 1) + index + 1)
-            m = _load_gates(m_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
-            query -= m + _load_gates(log_denom_ptr + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+            m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
+            m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
+            m = _load_gates(gates.m + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
+            query -= m + _load_gates(gates.log_denom + rows + t0, offs_t, mask_t, last, 0.0, CLAMP)
             w -= m_out
             log_decay += m_in - m_out
         # Rows of X, Y and Z in the padding are zero, and so are all products with them unless a weight overflows.
@@ -205,12 +194,12 @@ def walk_kernel(
                     tl.store(anchor_tile, kept)
                 else:
                     tl.store(anchor_tile, kept, mask=mask_z[None, :])
-        out = tl.dot(x, state.to(x.dtype), input_precision=PRECISION) * row_factor[:, None]
-        product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+        out = tl.dot(x, state.to(x.dtype)) * row_factor[:, None]
+        product = tl.dot(x, tl.trans(y))
         product *= tl.where(causal, tl.math.exp2(exponent) * scale, 0.0)
-        out = tl.dot(product.to(z.dtype), z, out, input_precision=PRECISION)
+        out = tl.dot(product.to(z.dtype), z, out)
         state *= decay
-        state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state, input_precision=PRECISION)
+        state = tl.dot(tl.trans(y), (z * state_factor[:, None]).to(y.dtype), state)
         if ANCHORS and FUTURE:
             if (t0 & (every - 1)) == 0:
                 anchor_row = ((pid_bh * num_anchors + t0 // every) * BLOCK_X).to(tl.int32)
@@ -227,7 +216,7 @@ def walk_kernel(
             elif t0 < T:
                 out += tl.load(partial_ptr + out_offset + t0 * out_stride + out_offs, mask=out_mask, other=0.0)
         if LAST:
-            if SUMS:
+            if pair_ptr is not None:
                 pair = out
                 if t0 < T:
                     pair = tl.load(pair_ptr + z_offset + t0 * z_stride + pair_offs, mask=out_mask, other=0.0).to(
@@ -239,5 +228,5 @@ def walk_kernel(
         else:
             partial_desc.store([t0, z_col], out.to(partial_desc.dtype))
 
-    if HAS_LAST:
+    if last_ptr is not None:
         tl.store(last_ptr + pid_bh * DX * DZ + state_offs, state, mask=state_mask)

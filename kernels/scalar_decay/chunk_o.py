@@ -1,17 +1,8 @@
-"""The parallel kernel of the engine: one causal gated product inside a chunk plus the chunk's incoming state.
+"""The output kernel of TFLA as published: one causal gated product inside a chunk plus the chunk's incoming state.
 
-The output and all three main gradients have one form (paper, appendix C.3): with a gate matrix W and a state S,
-
-    out = rows(W_in) (X S) + ((X Y^T) * W) Z
-
-    h    X = q   Y = k   Z = v    S = C_{k-1}      past        (paper, equation 20)
-    dq   X = dh  Y = v   Z = k    S = C_{k-1}^T    past
-    dk   X = v   Y = dh  Z = q    S = dC_k^T       future
-    dv   X = k   Y = q   Z = dh   S = dC_k         future
-
-"past" sums over positions up to the row's own, "future" from it on. Tiles are swept inside the chunk (TFLA's second
-level of sequence parallelism), so the chunk length is independent of the tile size. Transposed products are computed
-from loaded tiles, never by transposing an accumulator.
+It computes the four products of roles.py, out = rows(W_in) (X S) + ((X Y^T) * W) Z. Tiles are swept inside the chunk
+(TFLA's second level of sequence parallelism), so the chunk length is independent of the tile size. Transposed products
+are computed from loaded tiles, never by transposing an accumulator.
 
 Gate weights are exp2(b_t - m_t - log2 denom_t - b_s + u_s) for t >= s. Let R be b - m at the first row of a past tile
 and at the last row of a future tile. Because m_t - b_t never falls with t, the row factor exp2(b_t - m_t - R) and the
@@ -84,22 +75,22 @@ def _contract(
 
 
 @triton.jit
-def _query_gate(b_ptr, m_ptr, log_denom_ptr, offs, mask, STABILISED: tl.constexpr, DENOM: tl.constexpr):
+def _query_gate(gates, offs, mask, DENOM: tl.constexpr):
     """Return b_t - m_t - log2 denom_t in float64, minus infinity in the padding."""
-    gate = tl.load(b_ptr + offs, mask=mask, other=0.0)
-    if STABILISED:
-        gate -= tl.load(m_ptr + offs, mask=mask, other=0.0)
+    gate = tl.load(gates.b + offs, mask=mask, other=0.0)
+    if gates.m is not None:
+        gate -= tl.load(gates.m + offs, mask=mask, other=0.0)
         if DENOM:
-            gate -= tl.load(log_denom_ptr + offs, mask=mask, other=0.0)
+            gate -= tl.load(gates.log_denom + offs, mask=mask, other=0.0)
     return tl.where(mask, gate, NEG)
 
 
 @triton.jit
-def _key_gate(b_ptr, u_ptr, offs, mask, HAS_U: tl.constexpr):
+def _key_gate(gates, offs, mask):
     """Return u_s - b_s in float64, minus infinity in the padding."""
-    gate = -tl.load(b_ptr + offs, mask=mask, other=0.0)
-    if HAS_U:
-        gate += tl.load(u_ptr + offs, mask=mask, other=0.0)
+    gate = -tl.load(gates.b + offs, mask=mask, other=0.0)
+    if gates.u is not None:
+        gate += tl.load(gates.u + offs, mask=mask, other=0.0)
     return tl.where(mask, gate, NEG)
 
 
@@ -111,18 +102,13 @@ def _split(gate):
 
 
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
-def mix_kernel(
+def chunk_o_kernel(
     x_ptr,
     y_ptr,
     z_ptr,
     state_ptr,
     out_ptr,
-    b_ptr,
-    u_ptr,
-    g_ptr,
-    edge_ptr,
-    m_ptr,
-    log_denom_ptr,
+    gates,
     n_states_ptr,
     pair_ptr,
     sums_ptr,
@@ -131,39 +117,37 @@ def mix_kernel(
     L,
     N,
     BH,
-    H: tl.constexpr,
-    DX: tl.constexpr,
-    DZ: tl.constexpr,
-    GROUP_X: tl.constexpr,
-    GROUP_Z: tl.constexpr,
-    FUTURE: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    HAS_STATE: tl.constexpr,
-    HAS_U: tl.constexpr,
-    STABILISED: tl.constexpr,
+    SHAPE: tl.constexpr,
+    ROLE: tl.constexpr,
     NORMALISE: tl.constexpr,
-    SUMS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    BLOCK_Z: tl.constexpr,
+    TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Compute one [BLOCK_T, BLOCK_Z] tile of out = rows(W_in) (X S) + ((X Y^T) * W) Z.
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(L / BLOCK_T) * N * B * H,).
-    Reads X, Y [B, T, H / GROUP_X, DX], Z [B, T, H / GROUP_Z, DZ], the state [B, H, N, DX, DZ] (TRANSPOSED:
-    [B, H, N, DZ, DX]) and the gate vectors [B, H, T]; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output) divides
-    by max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. SUMS writes sum_z out * pair
-    [ceil(DZ / BLOCK_Z), B, H, T], which the gate gradients need.
+    Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state [B, H, N, DX, DZ] (transposed:
+    [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ]. NORMALISE (mLSTMexp's output)
+    divides by max(|n^T q|, exp(-m)) and writes log2 of it [B, H, T]. Given a pair [B, T, H, DZ], it writes
+    sum_z out * pair [ceil(DZ / BLOCK_Z), B, H, T], which the gate gradients need.
     """
+    H: tl.constexpr = SHAPE.heads
+    DX: tl.constexpr = SHAPE.dim_x
+    DZ: tl.constexpr = SHAPE.dim_z
+    BLOCK_T: tl.constexpr = TILE.block_t
+    BLOCK_S: tl.constexpr = TILE.block_s
+    BLOCK_X: tl.constexpr = TILE.block_x
+    BLOCK_Z: tl.constexpr = TILE.block_z
+    FUTURE: tl.constexpr = ROLE.future
+    TRANSPOSED: tl.constexpr = ROLE.transposed
+    STABILISED: tl.constexpr = gates.m is not None
     NX: tl.constexpr = (DX + BLOCK_X - 1) // BLOCK_X
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     MASK_X: tl.constexpr = DX % BLOCK_X != 0
     MASK_Z: tl.constexpr = DZ % BLOCK_Z != 0
     DENOM: tl.constexpr = STABILISED and not NORMALISE
-    X_ROW: tl.constexpr = (H // GROUP_X) * DX
-    Z_ROW: tl.constexpr = (H // GROUP_Z) * DZ
+    X_ROW: tl.constexpr = (H // SHAPE.group_x) * DX
+    Z_ROW: tl.constexpr = (H // SHAPE.group_z) * DZ
     OUT_ROW: tl.constexpr = H * DZ
     pid = tl.program_id(0)
     pid_z = pid % NZ
@@ -179,9 +163,9 @@ def mix_kernel(
     if row0 >= end:
         return
 
-    x_base = x_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
-    y_base = y_ptr + batch * T * X_ROW + (head // GROUP_X) * DX
-    z_base = z_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ
+    x_base = x_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
+    y_base = y_ptr + batch * T * X_ROW + (head // SHAPE.group_x) * DX
+    z_base = z_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
     gate = pid_bh * T
     offs_t = tl.arange(0, BLOCK_T)
     offs_s = tl.arange(0, BLOCK_S)
@@ -193,21 +177,21 @@ def mix_kernel(
     x_rows = x_base + row0 * x_stride
 
     ref = gate + (tl.minimum(row0 + BLOCK_T, end) - 1 if FUTURE else row0)
-    reference = tl.load(b_ptr + ref)
+    reference = tl.load(gates.b + ref)
     if STABILISED:
-        reference -= tl.load(m_ptr + ref)
+        reference -= tl.load(gates.m + ref)
     if FUTURE:
-        row = _key_gate(b_ptr, u_ptr, gate + row0 + offs_t, mask_t, HAS_U)
+        row = _key_gate(gates, gate + row0 + offs_t, mask_t)
         row_factor = tl.math.exp2((row + reference).to(tl.float32))
     else:
-        row = _query_gate(b_ptr, m_ptr, log_denom_ptr, gate + row0 + offs_t, mask_t, STABILISED, DENOM)
+        row = _query_gate(gates, gate + row0 + offs_t, mask_t, DENOM)
         row_factor = tl.math.exp2((row - reference).to(tl.float32))
 
     unit = scale * 0.0 + 1.0
     acc = tl.zeros((BLOCK_T, BLOCK_Z), dtype=tl.float32)
     denom = tl.zeros((BLOCK_T,), dtype=tl.float32)
     x = _load_tile(x_rows, offs_t, offs_x, mask_t, X_ROW, DX, MASK_X)  # [BLOCK_T, BLOCK_X]
-    if HAS_STATE:
+    if state_ptr is not None:
         state_base = state_ptr + (pid_bh * N + pid_n) * DX * DZ
         for block in range(0, NX):
             offs_d = block * BLOCK_X + offs_x
@@ -227,14 +211,14 @@ def mix_kernel(
                 n_state = tl.load(n_states_ptr + (pid_bh * N + pid_n) * DX + offs_d, mask=offs_d < DX, other=0.0)
                 denom += tl.sum(x_block.to(tl.float32) * n_state[None, :], axis=1)
         if FUTURE:
-            inter = tl.load(g_ptr + pid_bh * N + pid_n) - reference
+            inter = tl.load(gates.g + pid_bh * N + pid_n) - reference
             if STABILISED:
-                inter -= tl.load(edge_ptr + pid_bh * (N + 1) + pid_n + 1)
+                inter -= tl.load(gates.edge + pid_bh * (N + 1) + pid_n + 1)
             inter_factor = tl.math.exp2(inter.to(tl.float32))
         else:
             inter = reference
             if STABILISED:
-                inter += tl.load(edge_ptr + pid_bh * (N + 1) + pid_n)
+                inter += tl.load(gates.edge + pid_bh * (N + 1) + pid_n)
             inter_factor = tl.math.exp2(inter.to(tl.float32)) * scale
         acc *= inter_factor
         denom *= inter_factor
@@ -266,9 +250,9 @@ def mix_kernel(
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)  # [BLOCK_S, BLOCK_Z]
         offs_col = gate + col0 + offs_s
         if FUTURE:
-            col = _query_gate(b_ptr, m_ptr, log_denom_ptr, offs_col, mask_s, STABILISED, DENOM) - reference
+            col = _query_gate(gates, offs_col, mask_s, DENOM) - reference
         else:
-            col = _key_gate(b_ptr, u_ptr, offs_col, mask_s, HAS_U) + reference
+            col = _key_gate(gates, offs_col, mask_s) + reference
         col_factor = tl.math.exp2(col.to(tl.float32))
         product *= (col_factor * scale)[None, :]
         if NORMALISE:
@@ -298,10 +282,10 @@ def mix_kernel(
         z = _load_tile(z_base + col0 * z_stride, offs_s, offs_z, mask_s, Z_ROW, DZ, MASK_Z)
         offs_col = gate + col0 + offs_s
         if FUTURE:
-            col = _query_gate(b_ptr, m_ptr, log_denom_ptr, offs_col, mask_s, STABILISED, DENOM)
+            col = _query_gate(gates, offs_col, mask_s, DENOM)
             causal = (col0 + offs_s)[None, :] >= (row0 + offs_t)[:, None]
         else:
-            col = _key_gate(b_ptr, u_ptr, offs_col, mask_s, HAS_U)
+            col = _key_gate(gates, offs_col, mask_s)
             causal = (col0 + offs_s)[None, :] <= (row0 + offs_t)[:, None]
         col_high, col_low = _split(col)
         # The high parts first: their sum is small and exact where its weight counts.
@@ -313,14 +297,14 @@ def mix_kernel(
         acc = tl.dot(product.to(z.dtype), z, acc, input_precision=PRECISION)
 
     if NORMALISE:
-        m = tl.load(m_ptr + gate + row0 + offs_t, mask=mask_t, other=0.0)
+        m = tl.load(gates.m + gate + row0 + offs_t, mask=mask_t, other=0.0)
         floor = tl.maximum(tl.abs(denom), tl.math.exp2(-m))
         acc /= floor[:, None]
         if pid_z == 0:
-            log_denom = tl.math.log2(floor.to(log_denom_ptr.dtype.element_ty))
-            tl.store(log_denom_ptr + gate + row0 + offs_t, log_denom, mask=mask_t)
-    if SUMS:
-        pair_base = pair_ptr + batch * T * Z_ROW + (head // GROUP_Z) * DZ + row0 * z_stride
+            log_denom = tl.math.log2(floor.to(gates.log_denom.dtype.element_ty))
+            tl.store(gates.log_denom + gate + row0 + offs_t, log_denom, mask=mask_t)
+    if pair_ptr is not None:
+        pair_base = pair_ptr + batch * T * Z_ROW + (head // SHAPE.group_z) * DZ + row0 * z_stride
         pair = _load_tile(pair_base, offs_t, offs_z, mask_t, Z_ROW, DZ, MASK_Z).to(tl.float32)
         sums = tl.sum(acc * pair, axis=1)
         tl.store(sums_ptr + pid_z * BH.to(tl.int64) * T + gate + row0 + offs_t, sums, mask=mask_t)

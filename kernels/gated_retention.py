@@ -1,0 +1,90 @@
+"""Gated Retention (YOCO): linear attention with a tempered sigmoid decay per head.
+
+    C_t = sigma(f_t)^(1 / tau) C_{t-1} + k_t v_t^T        h_t = scale C_t^T q_t
+
+Source: Sun et al., You Only Cache Once (2024), section 3.1, with one gate per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OPERATION = scalar_decay_operation(
+    "gated_retention",
+    label="gated Retention",
+    summary="linear attention with decay sigmoid(f)^(1/tau) per head",
+    arguments=("q", "k", "v", "f"),
+    differentiable=("q", "k", "v", "f"),
+)
+
+
+def log_decay(f: Tensor, tau: float) -> Tensor:
+    """Return the log decay [B, T, H] of gate pre-activations ``f`` [B, T, H] at temperature ``tau``."""
+    from torch.nn.functional import logsigmoid
+
+    return logsigmoid(f) / tau
+
+
+def gated_retention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    f: Tensor,
+    *,
+    impl: str = FUSED_CHUNK,
+    tau: float = 16.0,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute gated Retention: C_t = sigma(f_t)^(1/tau) C_{t-1} + k_t v_t^T, h_t = scale C_t^T q_t.
+
+    Args:
+        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        v: [B, T, H, V], the same dtype.
+        f: gate pre-activations [B, T, H], float32 (float64 beside float64).
+        impl: tfla, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        tau: temperature > 0; the larger, the nearer to 1 the decay.
+        chunk_size, state_dtype, return_last_state, options: see there.
+        initial_state: C [B, H, K, V], float32 (float64 beside float64).
+        scale: factor of q; None is K^-1/2.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, C); differentiable in all tensors.
+
+    Raises:
+        ValueError: on an argument that does not fit; the message names it, what was expected and what came.
+
+    Source: Sun et al., You Only Cache Once (2024), section 3.1.
+    """
+    from .scalar_decay import validate
+    from .scalar_decay.engine import scalar_decay
+
+    validate.check_qkv(q, k, v)
+    validate.check_gates({"f": f}, v)
+    validate.check_tau(tau)
+    return scalar_decay(
+        impl, q, k, v, lambda: (log_decay(f, tau), None), gate="tau", decay=f, inv_tau=1.0 / tau,
+        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        initial_state=initial_state, return_last_state=return_last_state, options=options,
+    )  # fmt: skip
+
+
+def make_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw inputs: q, k, v, f ~ N(0, 1); with tau = 16 the decays lie around 0.96."""
+    from .scalar_decay.inputs import InputGenerator
+
+    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
+    return {**draw.qkv(), "f": draw.gate(0.0)}

@@ -1,0 +1,394 @@
+"""Launches of the engine's kernels: what each allocates, its grid and its configuration. autograd.py orders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..common.device import capability, on_device_of, scratch
+from ..common.sizes import next_power_of_two
+from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
+from .chunk_o import chunk_o_kernel
+from .config import (
+    ANCHOR_EVERY,
+    DEFAULT_ANCHOR_EVERY,
+    GATES_BLOCK_T,
+    MERGE_BLOCK_E,
+    SCAN_BLOCK_N,
+    EngineConfig,
+    MixConfig,
+    NormaliserConfig,
+    StatesConfig,
+    WalkConfig,
+    select_config,
+)
+from .fused_chunk import fused_chunk_kernel
+from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
+from .normaliser import denominator_kernel, normaliser_kernel
+from .roles import GateVectors, Role, Shape
+from .step import step_kernel
+
+STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What one call computes, beside its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
+
+    gate: str
+    scale: float
+    chunk: int
+    state_dtype: torch.dtype
+    scheme: str
+    inv_tau: float = 1.0
+
+    @property
+    def stabilised(self) -> bool:
+        return self.gate == "exp"
+
+    @property
+    def has_u(self) -> bool:
+        return self.gate in ("sig", "exp", "ssd")
+
+    @property
+    def anchor_every(self) -> int:
+        """Positions between anchors of the decay gradient in the fused kernel: never across a chunk's edge."""
+        return min(self.chunk, ANCHOR_EVERY.get(self.gate, DEFAULT_ANCHOR_EVERY))
+
+
+def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig[Any]:
+    """Return the launches for a problem on the device of its tensors."""
+    return select_config(
+        scheme=problem.scheme,
+        capability=capability(v.device),
+        item_bytes=v.element_size(),
+        head_dim_qk=q.shape[3],
+        head_dim_v=v.shape[3],
+        chunk=problem.chunk,
+        rows=v.shape[0] * v.shape[2],
+    )
+
+
+def _empty(*shape: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, device=like.device, dtype=dtype)
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+@on_device_of("v")
+def run_gates(
+    problem: Problem,
+    stretch: int,
+    v: Tensor,
+    decay: Tensor | None,
+    input_gate: Tensor | None,
+    head: Tensor | None,
+    m_initial: Tensor | None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[GateVectors, Tensor | None]:
+    """Launch the gate kernels: log gates cumulative over ``stretch`` positions and, for mLSTMexp, the stabiliser.
+
+    Returns:
+        the gate vectors in ``dtype``, log_denom yet to be written, and the last m [B, H] in base e.
+    """
+    B, T, H, _ = v.shape
+    N = triton.cdiv(T, stretch)
+
+    def vector(*shape: int) -> Tensor:
+        return _empty(B, H, *shape, like=v, dtype=dtype)
+
+    b, w, g = vector(T), vector(T), vector(N)
+    u = vector(T) if problem.has_u else None
+    m = g_max = edge = m_last = log_denom = None
+    if problem.stabilised:
+        g_max, edge, log_denom = vector(N), vector(N + 1), vector(T)
+        m, m_last = _empty(B, H, T, like=v), _empty(B, H, like=v)
+    block_t = min(stretch, GATES_BLOCK_T)
+    gates_forward_kernel[(N * B * H,)](
+        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N,
+        H=H, GATE=problem.gate, BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
+    )  # fmt: skip
+    if problem.stabilised:
+        stabiliser_scan_kernel[(B * H,)](
+            g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
+        )
+        grid = (triton.cdiv(T, SCAN_BLOCK_N) * B * H,)
+        stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
+    return GateVectors(b, u, w, g, edge, m, log_denom), m_last
+
+
+@dataclass(slots=True, kw_only=True)
+class ChunkStates:
+    """What a pass over the chunks leaves.
+
+    Attributes:
+        states: [B, H, N, K, V], before each chunk; of a pass backward in time, after it.
+        n_states: n before each chunk [B, H, N, K].
+        last: [B, H, K, V], after the last step of the pass.
+        n_last: [B, H, K].
+        anchors: <C, dC> at each chunk's start [tiles, B, H, N].
+    """
+
+    states: Tensor
+    n_states: Tensor | None = None
+    last: Tensor | None = None
+    n_last: Tensor | None = None
+    anchors: Tensor | None = None
+
+
+@on_device_of("values")
+def run_chunk_h(
+    problem: Problem,
+    config: StatesConfig,
+    keys: Tensor,
+    values: Tensor,
+    gates: GateVectors,
+    stretch: int,
+    initial: Tensor | None,
+    *,
+    n_initial: Tensor | None = None,
+    want_last: bool = False,
+    want_n: bool = False,
+    reverse: bool = False,
+    forward_states: Tensor | None = None,
+) -> ChunkStates:
+    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh), ``forward_states`` are for its
+    anchors. Gate vectors are cumulative over ``stretch`` positions."""
+    B, T, H, V = values.shape
+    K = keys.shape[3]
+    N = triton.cdiv(T, problem.chunk)
+    result = ChunkStates(states=_empty(B, H, N, K, V, like=values, dtype=problem.state_dtype))
+    tiles = triton.cdiv(K, config.block_k) * triton.cdiv(V, config.block_v)
+    if want_n:
+        result.n_states = _empty(B, H, N, K, like=values)
+    if want_last:
+        result.last = _empty(B, H, K, V, like=values)
+        result.n_last = _empty(B, H, K, like=values) if want_n else None
+    if forward_states is not None:
+        result.anchors = _empty(tiles, B, H, N, like=values)
+    ends = (initial, n_initial, result.states, result.n_states, result.last, result.n_last)
+    local = config.parallel and N > 1 and forward_states is None
+    chunk_h_kernel[(tiles * B * H * (N if local else 1),)](
+        keys, values, gates, *((None, None, *ends[2:4], None, None) if local else ends),
+        forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
+        SHAPE=Shape(H, K, V, H // keys.shape[2], 1), REVERSE=reverse, LOCAL=local, TILE=config,
+        PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    if local:
+        chunk_h_merge_kernel[(triton.cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
+            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, K=K, V=V, REVERSE=reverse, BLOCK_E=MERGE_BLOCK_E,
+            BLOCK_G=next_power_of_two(problem.chunk // stretch), BLOCK_K=next_power_of_two(K), num_warps=4,
+        )  # fmt: skip
+    return result
+
+
+@on_device_of("q")
+def run_normaliser(
+    problem: Problem,
+    config: NormaliserConfig,
+    q: Tensor,
+    k: Tensor,
+    n_states: Tensor | None,
+    gates: GateVectors,
+    stretch: int,
+    *,
+    heads: int,
+    want_last: bool,
+) -> Tensor | None:
+    """Launch the normaliser's kernels: fill ``gates.log_denom``; return the last n [B, H, K] of a single chunk."""
+    B, T, _, K = q.shape
+    N = triton.cdiv(T, problem.chunk)
+    blocks = triton.cdiv(K, config.block_k)
+    n_q = _empty(blocks, B, heads, T, like=q)
+    n_last = _empty(B, heads, K, like=q) if want_last else None
+    triton.set_allocator(scratch)
+    normaliser_kernel[(blocks * N * B * heads,)](
+        q, k, gates, n_states, n_q, n_last, problem.scale, T, problem.chunk, N, B * heads,
+        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    count = B * heads * T
+    denominator_kernel[(triton.cdiv(count, SCAN_BLOCK_N),)](
+        n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N
+    )
+    return n_last
+
+
+@dataclass(slots=True, kw_only=True)
+class Product:
+    """What one of the four products leaves.
+
+    Attributes:
+        out: [B, T, H, DZ] in z's dtype.
+        row_sums: of out * pair [tiles, B, H, T], where a pair was given.
+        last: the state after the last step of a single chunk, in the layout of the states.
+        anchor_states: states at the anchors, of a past role with a pair.
+        anchors: <C, dC> there [tiles, B, H, ceil(T / every)], of a future role with a pair.
+    """
+
+    out: Tensor
+    row_sums: Tensor | None = None
+    last: Tensor | None = None
+    anchor_states: Tensor | None = None
+    anchors: Tensor | None = None
+
+
+@on_device_of("z")
+def run_chunk_o(
+    problem: Problem,
+    config: MixConfig,
+    role: Role,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    states: Tensor | None,
+    gates: GateVectors,
+    *,
+    heads: int,
+    n_states: Tensor | None = None,
+    normalise: bool = False,
+    pair: Tensor | None = None,
+) -> Product:
+    """Launch the kernel that sweeps a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
+    B, T, _, DZ = z.shape
+    H = heads
+    N = triton.cdiv(T, problem.chunk)
+    tiles_z = triton.cdiv(DZ, config.block_z)
+    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
+    if pair is not None:
+        result.row_sums = _empty(tiles_z, B, H, T, like=z)
+    chunk_o_kernel[(tiles_z * triton.cdiv(problem.chunk, config.block_t) * N * B * H,)](
+        x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
+        problem.scale, T, problem.chunk, N, B * H,
+        SHAPE=Shape(H, x.shape[3], DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, NORMALISE=normalise,
+        TILE=config, PRECISION=_precision(z), num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return result
+
+
+@on_device_of("z")
+def run_fused_chunk(
+    problem: Problem,
+    config: WalkConfig,
+    role: Role,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    states: Tensor | None,
+    gates: GateVectors,
+    *,
+    heads: int,
+    pair: Tensor | None = None,
+    want_last: bool = False,
+    anchor_states: Tensor | None = None,
+) -> Product:
+    """Launch the kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
+
+    A past role with a ``pair`` (dq) leaves the states at the anchors, the future role that gets them (dk) the anchors.
+    ``want_last`` needs a single chunk.
+    """
+    B, T, _, DZ = z.shape
+    DX = x.shape[3]
+    H = heads
+    N = triton.cdiv(T, problem.chunk)
+    every = problem.anchor_every
+    num_anchors = triton.cdiv(T, every)
+    blocks = triton.cdiv(DX, config.block_x)
+    tiles_z = triton.cdiv(DZ, config.block_z)
+    result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
+    if pair is not None:
+        result.row_sums = _empty(tiles_z, B, H, T, like=z)
+        if role.future:
+            result.anchors = _empty(blocks, tiles_z, B, H, num_anchors, like=z)
+        else:
+            result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, DZ, like=z, dtype=z.dtype)
+    if want_last:
+        result.last = _empty(B, H, *((DZ, DX) if role.transposed else (DX, DZ)), like=z)
+    # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
+    partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+    partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
+    if B * H * num_anchors * config.block_x >= 2**31:
+        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
+    triton.set_allocator(scratch)
+    for block in range(blocks):
+        fused_chunk_kernel[(tiles_z * N * B * H,)](
+            x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last,
+            None if result.anchor_states is None else result.anchor_states[block],
+            None if result.anchors is None else result.anchors[block],
+            problem.scale, T, problem.chunk, N, B * H, every, block,
+            SHAPE=Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, FIRST=block == 0,
+            LAST=block == blocks - 1, TILE=config, num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    if result.anchors is not None:
+        result.anchors = result.anchors.flatten(0, 1)
+    return result
+
+
+@on_device_of("q_dq")
+def run_gates_backward(
+    problem: Problem,
+    q_dq: Tensor,
+    k_dk: Tensor,
+    anchors: Tensor | None,
+    every: int,
+    decay: Tensor | None,
+    input_gate: Tensor | None,
+    head: Tensor | None,
+    *,
+    end_is_known: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant.
+
+    ``every`` is the distance of the anchors; without anchors one stretch covers T.
+    """
+    NUM_SUMS, B, H, T = q_dq.shape
+    N = 1 if anchors is None else anchors.shape[3]
+    d_decay = None if decay is None else torch.empty_like(decay)
+    d_input = None if input_gate is None else torch.empty_like(input_gate)
+    d_head = None if head is None else _empty(B, H, N, like=q_dq)
+    block_t = min(problem.chunk, GATES_BLOCK_T)
+    gates_backward_kernel[(N * B * H,)](
+        q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
+        problem.inv_tau, T, T if anchors is None else every, N, B * H,
+        H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
+        END_IS_KNOWN=end_is_known, BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
+    )  # fmt: skip
+    if d_head is not None and head is not None:
+        d_head = d_head.sum((0, 2)).to(head.dtype)
+    return d_decay, d_input, d_head
+
+
+@on_device_of("v")
+def run_step(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    input_gate: Tensor | None,
+    head: Tensor | None,
+    c: Tensor | None,
+    n: Tensor | None,
+    m: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Launch the decoding step: h [B, 1, H, V] and the new C, n and m; the state given is left as it is."""
+    B, _, H, V = v.shape
+    K = q.shape[3]
+    h, c_out = torch.empty_like(v), _empty(B, H, K, V, like=v)
+    n_out = _empty(B, H, K, like=v) if problem.stabilised else None
+    m_out = _empty(B, H, like=v) if problem.stabilised else None
+    block_v = min(STEP_BLOCK_V, max(16, next_power_of_two(V)))
+    step_kernel[(triton.cdiv(V, block_v) * B * H,)](
+        q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, c_out, n_out, m_out, problem.scale,
+        problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
+        BLOCK_K=min(STEP_BLOCK_K, max(16, next_power_of_two(K))), BLOCK_V=block_v, num_warps=4,
+    )  # fmt: skip
+    return h, c_out, n_out, m_out

@@ -1,0 +1,82 @@
+"""Simple GLA: linear attention with one data-dependent decay per head.
+
+    C_t = exp(g_t) C_{t-1} + k_t v_t^T        h_t = scale C_t^T q_t
+
+Source: Yang et al., Gated Linear Attention (2024), with the gate reduced to a scalar per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OPERATION = scalar_decay_operation(
+    "simple_gla",
+    label="simple GLA",
+    summary="linear attention with a data-dependent scalar decay per head",
+    arguments=("q", "k", "v", "g"),
+    differentiable=("q", "k", "v", "g"),
+)
+
+
+def simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    *,
+    impl: str = FUSED_CHUNK,
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype | None = None,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    scale: float | None = None,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute simple GLA: C_t = exp(g_t) C_{t-1} + k_t v_t^T, h_t = scale C_t^T q_t.
+
+    Args:
+        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
+        v: [B, T, H, V], the same dtype.
+        g: log decays [B, T, H], <= 0, float32 (float64 beside float64).
+        impl: tfla, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        chunk_size, state_dtype, return_last_state, options: see there.
+        initial_state: C [B, H, K, V], float32 (float64 beside float64).
+        scale: factor of q; None is K^-1/2.
+
+    Returns:
+        h [B, T, H, V] in v's dtype, or (h, C); differentiable in all tensors.
+
+    Raises:
+        ValueError: on an argument that does not fit; the message names it, what was expected and what came.
+
+    Source: Yang et al., Gated Linear Attention (2024), with one decay a head.
+    """
+    from .scalar_decay import validate
+    from .scalar_decay.engine import scalar_decay
+
+    validate.check_qkv(q, k, v)
+    validate.check_gates({"g": g}, v)
+    return scalar_decay(
+        impl, q, k, v, lambda: (g, None), gate="log", decay=g, scale=validate.resolve_scale(scale, q.shape[-1]),
+        chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
+        return_last_state=return_last_state, options=options,
+    )  # fmt: skip
+
+
+def make_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw inputs: q, k, v ~ N(0, 1), g = log sigma(x) with x biased towards decays near 1 head by head."""
+    from torch.nn.functional import logsigmoid
+
+    from .scalar_decay.inputs import InputGenerator
+
+    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
+    return {**draw.qkv(), "g": draw.round_gate(logsigmoid(draw.forget_gate()))}
