@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrbench.bench import check
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.spec import Operation
 from lrbench.results.schema import Case
 
@@ -29,7 +29,7 @@ def expected_and_results(case: Case) -> tuple[check.Expected, dict[str, torch.Te
     operation = get_operation(case.op)
     inputs = check.Inputs("cpu").get(operation, case)
     expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
-    function = resolve(operation.implementation("torch").call)
+    function = operation.function(operation.implementation("torch"))
     assert expected.grad_out is not None
     grad_out = expected.grad_out
     results = check.evaluate(operation, lambda *x: function(*x, chunk_size=32), inputs, lambda _: grad_out)

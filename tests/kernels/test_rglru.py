@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
-from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU
 from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels import diagonal_laws as laws
 
@@ -30,7 +29,7 @@ SMALL = sizes(2, 45, 12)
 
 
 def portable(operation: Operation) -> Any:
-    return resolve(operation.implementation("torch").call)
+    return operation.function(operation.implementation("torch"))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.diagonal import engine
-from lrbench.kernels.diagonal.config import DiagonalConfig, TileConfig
-from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
-from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU, launch
+from lrbench.kernels.rglru.config import ScanConfig
 from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels import diagonal_laws as laws
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
@@ -21,16 +20,16 @@ interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
 
 SMALL = {"batch": 2, "seq_len": 19, "channels": 24}
-LONGER_ROWS_FORWARD = DiagonalConfig(
+LONGER_ROWS_FORWARD = ScanConfig(
     forward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
     backward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
 )
-LONGER_ROWS_BACKWARD = DiagonalConfig(
+LONGER_ROWS_BACKWARD = ScanConfig(
     forward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
     backward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
 )
 """Tiles so small that 19 steps are three of them, the last one ragged; 24 channels leave a block half empty."""
-WALKED = DiagonalConfig(
+WALKED = ScanConfig(
     forward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
     backward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
 )
@@ -49,7 +48,7 @@ each_implementation = pytest.mark.parametrize(
 
 
 def function(operation: Operation, name: str) -> Any:
-    return resolve(operation.implementation(name).call)
+    return operation.function(operation.implementation(name))
 
 
 @interpret
@@ -116,7 +115,7 @@ def test_words_hold_the_states_behind_their_tiles(
         return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
 
     with monkeypatch.context() as patch:
-        given = give_words(engine, 7, patch)
+        given = give_words(launch, 7, patch)
         results = run(0, seq_len)
     assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
     steps = config.forward.steps
@@ -138,7 +137,7 @@ def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) 
         problem = laws.make_problem(RGLRU, sizes, dtype=torch.float32, device="cpu", num_siblings=0)
         return [*laws.laws.evaluate(problem, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD).values()]
 
-    check_shapes_share_words(engine, results, monkeypatch, launches=2)
+    check_shapes_share_words(launch, results, monkeypatch, launches=2)
 
 
 @interpret
@@ -213,7 +212,7 @@ def test_bad_launches() -> None:
     def rejects(match: str, **tiles: TileConfig) -> None:
         with pytest.raises(ValueError, match=match):
             function(RGLRU, "chunked")(
-                *inputs.values(), chunk_size=16, config=DiagonalConfig(**{"forward": tile, "backward": tile, **tiles})
+                *inputs.values(), chunk_size=16, config=ScanConfig(**{"forward": tile, "backward": tile, **tiles})
             )
 
     odd = TileConfig(block_i=4, block_o=3, block_c=16, num_warps=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.wkv4 import OPERATION
+from lrbench.kernels.wkv import OPERATION
 from lrbench.tests.kernels import laws, wkv_laws
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -27,7 +27,7 @@ SMALL = sizes(2, 45, 24)
 
 
 def function(name: str) -> Any:
-    return resolve(OPERATION.implementation(name).call)
+    return OPERATION.function(OPERATION.implementation(name))
 
 
 @each_dtype

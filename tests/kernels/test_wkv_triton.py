@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.diagonal.config import TileConfig
-from lrbench.kernels.wkv4 import OPERATION, exchange, scan
-from lrbench.kernels.wkv4.config import WkvConfig, select_config
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.wkv import OPERATION, exchange, launch
+from lrbench.kernels.wkv.config import WkvConfig, select_config
 from lrbench.tests.kernels import laws, wkv_laws
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
@@ -39,7 +39,7 @@ each_implementation = pytest.mark.parametrize(
 
 
 def function(name: str) -> Any:
-    return resolve(OPERATION.implementation(name).call)
+    return OPERATION.function(OPERATION.implementation(name))
 
 
 @interpret
@@ -226,7 +226,7 @@ def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pyt
     keywords = {"initial_state": problem.state, "return_last_state": True, "config": SERIAL}
     expected, _ = fn(k, v, w, u, **keywords)
     with monkeypatch.context() as patch:
-        given = give_words(scan, 7, patch)
+        given = give_words(launch, 7, patch)
         assert torch.equal(fn(k, v, w, u, **keywords)[0], expected)
     ((words, others),) = given
     assert (words[:, 3] == 7).all() and (others[:, 3] == 6).all()
@@ -248,7 +248,7 @@ def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.Monkey
         problem = wkv_laws.make_problem(sizes, dtype=torch.float32, device="cpu", num_siblings=0)
         return [function("scan")(*problem.inputs.values(), initial_state=problem.state, config=SERIAL)]
 
-    check_shapes_share_words(scan, outputs, monkeypatch, launches=1)
+    check_shapes_share_words(launch, outputs, monkeypatch, launches=1)
 
 
 @interpret

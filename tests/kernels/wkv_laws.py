@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lrbench.kernels import resolve
-from lrbench.kernels.scalar_decay.reference import compute_dtype
-from lrbench.kernels.wkv4 import OPERATION
+from lrbench.kernels.common.arguments import compute_dtype
+from lrbench.kernels.wkv import OPERATION
 from lrbench.tests.kernels import laws
 
 Function = Callable[..., Any]
@@ -188,7 +188,7 @@ def check_heavy_past(
         num_siblings=0,
     )  # fmt: skip
     problem.inputs["k"][:, 0] = 100
-    expected = laws.evaluate(problem.double(), resolve(OPERATION.implementation("torch").call))
+    expected = laws.evaluate(problem.double(), OPERATION.function(OPERATION.implementation("torch")))
     results = laws.evaluate(problem, fn, stabilizer=expected["m"], **kwargs)
     names = ["h", "C", "n"] if rates[1] > 1 else [name for name in expected if name != "m"]
     relative = 200 * torch.finfo(torch.float32).eps

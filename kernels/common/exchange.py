@@ -6,7 +6,8 @@ it at once, thread by thread: nothing but the way to the L2 cache and back lies 
 
 Every tile has a word of its own, which is written once a launch: relaxed accesses put stores of different programs to
 one word in no order, even where one program has read what the other stored, so the older of two could land last and the
-next tile would wait for ever. Nor is a word zeroed: what an earlier call left in it has another number.
+next tile would wait for ever. Nor is a word zeroed: what an earlier call left in it has another number. This
+module keeps the words; the code that passes states through them is each family's own.
 
 Sources: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for words that hold
 their own flag; NVIDIA, PTX ISA, "Memory Consistency Model", for what relaxed accesses promise: coherence of one word,
@@ -16,7 +17,7 @@ and causality order only through release and acquire, which would put a fence in
 from __future__ import annotations
 
 import threading
-from functools import cache
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,45 +33,17 @@ MAX_CALL = 2**31 - 1
 """The largest number of a call: a kernel takes it as an int32."""
 
 
-@cache
-def exchange_code(pack: int) -> tuple[str, str]:
-    """Return the PTX that passes states on for ``pack`` channels of a thread at once, and its operand constraints.
+@dataclass(frozen=True, slots=True)
+class PassCode:
+    """PTX by which a tile's threads exchange values, its operand constraints, and the channels of a thread."""
 
-    Operands, ``pack`` of each: the state (out; 0 where the channel is not this thread's to pass on), the addresses of
-    the word to read and of the word to write, the thread's turn (the number of its tile; 0 waits for nobody and reads
-    nothing, -1 takes no part), the number of the call, the first state, and the map a, b from a state before the tile
-    to the one behind it.
-    """
-    each = range(pack)
-    state, before, after, turn, call, first, a, b = ([f"${group * pack + n}" for n in each] for group in range(8))
-    lines = [".reg .pred more;"]
-    for n in each:
-        lines += [
-            f".reg .pred part{n}, wait{n}; .reg .b64 word{n}; .reg .b32 number{n}; .reg .f32 next{n};",
-            f"setp.ge.s32 part{n}, {turn[n]}, 0;",
-            f"setp.gt.s32 wait{n}, {turn[n]}, 0;",
-            # Who waits for nobody has the word it would wait for.
-            f"selp.f32 {state[n]}, {first[n]}, 0f00000000, part{n};",
-            f"mov.b64 word{n}, {{{state[n]}, {call[n]}}};",
-        ]
-    # Two words an access, which count as two to the memory model: half as many polls are on their way.
-    pairs = [(n, f"{{word{n}, word{n + 1}}}") for n in range(0, pack, 2)] if pack > 1 else [(0, "word0")]
-    kind = "v2.b64" if pack > 1 else "b64"
-    lines += ["again:"]
-    lines += [f"@wait{n} ld.relaxed.gpu.global.{kind} {word}, [{before[n]}];" for n, word in pairs]
-    lines += ["setp.ne.s32 more, 0, 0;"]
-    for n in each:
-        lines += [
-            f"mov.b64 {{{state[n]}, number{n}}}, word{n};",
-            f"setp.ne.or.s32 more, number{n}, {call[n]}, more;",
-        ]
-    lines += ["@more bra again;"]
-    for n in each:
-        lines += [f"fma.rn.f32 next{n}, {a[n]}, {state[n]}, {b[n]};", f"mov.b64 word{n}, {{next{n}, {call[n]}}};"]
-    lines += [f"@part{n} st.relaxed.gpu.global.{kind} [{after[n]}], {word};" for n, word in pairs]
-    constraints = ["=&f"] * pack + ["l"] * (2 * pack) + ["r"] * (2 * pack) + ["f"] * (3 * pack)
-    return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
+    code: str
+    constraints: str
+    pack: int
 
+
+NO_CODE = PassCode("", "", 1)
+"""For the interpreter, which runs no PTX."""
 
 _kept: dict[tuple[torch.device, int, int], tuple[Tensor, int]] = {}
 _lock = threading.Lock()

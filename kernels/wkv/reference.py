@@ -13,12 +13,15 @@ positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for t
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..scalar_decay.reference import compute_dtype
+from ..common.arguments import compute_dtype
+
+TORCHS_OWN = "torch._higher_order_ops.associative_scan"
 
 EMPTY = -1e38
 """max of a state that has seen nothing; differences of it are finite."""
@@ -84,34 +87,42 @@ def recurrent(
     return (y, (num, den, top)) if return_last_state else y
 
 
-def parallel(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    u: Tensor,
-    *,
-    initial_state: State | None = None,
-    return_last_state: bool = False,
-    state_dtype: torch.dtype = torch.float32,
-) -> Tensor | tuple[Tensor, State]:
-    """Compute WKV as one associative scan over time; arguments and result as in :func:`recurrent`.
+def associative(
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, *, torchs_own: bool = False
+) -> tuple[Tensor, State]:
+    """Compute y [B, T, C] and the last state as one associative scan over time.
 
     In ceil(log2 T) steps, sums of runs of 1, 2, 4, ... tokens are added to the run before, which decays over the run's
     length. Source: Hillis and Steele, "Data parallel algorithms" (1986).
+
+    Args:
+        torchs_own: by torch's own associative_scan, a prototype higher-order operator, which is what torch.compile has
+            for such recurrences; eager mode runs it in log2(T) passes over whole tensors, forward and backward.
     """
     dtype = compute_dtype(v.dtype)
     keys, values, rate, bonus = (x.to(dtype) for x in (k, v, w, u))
-    first = first_state(k, initial_state)
-    num, den, top = tokens(keys, values)
+    sums = tokens(keys, values)
+    if torchs_own:
+        elements = (rate.expand_as(keys).contiguous(), *sums)
+        _, *summed = importlib.import_module(TORCHS_OWN).associative_scan(
+            _combine, elements, dim=1, combine_mode="generic"
+        )
+        sums = (summed[0], summed[1], summed[2])
     distance = 1
-    while distance < keys.shape[1]:
-        earlier = (num[:, :-distance], den[:, :-distance], top[:, :-distance] - distance * rate)
-        later = (num[:, distance:], den[:, distance:], top[:, distance:])
-        summed = add(*earlier, *later)
-        num, den, top = (torch.cat((x[:, :distance], y), dim=1) for x, y in zip((num, den, top), summed, strict=True))
+    while not torchs_own and distance < keys.shape[1]:
+        earlier = (sums[0][:, :-distance], sums[1][:, :-distance], sums[2][:, :-distance] - distance * rate)
+        later = add(*earlier, *(x[:, distance:] for x in sums))
+        num, den, top = (torch.cat((x[:, :distance], y), dim=1) for x, y in zip(sums, later, strict=True))
+        sums = (num, den, top)
         distance *= 2
-    y, last = finish(first, (num, den, top), keys, values, rate, bonus)
-    return (y.to(v.dtype), last) if return_last_state else y.to(v.dtype)
+    y, last = finish(first_state(k, initial_state), sums, keys, values, rate, bonus)
+    return y.to(v.dtype), last
+
+
+def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the decay and the sum of two neighbouring runs."""
+    (decay1, num1, den1, top1), (decay2, num2, den2, top2) = earlier, later
+    return decay1 + decay2, *add(num1, den1, top1 - decay2, num2, den2, top2)
 
 
 def tokens(k: Tensor, v: Tensor) -> State:
@@ -133,7 +144,7 @@ def finish(first: State, sums: State, k: Tensor, v: Tensor, w: Tensor, u: Tensor
     return y, (num, den, top)
 
 
-def make_inputs(
+def wkv4_inputs(
     sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> dict[str, Tensor]:
     """Draw k, v ~ N(0, 1) and, as a layer's initial weights, w = exp(-5 ... 3) and u = log 0.3 + (-0.5, 0, 0.5).

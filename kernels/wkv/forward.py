@@ -14,9 +14,10 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _tile, _widen
+from ..common.time_tiles import load_rows, tile_offsets, widen
 from .elements import (
     EMPTY,
+    INTERPRETED,
     LEAST_PAIR,
     LEAST_STATE,
     MAX_BONUS,
@@ -25,27 +26,26 @@ from .elements import (
     MIN_BONUS,
     SLOW_RATE,
     SUBROW,
-    _add,
-    _advance,
-    _all_at_least,
-    _decay,
-    _exp,
-    _join_rows,
-    _load_rows,
-    _load_state,
-    _look_back,
-    _pass_state,
-    _position,
-    _prefetch,
-    _reciprocal,
-    _renew_whole,
-    _scan_rows,
-    _split_rate,
-    _sum_run,
-    _tighten,
-    _weights_below,
-    _weights_under,
-    _widen_anew,
+    add,
+    advance,
+    all_at_least,
+    decay_factor,
+    exp,
+    join_rows,
+    load_state,
+    look_back,
+    pass_state,
+    prefetch,
+    program_position,
+    reciprocal,
+    renew_whole,
+    scan_rows,
+    split_rate,
+    sum_run,
+    tighten,
+    weights_below,
+    weights_under,
+    widen_anew,
 )
 
 
@@ -71,8 +71,8 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
     With the past's weight relative to the token's, e = e^(m - u - k), it is (e num + v) / (e den + 1): v itself where
     there is no past.
     """
-    past = _exp(tl.minimum(m - (k + u), MAX_RATIO))
-    return tl.fma(past, num, v) * _reciprocal(tl.fma(past, den, 1.0), PRECISE)
+    past = exp(tl.minimum(m - (k + u), MAX_RATIO))
+    return tl.fma(past, num, v) * reciprocal(tl.fma(past, den, 1.0), PRECISE)
 
 
 @triton.jit
@@ -116,15 +116,15 @@ def _nothing(w_ptr, offs_c, mask_c):
 def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
     """Return what each row adds to a state behind it, the least of its runs' sums of weights, the exponents of the runs
     and the weights of all steps."""
-    decay = _decay(w)
-    m, weights = _weights_below(k[0], nothing, SUB)
-    num, den = _sum_run(weights, v[0], decay, SUB)
+    decay = decay_factor(w)
+    m, weights = weights_below(k[0], nothing, SUB)
+    num, den = sum_run(weights, v[0], decay, SUB)
     least = den
     tops, all_weights = (m,), (weights,)
     for part in tl.static_range(1, PARTS):
-        top, weights = _weights_below(k[part], 0.0, SUB)
-        new_num, new_den = _sum_run(weights, v[part], decay, SUB)
-        m, num, den = _add(m - SUB * w, num, den, top, new_num, new_den)
+        top, weights = weights_below(k[part], 0.0, SUB)
+        new_num, new_den = sum_run(weights, v[part], decay, SUB)
+        m, num, den = add(m - SUB * w, num, den, top, new_num, new_den)
         least = tl.minimum(least, new_den)
         tops = tops + (top,)
         all_weights = all_weights + (weights,)
@@ -146,11 +146,11 @@ def _run(
         if SAVE > 0:
             if START + n > 0 and (START + n) % SAVE == 0:
                 _save_state(saved_ptr, size, top, num, den, step + START + n, offs_c, mask_c, C, SAVE)
-        value = weights[n] * _widen(v[n])
+        value = weights[n] * widen(v[n])
         if n % 2 == 1:
             least = tl.minimum(least, den)
         now = tl.fma(bonus, weights[n], den)
-        y = tl.fma(bonus, value, num) * _reciprocal(now, PRECISE)
+        y = tl.fma(bonus, value, num) * reciprocal(now, PRECISE)
         tl.store(y_ptr + (START + n) * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c)
         num = tl.fma(decay, num, value)
         den = tl.fma(decay, den, weights[n])
@@ -167,21 +167,21 @@ def _run_rows(
     Returns the states behind the rows, and whether everything is right: no denominator too small under its run's
     exponent, no past too heavy.
     """
-    decay = _decay(w)
-    bonus = _exp(u)
+    decay = decay_factor(w)
+    bonus = exp(u)
     least = tl.where((u > MIN_BONUS) & (u < MAX_BONUS), 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
     if SAVE > 0:
         _save_state(saved_ptr, size, m, num, den, step, offs_c, mask_c, C, SAVE)
     for part in tl.static_range(PARTS):
         lead = m - tops[part]
-        scale = _exp(lead)
+        scale = exp(lead)
         num, den, part_least = _run(
             y_ptr, saved_ptr, size, weights[part], v[part], scale * num, scale * den, tops[part], decay, bonus, step,
             offs_c, offs, mask_c, C, SAVE, PRECISE, part * SUB, SUB,
         )  # fmt: skip
         m = tops[part]
         least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
-    return m, num, den, _all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
+    return m, num, den, all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
 
 
 @triton.jit
@@ -214,7 +214,7 @@ def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: t
             at = (start + n) * C + offs
             k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
             v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
-            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
         m -= RUN * slow
     return m, num, den
 
@@ -240,7 +240,7 @@ def _rerun_rows(
             v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
             tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
         m -= tl.minimum(tl.maximum(rest, 0), RUN).to(tl.float32) * slow
     return m, num, den
 
@@ -265,124 +265,118 @@ def scan_kernel(
     S,
     ahead,
     C: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-    WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
-    RELOAD: tl.constexpr,
-    HOLD: tl.constexpr,
-    SERIAL: tl.constexpr,
+    KEEP: tl.constexpr,
     GATHER: tl.constexpr,
-    GATHER_CONSTRAINTS: tl.constexpr,
     PASS: tl.constexpr,
-    PASS_CONSTRAINTS: tl.constexpr,
-    PACK: tl.constexpr,
     LOOK: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that whoever waits
-    waits for a program that runs. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program waits
+    for one that runs already. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
     [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
     [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
-    RELOAD reads k and v again for the outputs, from the cache, instead of holding them in registers; HOLD holds them as
-    they came, and needs B * T of a tile at least. SERIAL passes states from tile to tile through words [tiles, B, C] of
-    two int64, beside the number of the call; it takes exchange.py's code for PACK channels of a thread, "" in the
-    interpreter.
+    KEEP says what of k and v stays in registers for the outputs: "nothing" (they are read again, from the cache),
+    "tokens" (as they came, which needs B * T of a tile at least), or "weights" (v and the weights). With PASS states go
+    from tile to tile, through words [tiles, B, C] of two int64, beside the number of the call; GATHER and PASS are
+    exchange.py's code, and without PASS sums are added up.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
-    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    SERIAL: tl.constexpr = PASS is not None
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     LONGEST: tl.constexpr = 16 if PRECISE else 32
     SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
     PARTS: tl.constexpr = BLOCK_I // SUB
-    tile, batch, block = _position(B, C, BLOCK_C)
+    tile, batch, block = program_position(B, C, BLOCK_C)
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_o = tl.arange(0, BLOCK_O)
-    base = (batch * T + tile * TILE) * C
-    end = T - tile * TILE
-    step = tile * TILE + offs_o * BLOCK_I
-    offs, left, mask = _tile(offs_o * BLOCK_I, offs_c, mask_c, C, end)
+    base = (batch * T + tile * STEPS) * C
+    end = T - tile * STEPS
+    step = tile * STEPS + offs_o * BLOCK_I
+    offs, left, mask = tile_offsets(offs_o * BLOCK_I, offs_c, mask_c, C, end)
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    whole = end >= TILE
+    whole = end >= STEPS
     right = whole
     row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
     row_num = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
     row_den = row_num
     tops = _none(row_num, 1, PARTS)[0]
-    if HOLD:
+    if KEEP == "tokens":
         # Values of one branch alone would be taken apart, and held in twice the registers: a tile that is not whole
         # loads others.
         there = tl.where(whole, base, 0)
         k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
-    elif not RELOAD:
+    elif KEEP == "weights":
         weights = _none(row_num, PARTS, SUB)
         v = _none(row_num.to(v_ptr.dtype.element_ty), PARTS, SUB)
     if whole:
-        if not HOLD:
+        if KEEP != "tokens":
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
             v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
-        if PREFETCH:
-            then = (ahead * TILE).to(tl.int64) * C
-            if (ahead > 0) & (end >= (ahead + 1) * TILE):
-                _prefetch(k_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
-                _prefetch(v_ptr + base + then, block * BLOCK_C, C, TILE, BLOCK_C)
+        if not INTERPRETED:
+            then = (ahead * STEPS).to(tl.int64) * C
+            if (ahead > 0) & (end >= (ahead + 1) * STEPS):
+                prefetch(k_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
+                prefetch(v_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
                 if SERIAL:
-                    # Whoever waits for a word that this tile publishes would first wait for memory. With channels
-                    # enough to keep that busy, which need nothing ahead, reading words costs more.
+                    # A program that waits for a word of this tile would first wait for memory. With channels enough
+                    # to keep that busy, which need nothing ahead, reading words costs more.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
-                    _prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
+                    prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
-        if HOLD:
+        if KEEP == "tokens":
             row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
         else:
             row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
-        right = _all_at_least(tl.where(mask, least, 1.0))
+        right = all_at_least(tl.where(mask, least, 1.0))
     if right == 0:
         row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
     if SERIAL:
-        all_m, all_num, all_den, in_m, in_num, in_den = _join_rows(
-            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C,
-            GATHER, GATHER_CONSTRAINTS, PACK, BLOCK_O,
+        all_m, all_num, all_den, in_m, in_num, in_den = join_rows(
+            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER, BLOCK_O
         )  # fmt: skip
     else:
-        all_m, all_num, all_den, in_m, in_num, in_den = _scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+        all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
     stride = B.to(tl.int64) * C
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
     if SERIAL:
-        m, num, den = _pass_state(
-            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, TILE * w,
-            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, PASS_CONSTRAINTS, PACK, BLOCK_O, LEAST_STATE,
+        m, num, den = pass_state(
+            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, STEPS * w,
+            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, BLOCK_O, LEAST_STATE,
         )  # fmt: skip
     elif LOOK > 0:
-        before_m, before_num, before_den = _look_back(
-            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, TILE), tile, stride, TILE * w,
+        before_m, before_num, before_den = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
             all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_STATE,
         )  # fmt: skip
-        m, num, den = _add(m - (tile * TILE).to(tl.float32) * w, num, den, before_m, before_num, before_den)
-    m, num, den = _add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
     states = S * stride
-    saved_ptr += batch * S * C
+    if SAVE > 0:
+        saved_ptr += batch * S * C
     last_m, last_num, last_den = m, num, den
     right = whole
     if whole:
-        if RELOAD:
+        if KEEP == "nothing":
             k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
             values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
             nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
             weights = ()
             for part in tl.static_range(PARTS):
-                weights = weights + (_weights_under(k[part], tops[part], nothing, SUB),)
-        elif HOLD:
+                weights = weights + (weights_under(k[part], tops[part], nothing, SUB),)
+        elif KEEP == "tokens":
             weights, values = (), ()
             for part in tl.static_range(PARTS):
-                weights = weights + (_weights_under(_widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
-                values = values + (_widen_anew(v[part], SUB),)
+                weights = weights + (weights_under(widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
+                values = values + (widen_anew(v[part], SUB),)
         else:
             values = v
         last_m, last_num, last_den, right = _run_rows(
@@ -392,12 +386,12 @@ def scan_kernel(
     if right == 0:
         tl.debug_barrier()
         # What is cut of a heavy past's weight is nothing beside a den of order 1.
-        m, num, den = _tighten(m, num, den)
+        m, num, den = tighten(m, num, den)
         last_m, last_num, last_den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
             mask, C, SAVE, PRECISE, BLOCK_I,
         )  # fmt: skip
-    if WANT_LAST:
+    if last_ptr is not None:
         at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
         last_row = (left > 0) & (left <= BLOCK_I) & mask
         _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
@@ -419,11 +413,8 @@ def walk_kernel(
     T,
     S,
     C: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-    WANT_LAST: tl.constexpr,
     SAVE: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Walk through all of time, BLOCK_I steps at once.
 
@@ -431,25 +422,28 @@ def walk_kernel(
     [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_C: tl.constexpr = TILE.block_c
     blocks = tl.cdiv(C, BLOCK_C)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     offs_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
-    m, num, den = _load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c, HAS_FIRST)
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
     offs_o = tl.arange(0, 1)
     stride = B.to(tl.int64) * C
     states = S * stride
-    saved_ptr += batch * S * C
+    if SAVE > 0:
+        saved_ptr += batch * S * C
     whole = T // BLOCK_I * BLOCK_I
     for start in range(0, whole, BLOCK_I):
         base = (batch * T + start) * C
-        offs, left, mask = _tile(offs_o, offs_c, mask_c, C, T - start)
-        k = _load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
-        v = _load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
+        k = load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        v = load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         # The state before step n of the row lies on m - n slow, and behind the row num and den decay.
-        slow, fast = _split_rate(m, w, BLOCK_I)
+        slow, fast = split_rate(m, w, BLOCK_I)
         for n in tl.static_range(BLOCK_I):
             if SAVE > 0:
                 if n % SAVE == 0:
@@ -457,9 +451,9 @@ def walk_kernel(
             token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
             y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
             tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-            m, num, den = _advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
-        decay = _decay(BLOCK_I * slow)
-        m, num, den = _renew_whole(m, num * decay, den * decay, LEAST_STATE)
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
+        decay = decay_factor(BLOCK_I * slow)
+        m, num, den = renew_whole(m, num * decay, den * decay, LEAST_STATE)
     for t in range(whole, T):
         offs = (batch * T + t) * C + offs_c[None, :]
         if SAVE > 0:
@@ -469,6 +463,41 @@ def walk_kernel(
         token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
         y = _output(m, num, den, token_k, token_v, u, PRECISE)
         tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
-        m, num, den = _advance(m, num, den, token_k, token_v, w)
-    if WANT_LAST:
+        m, num, den = advance(m, num, den, token_k, token_v, w)
+    if last_ptr is not None:
         _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])
+
+
+@triton.jit(do_not_specialize=["B"])
+def step_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    B,
+    C: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Advance BLOCK_C channels of one sequence by one token.
+
+    Grid: (B, ceil(C / BLOCK_C)). Reads k, v [B, 1, C], w, u [C] and the state, num, den, max [B, C]; writes y [B, 1, C]
+    and the new state [3, B, C].
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs = tl.program_id(0).to(tl.int64) * C + offs_c
+    k = tl.load(k_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    v = tl.load(v_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
+    y = _output(m, num, den, k, v, u, PRECISE)
+    tl.store(y_ptr + offs[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
+    m, num, den = advance(m, num, den, k, v, w)
+    _store_state(last_ptr, B.to(tl.int64) * C, m, num, den, offs[None, :], mask_c[None, :])

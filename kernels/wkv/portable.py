@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..diagonal.chunkwise import default_chunk_size
-from ..scalar_decay.reference import compute_dtype
-from ..scalar_decay.validate import check_chunk_size
+from ..common.arguments import compute_dtype
 from .reference import EMPTY, State, add, first_state
-from .validate import check_wkv
 
 MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
 """What logarithms of weights are cut at: nothing beside 1, yet no denormal number, which processors are slow at."""
@@ -37,41 +34,9 @@ USUAL_DEN = (1e-6, 1e6)
 
 
 def chunkwise(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    u: Tensor,
-    *,
-    chunk_size: int | None = None,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: State | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """Compute WKV chunk by chunk.
-
-        y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
-
-    Args:
-        k, v: [B, T, C], contiguous; float64, float32, float16 or bfloat16.
-        w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
-        u: [C], bonus of the current token, as w.
-        chunk_size: at least 1, need not divide T; None chooses one.
-        state_dtype: float32; float64 inputs hold float64 states.
-        initial_state: (num, den, max) [B, C], float32 (float64 beside float64 inputs); None has seen nothing. max
-            carries no gradient.
-        return_last_state: also return (num, den, max) after the last token.
-
-    Returns:
-        y [B, T, C] in v's dtype, or (y, (num, den, max)); differentiable once, in all tensors but max.
-
-    Raises:
-        ValueError: on a shape, dtype, device or layout that does not fit; the message names the argument.
-
-    Source: Peng et al., RWKV (2023), equations 16 and 22 to 26.
-    """
-    check_wkv(k, v, w, u, initial_state, state_dtype)
-    chunk_size = default_chunk_size(k) if chunk_size is None else chunk_size
-    check_chunk_size(chunk_size)
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, chunk_size: int
+) -> tuple[Tensor, State]:
+    """Compute y [B, T, C] and the last state of checked tensors, chunk by chunk; differentiable once."""
     dtype = compute_dtype(k.dtype)
     keys, values = k.to(dtype), v.to(dtype)
     seq_len = k.shape[1]
@@ -83,8 +48,7 @@ def chunkwise(
             y, *last = _Chunkwise.apply(keys[:, part], values[:, part], w, u, *state, min(chunk_size, stop - start))
             state = (last[0], last[1], last[2])
             ys.append(y)
-    y = (torch.cat(ys, dim=1) if len(ys) > 1 else ys[0]).to(v.dtype)
-    return (y, state) if return_last_state else y
+    return (torch.cat(ys, dim=1) if len(ys) > 1 else ys[0]).to(v.dtype), state
 
 
 class _Chunkwise(torch.autograd.Function):

@@ -18,20 +18,19 @@ the stretch BLOCK_O - 1 - o of time, so that gradients run down the rows; the fo
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _tile
+from ..common.time_tiles import load_rows, tile_offsets
 from .elements import (
     EMPTY,
     LEAST_GRADIENT,
     SUBROW,
-    _add,
-    _decay,
-    _exp,
-    _load_rows,
-    _look_back,
-    _position,
-    _reciprocal,
-    _split_rate,
-    _weights,
+    add,
+    decay_factor,
+    exp,
+    look_back,
+    program_position,
+    reciprocal,
+    relative_weights,
+    split_rate,
 )
 
 
@@ -47,8 +46,8 @@ def _load_saved(saved_ptr, size, offs_t, offs_c, mask, C: tl.constexpr, SAVE: tl
 
 @triton.jit
 def _next_exponent(
-    saved_ptr, size, last_ptr, last_size, offs_t, offs_c, m, left, mask_c,
-    HAS_DLAST: tl.constexpr, C: tl.constexpr, SAVE: tl.constexpr,
+    saved_ptr, size, last_ptr, last_row, last_size, offs_t, offs_c, m, left, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
     """Return the exponent on which gradients reach rows whose ends are steps offs_t: the next state's, at the end of
     time the last state's, and where no gradient comes from there the row's own, m."""
@@ -56,8 +55,8 @@ def _next_exponent(
     before_end = (left > SAVE) & mask_c
     exponent = tl.load(saved_ptr + 2 * size + offs, mask=before_end, other=0.0)
     exponent = tl.where(before_end, exponent, m)
-    if HAS_DLAST:
-        last = tl.load(last_ptr + 2 * last_size + offs_c, mask=offs_c < C, other=0.0)[None, :]
+    if last_ptr is not None:
+        last = tl.load(last_ptr + last_row + 2 * last_size + offs_c, mask=offs_c < C, other=0.0)[None, :]
         exponent = tl.where((left > 0) & (left <= SAVE), last, exponent)
     return exponent
 
@@ -65,9 +64,9 @@ def _next_exponent(
 @triton.jit
 def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl.constexpr):
     """Load k, v and dy of SUB steps."""
-    k = _load_rows(k_ptr, offs, left, mask_c, C, -float("inf"), SUB)
-    v = _load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
-    dy = _load_rows(dy_ptr, offs, left, mask_c, C, 0.0, SUB)
+    k = load_rows(k_ptr, offs, left, mask_c, C, -float("inf"), SUB)
+    v = load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
+    dy = load_rows(dy_ptr, offs, left, mask_c, C, 0.0, SUB)
     return k, v, dy
 
 
@@ -80,15 +79,15 @@ def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr
     """
     k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
     # A token left out, with no past either, is its own output.
-    past, now = _weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
-    inverse = _reciprocal(tl.fma(past, den, now), PRECISE)
+    past, now = relative_weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
+    inverse = reciprocal(tl.fma(past, den, now), PRECISE)
     p = dy * inverse
     y = tl.fma(past, num, now * v) * inverse
     # Zero where the output is the token's own value, which p v - p y need not be.
     d_token = now * p * (v - y)
     m -= tl.where(inside, fast, 0.0)
     key = tl.fma(slow, n + 1.0, k)
-    old, new = _weights(m, key)
+    old, new = relative_weights(m, key)
     num, den = tl.fma(old, num, new * v), tl.fma(old, den, new)
     return past, now * p, p, -p * y, d_token, old, new, tl.maximum(m, key), num, den
 
@@ -131,7 +130,7 @@ def _add_up(total, lost, part):
 def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
     """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
-    return _exp(m - end_m) * _decay(steps * slow)
+    return exp(m - end_m) * decay_factor(steps * slow)
 
 
 @triton.jit
@@ -184,12 +183,12 @@ def _select(values, index, N: tl.constexpr):
 
 
 @triton.jit
-def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask, HAS_DLAST: tl.constexpr):
+def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask):
     """Return the gradients (o, A, B) [1, BLOCK_C] of the last state: those given, or none."""
     o = tl.full(offs.shape, EMPTY, tl.float32)
     a = tl.zeros(offs.shape, dtype=tl.float32)
     b = tl.zeros(offs.shape, dtype=tl.float32)
-    if HAS_DLAST:
+    if last_ptr is not None:
         o = -tl.load(last_ptr + 2 * size + offs, mask=mask, other=0.0)
         a = tl.load(dnum_ptr + offs, mask=mask, other=0.0)
         b = tl.load(dden_ptr + offs, mask=mask, other=0.0)
@@ -199,7 +198,7 @@ def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask, HAS_DLAST: tl.con
 @triton.jit
 def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
     """Store the gradients of the first state's num and den, brought from the exponent m to the one it was given on."""
-    scale = _exp(tl.load(max_ptr + offs, mask=mask, other=0.0) - m)
+    scale = exp(tl.load(max_ptr + offs, mask=mask, other=0.0) - m)
     tl.store(dfirst_ptr + offs, a * scale, mask=mask)
     tl.store(dfirst_ptr + size + offs, b * scale, mask=mask)
 
@@ -227,12 +226,8 @@ def scan_gradient_kernel(
     T,
     S,
     C: tl.constexpr,
-    WANT_DFIRST: tl.constexpr,
-    HAS_DLAST: tl.constexpr,
     LOOK: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
 
@@ -242,26 +237,29 @@ def scan_gradient_kernel(
     as in the forward pass.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
-    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
-    behind, batch, block = _position(B, C, BLOCK_C)
-    tiles = tl.cdiv(T, TILE)
+    behind, batch, block = program_position(B, C, BLOCK_C)
+    tiles = tl.cdiv(T, STEPS)
     tile = tiles - 1 - behind
     offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     mask_c = offs_c < C
     offs_o = tl.arange(0, BLOCK_O)
     offs_t = (BLOCK_O - 1 - offs_o) * BLOCK_I
-    base = (batch * T + tile * TILE) * C
-    offs, left, mask = _tile(offs_t, offs_c, mask_c, C, T - tile * TILE)
+    base = (batch * T + tile * STEPS) * C
+    offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
     w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
     states = S * stride
     used = (left > 0) & mask
-    m, num, den = _load_saved(saved_ptr, states, tile * TILE + offs_t, offs_c, used, C, BLOCK_I)
+    m, num, den = _load_saved(saved_ptr, states, tile * STEPS + offs_t, offs_c, used, C, BLOCK_I)
     first_m = m
-    slow, fast = _split_rate(first_m, w, BLOCK_I)
+    slow, fast = split_rate(first_m, w, BLOCK_I)
     one = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
     x, z, dw, du, c, a, b = zero, zero, zero, zero, one, zero, zero
@@ -282,27 +280,27 @@ def scan_gradient_kernel(
         )
     # Where gradients come in they lie on the exponent of the state behind a row, and leave on that of its own.
     end_m = _next_exponent(
-        saved_ptr, states, last_ptr + batch * C, stride, tile * TILE + offs_t + BLOCK_I, offs_c, m, left, mask,
-        HAS_DLAST, C, BLOCK_I,
+        saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
+        C, BLOCK_I,
     )  # fmt: skip
     change = _change(m, end_m, slow, left, BLOCK_I)
     c = tl.where(used, c * change, 1.0)
     a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
     _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
-    o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
+    o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
     if LOOK > 0:
-        behind_o, behind_a, behind_b = _look_back(
-            word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, TILE * w, -first_m, all_a, all_b,
+        behind_o, behind_a, behind_b = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, STEPS * w, -first_m, all_a, all_b,
             offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_GRADIENT,
         )  # fmt: skip
-        o -= tl.maximum(T - (tile + 1) * TILE, 0).to(tl.float32) * w
-        o, a, b = _add(behind_o, behind_a, behind_b, o, a, b)
+        o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
+        o, a, b = add(behind_o, behind_a, behind_b, o, a, b)
     # In the last tile nothing but the last state's gradients comes in, on its own exponent.
     end = tl.load(
-        saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (TILE // BLOCK_I) * C + offs_c,
+        saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
         mask=mask_c & (behind > 0), other=0.0,
     )[None, :]  # fmt: skip
-    scale = _exp(tl.where(behind > 0, o + end, 0.0))
+    scale = exp(tl.where(behind > 0, o + end, 0.0))
     a, b = tl.fma(in_c, a * scale, in_a) * change, tl.fma(in_c, b * scale, in_b) * change
     dw = tl.where(used, dw + tl.fma(a, x, b * z), 0.0)
     # Forward again, a few steps at once: what all steps of a row need to run backward would not fit the registers.
@@ -312,28 +310,10 @@ def scan_gradient_kernel(
         k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
         m, num, den = _select(all_m, part, PARTS), _select(all_num, part, PARTS), _select(all_den, part, PARTS)
         a, b = _run_back(
-            dk_ptr + at,
-            dv_ptr + at,
-            k,
-            v,
-            dy,
-            m,
-            num,
-            den,
-            a,
-            b,
-            slow,
-            fast,
-            u,
-            offs,
-            part * SUB,
-            rest,
-            mask,
-            C,
-            PRECISE,
-            SUB,
-        )
-    if WANT_DFIRST:
+            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, part * SUB, rest, mask,
+            C, PRECISE, SUB,
+        )  # fmt: skip
+    if dfirst_ptr is not None:
         if tile == 0:
             at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
             last_row = (offs_o == BLOCK_O - 1)[:, None] & mask
@@ -364,16 +344,15 @@ def walk_gradient_kernel(
     T,
     S,
     C: tl.constexpr,
-    WANT_DFIRST: tl.constexpr,
-    HAS_DLAST: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """Walk backwards through all of time, BLOCK_I steps at once.
 
     Grid: (B * ceil(C / BLOCK_C),). Reads and writes what the scan's gradient kernel does; one part a sequence.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_C: tl.constexpr = TILE.block_c
     blocks = tl.cdiv(C, BLOCK_C)
     batch = (tl.program_id(0) // blocks).to(tl.int64)
     offs_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -384,7 +363,7 @@ def walk_gradient_kernel(
     stride = B.to(tl.int64) * C
     saved_ptr += batch * S * C
     states = S * stride
-    _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c, HAS_DLAST)
+    _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
     one = tl.full((1, BLOCK_C), 1.0, tl.float32)
     zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
     dw, du, dw_lost, du_lost = zero, zero, zero, zero
@@ -392,17 +371,17 @@ def walk_gradient_kernel(
     for step in range(rows):
         start = (rows - 1 - step) * BLOCK_I
         base = (batch * T + start) * C
-        offs, left, mask = _tile(offs_o, offs_c, mask_c, C, T - start)
+        offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
         first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
-        slow, fast = _split_rate(first_m, w, BLOCK_I)
+        slow, fast = split_rate(first_m, w, BLOCK_I)
         m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run(
             k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
             PRECISE, BLOCK_I,
         )  # fmt: skip
         end_m = _next_exponent(
-            saved_ptr, states, last_ptr + batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
-            HAS_DLAST, C, BLOCK_I,
+            saved_ptr, states, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
+            C, BLOCK_I,
         )  # fmt: skip
         change = _change(m, end_m, slow, left, BLOCK_I)
         a *= change
@@ -414,7 +393,7 @@ def walk_gradient_kernel(
             mask, C, PRECISE, BLOCK_I,
         )  # fmt: skip
     at = batch * C + offs_c[None, :]
-    if WANT_DFIRST:
+    if dfirst_ptr is not None:
         m = tl.load(saved_ptr + 2 * states + offs_c, mask=mask_c, other=0.0)[None, :]
         _store_first(dfirst_ptr, stride, max_ptr, m, a, b, at, mask_c[None, :])
     tl.store(dw_ptr + at, dw, mask=mask_c[None, :])

@@ -4,15 +4,12 @@ Forward in time a and b are the numerator and the denominator of a state, backwa
 between steps both decay by e^-w. Adding two elements shifts the earlier one by its distance times w and keeps the
 larger exponent, so exponents are differences of neighbours however long the sequence is. An empty element has the
 exponent -1e38, whose differences are finite.
-
-A tile is a tuple of BLOCK_I arrays [BLOCK_O, BLOCK_C]: a row is a stretch of BLOCK_I steps, which one thread holds for
-its channels, so time runs first within a thread, then over rows, then over programs.
 """
 
 import triton
 import triton.language as tl
 
-from ..diagonal.elements import _widen
+from ..common.time_tiles import widen
 
 EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
@@ -58,16 +55,7 @@ SUBROW = tl.constexpr(8)
 
 
 @triton.jit
-def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
-    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
-    rows = ()
-    for n in tl.static_range(BLOCK_I):
-        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
-    return rows
-
-
-@triton.jit
-def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
     """Bring TILE steps, all of which are there, of BLOCK_C channels into the L2 cache, sector by sector: for a later
     program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
@@ -86,36 +74,36 @@ def _prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.con
 
 
 @triton.jit
-def _exp(x):
+def exp(x):
     """Return e^x."""
     return tl.exp2(x * LOG2E)
 
 
 @triton.jit
-def _weights(m1, m2):
+def relative_weights(m1, m2):
     """Return e^(m1 - m) and e^(m2 - m), where m is the larger of the two: one of them is 1."""
     gap = m1 - m2
-    small = _exp(-tl.abs(gap))
+    small = exp(-tl.abs(gap))
     return tl.where(gap > 0, 1.0, small), tl.where(gap > 0, small, 1.0)
 
 
 @triton.jit
-def _add(m1, a1, b1, m2, a2, b2):
+def add(m1, a1, b1, m2, a2, b2):
     """Return the sum of two elements at the same position."""
-    e1, e2 = _weights(m1, m2)
+    e1, e2 = relative_weights(m1, m2)
     return tl.maximum(m1, m2), e1 * a1 + e2 * a2, e1 * b1 + e2 * b2
 
 
 @triton.jit
-def _advance(m, num, den, k, v, w):
+def advance(m, num, den, k, v, w):
     """Return a state after one more token."""
     m -= w
-    old, new = _weights(m, k)
+    old, new = relative_weights(m, k)
     return tl.maximum(m, k), tl.fma(old, num, new * v), tl.fma(old, den, new)
 
 
 @triton.jit
-def _reciprocal(x, PRECISE: tl.constexpr):
+def reciprocal(x, PRECISE: tl.constexpr):
     """Return 1 / x for x from 2^-60 to e^80, of one special function; PRECISE corrects it."""
     if INTERPRETED:
         y = 1.0 / x
@@ -127,12 +115,12 @@ def _reciprocal(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _decay(w):
+def decay_factor(w):
     """Return e^-w, for slow rates to half an ulp: an exponential's error would add up over the steps of a row."""
     series = 1.0 - w * (1.0 / 5.0 - w * (1.0 / 30.0))
     series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
     series = 1.0 - w * (1.0 - w * 0.5 * series)
-    return tl.where(w < SLOW_RATE, series, _exp(-w))
+    return tl.where(w < SLOW_RATE, series, exp(-w))
 
 
 @triton.jit
@@ -144,17 +132,17 @@ def _renew(m, a, b, AT_LEAST: tl.constexpr):
 
 
 @triton.jit
-def _renew_whole(m, a, b, AT_LEAST: tl.constexpr):
+def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
     """As :func:`_renew`, by as many times e^16 as bring the larger of both near 1."""
     large = tl.maximum(tl.abs(a), tl.abs(b))
     stale = (large > 0) & (large < AT_LEAST)
     lowered = tl.floor(tl.log(tl.where(stale, large, 1.0)) * (-1.0 / RENEWAL)) * RENEWAL
-    scale = _exp(lowered)
+    scale = exp(lowered)
     return m - lowered, a * scale, b * scale
 
 
 @triton.jit
-def _split_rate(m, w, BLOCK_I: tl.constexpr):
+def split_rate(m, w, BLOCK_I: tl.constexpr):
     """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
     round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
     quarter of them, whose rounding they have anyway, and by so little that num and den can decay in their place."""
@@ -165,38 +153,38 @@ def _split_rate(m, w, BLOCK_I: tl.constexpr):
 
 
 @triton.jit
-def _tighten(m, num, den):
+def tighten(m, num, den):
     """Return a state on an exponent where den is of order 1, which decay within a run may have left small."""
     loose = (den > 0) & (den < LEAST_STATE)
     shift = tl.log(tl.where(loose, den, 1.0))
-    scale = _exp(-shift)
+    scale = exp(-shift)
     return m + shift, num * scale, den * scale
 
 
 @triton.jit
-def _weights_under(k, top, nothing, SUB: tl.constexpr):
+def weights_under(k, top, nothing, SUB: tl.constexpr):
     """Return e^(k - top) of SUB steps; ``nothing`` is added to the exponents."""
     shift = tl.fma(top, -LOG2E, nothing)
     weights = ()
     for n in tl.static_range(SUB):
-        weights = weights + (tl.exp2(tl.fma(_widen(k[n]), LOG2E, shift)),)
+        weights = weights + (tl.exp2(tl.fma(widen(k[n]), LOG2E, shift)),)
     return weights
 
 
 @triton.jit
-def _weights_below(k, nothing, SUB: tl.constexpr):
+def weights_below(k, nothing, SUB: tl.constexpr):
     """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
     top = _largest(k, nothing, SUB)
-    return top, _weights_under(k, top, 0.0, SUB)
+    return top, weights_under(k, top, 0.0, SUB)
 
 
 @triton.jit
 def _largest(k, nothing, SUB: tl.constexpr):
     """Return the largest of the keys of SUB steps; half-precision ones are compared two channels at once."""
     if INTERPRETED or k[0].dtype == tl.float32:
-        top = tl.maximum(nothing + EMPTY, _widen(k[0]))
+        top = tl.maximum(nothing + EMPTY, widen(k[0]))
         for n in tl.static_range(1, SUB):
-            top = tl.maximum(top, _widen(k[n]))
+            top = tl.maximum(top, widen(k[n]))
     else:
         KIND: tl.constexpr = "bf16x2" if k[0].dtype == tl.bfloat16 else "f16x2"
         top = k[0]
@@ -204,18 +192,18 @@ def _largest(k, nothing, SUB: tl.constexpr):
             top = tl.inline_asm_elementwise(
                 "max." + KIND + " $0, $1, $2;", "=r,r,r", [top, k[n]], dtype=k[0].dtype, is_pure=True, pack=2
             )
-        top = tl.maximum(nothing + EMPTY, _widen(top))
+        top = tl.maximum(nothing + EMPTY, widen(top))
     return top
 
 
 @triton.jit
-def _widen_anew(x, SUB: tl.constexpr):
-    """Return SUB half-precision arrays as float32, by other instructions than :func:`_widen`: the compiler would
+def widen_anew(x, SUB: tl.constexpr):
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: the compiler would
     otherwise keep in registers what that returned for them earlier."""
     values = ()
     for n in tl.static_range(SUB):
         if INTERPRETED or x[n].dtype == tl.float32:
-            value = _widen(x[n])
+            value = widen(x[n])
         elif x[n].dtype == tl.bfloat16:
             value = tl.inline_asm_elementwise(
                 "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=&r,=r,r", [x[n]],
@@ -231,18 +219,18 @@ def _widen_anew(x, SUB: tl.constexpr):
 
 
 @triton.jit
-def _sum_run(weights, v, decay, SUB: tl.constexpr):
+def sum_run(weights, v, decay, SUB: tl.constexpr):
     """Return what a run of steps adds to num and den behind it, on the exponent of the weights."""
-    num = weights[0] * _widen(v[0])
+    num = weights[0] * widen(v[0])
     den = weights[0]
     for n in tl.static_range(1, SUB):
-        num = tl.fma(decay, num, weights[n] * _widen(v[n]))
+        num = tl.fma(decay, num, weights[n] * widen(v[n]))
         den = tl.fma(decay, den, weights[n])
     return num, den
 
 
 @triton.jit
-def _all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
+def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
     """Return whether all denominators are large enough for terms lost under their exponent not to matter."""
     # As integers, which positive floats are ordered as, a warp has an instruction for it.
     x = tl.where(x >= AT_LEAST, 1, 0)
@@ -252,13 +240,13 @@ def _all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
 @triton.jit
 def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
     """Join two runs of rows, the second later: (decay, sum at the far end; the same without the last row)."""
-    m, a, b = _add(m1 - lag2, a1, b1, m2, a2, b2)
-    p, q, r = _add(m1 - gap2, a1, b1, p2, q2, r2)
+    m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
+    p, q, r = add(m1 - gap2, a1, b1, p2, q2, r2)
     return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
 
 
 @triton.jit
-def _scan_rows(m, a, b, lag):
+def scan_rows(m, a, b, lag):
     """Return for each row the sum up to its far end, itself included, and up to its near end; rows decay by ``lag``."""
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
@@ -268,22 +256,21 @@ def _scan_rows(m, a, b, lag):
 
 
 @triton.jit
-def _join_rows(
-    m, a, b, lag, offs_o, offs_c, first_c,
-    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr,
+def join_rows(
+    m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
 ):  # fmt: skip
-    """Return the same as :func:`_scan_rows` of rows whose sums are shown to all threads at once.
+    """Return the same as :func:`scan_rows` of rows whose sums are shown to all threads at once.
 
     Args:
         first_c: first channel of the tile.
-        CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds.
+        GATHER: exchange.py's gather_code for the tile.
     """
-    if CODE != "":
+    if GATHER.code != "":
         row = tl.broadcast_to(offs_o[:, None], m.shape)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
         rows = tl.inline_asm_elementwise(
-            CODE, CONSTRAINTS, [m, a, b, row, channel], dtype=(tl.float32,) * (3 * BLOCK_O - 3), is_pure=False,
-            pack=PACK,
+            GATHER.code, GATHER.constraints, [m, a, b, row, channel], dtype=(tl.float32,) * (3 * BLOCK_O - 3),
+            is_pure=False, pack=GATHER.pack,
         )  # fmt: skip
     else:
         rows = ()
@@ -302,30 +289,31 @@ def _join_rows(
     in_a = tl.zeros(m.shape, dtype=tl.float32)
     in_b = in_a
     for j in tl.static_range(BLOCK_O - 1):
-        weight = _exp(tops[j] - in_m)
+        weight = exp(tops[j] - in_m)
         # Without earlier rows all weigh the same, as empty as they are.
         weight = tl.where((offs_o > j)[:, None], weight, 0.0)
         in_a = tl.fma(weight, rows[3 * j + 1], in_a)
         in_b = tl.fma(weight, rows[3 * j + 2], in_b)
-    all_m, all_a, all_b = _add(in_m - lag, in_a, in_b, m, a, b)
+    all_m, all_a, all_b = add(in_m - lag, in_a, in_b, m, a, b)
     return all_m, all_a, all_b, in_m, in_a, in_b
 
 
 @triton.jit
-def _hold_lag(m, lag):
-    """Return whether a decay of e^-lag leaves an exponent m alone and scales num and den, as :func:`_split_rate` says;
+def _holds_exponent(m, lag):
+    """Return whether a decay of e^-lag leaves an exponent m alone and scales num and den, as :func:`split_rate` says;
     none that would leave nothing of them."""
     return lag <= tl.minimum(tl.maximum(SLOW_RATE, 0.25 * tl.abs(m)), MAX_RATIO)
 
 
 @triton.jit
-def _pass_state(
+def pass_state(
     word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
-    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
+    PASS: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
     """Wait for the state before a tile, publish the one behind it, and return the former [BLOCK_O, BLOCK_C].
 
-    A decay that :func:`_hold_lag` names leaves the exponent alone, whose rounding would be the same at every tile.
+    A decay for which :func:`_holds_exponent` is true leaves the exponent alone: it would be rounded in the same way at
+    every tile.
 
     Args:
         word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile publishes in its own and reads that of
@@ -334,22 +322,22 @@ def _pass_state(
         first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
         all_m, all_a, all_b: in the last row, the tile's sum at its far end.
         lag: by how much the tile decays a state.
-        CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds.
+        PASS: exchange.py's pass_code for the tile.
     """
     last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
     offs = tl.broadcast_to(2 * offs_c[None, :], all_m.shape)
     after_ptr = word_ptr + tile * (2 * size) + offs
     before_ptr = after_ptr - 2 * size
-    decay = _decay(lag)
+    decay = decay_factor(lag)
     first_m = tl.broadcast_to(first_m, all_m.shape)
     first_a = tl.broadcast_to(first_a, all_m.shape)
     first_b = tl.broadcast_to(first_b, all_m.shape)
-    if CODE != "":
+    if PASS.code != "":
         turn = tl.where(last_row, tile, -1)
         channel = tl.broadcast_to((offs_c - first_c)[None, :], all_m.shape)
         m, a, b = tl.inline_asm_elementwise(
-            CODE,
-            CONSTRAINTS,
+            PASS.code,
+            PASS.constraints,
             [
                 before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, channel,
                 first_m, first_a, first_b, all_m, all_a, all_b,
@@ -357,7 +345,7 @@ def _pass_state(
             ],
             dtype=(tl.float32, tl.float32, tl.float32),
             is_pure=False,
-            pack=PACK,
+            pack=PASS.pack,
         )  # fmt: skip
     else:
         waits = last_row & (tile > 0)
@@ -368,10 +356,10 @@ def _pass_state(
         m = tl.where(waits, m, first_m)
         a = tl.where(waits, low.to(tl.int32).to(tl.float32, bitcast=True), first_a)
         b = tl.where(waits, (low >> 32).to(tl.int32).to(tl.float32, bitcast=True), first_b)
-        held = _hold_lag(m, lag)
+        held = _holds_exponent(m, lag)
         keep = tl.where(held, decay, 1.0)
-        after_m, after_a, after_b = _add(tl.where(held, m, m - lag), a * keep, b * keep, all_m, all_a, all_b)
-        after_m, after_a, after_b = _renew_whole(after_m, after_a, after_b, AT_LEAST)
+        after_m, after_a, after_b = add(tl.where(held, m, m - lag), a * keep, b * keep, all_m, all_a, all_b)
+        after_m, after_a, after_b = renew_whole(after_m, after_a, after_b, AT_LEAST)
         low = after_a.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         low |= after_b.to(tl.int32, bitcast=True).to(tl.int64) << 32
         high = after_m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -389,7 +377,7 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
     Value and flag of a word arrive in one access, so no fence is needed. The last bit of a is set for a flag: zero is
-    a word nobody wrote. Plain stores go to the L2 cache, and unlike atomics need not fetch what was there.
+    a word that is not written yet. Plain stores go to the L2 cache, and unlike atomics need not fetch what was there.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -401,7 +389,7 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
 
 @triton.jit
 def _load_words(at, size, mask):
-    """Load words [LOOK, BLOCK_C]: zero where nobody has written yet, an empty sum's outside of the mask."""
+    """Load words [LOOK, BLOCK_C]: zero where none is written yet, an empty sum's outside of the mask."""
     pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
     exponent = tl.load(at + size, mask=mask, other=EMPTY_WORD, volatile=True)
     return pair, exponent
@@ -415,13 +403,13 @@ def _is_missing(pair, exponent):
 
 
 @triton.jit
-def _plus(a1, b1, a2, b2):
+def _add_pairs(a1, b1, a2, b2):
     """Return the sum of two pairs."""
     return a1 + a2, b1 + b2
 
 
 @triton.jit
-def _position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
+def program_position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
     """Return (tile, batch, block of channels) of a program: channels first, time last."""
     blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
     # Unsigned, for division is shorter.
@@ -432,7 +420,7 @@ def _position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def _clear(word_ptr, size, offs_c, mask_c):
+def _clear_words(word_ptr, size, offs_c, mask_c):
     """Zero both words of channels."""
     zero = tl.zeros(offs_c.shape, dtype=tl.int64)
     tl.store(word_ptr + offs_c, zero, mask=mask_c)
@@ -440,7 +428,7 @@ def _clear(word_ptr, size, offs_c, mask_c):
 
 
 @triton.jit
-def _look_back(
+def look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
     BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
@@ -467,7 +455,7 @@ def _look_back(
     size = (tiles + tl.cdiv(tiles, GROUP)) * stride
     last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
     _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
-    _clear(spare_ptr + position * stride, size, offs_c, mask_c)
+    _clear_words(spare_ptr + position * stride, size, offs_c, mask_c)
     group = position // GROUP
     index = tl.arange(0, LOOK)
     tile = (group - 1) * GROUP - 1 + index
@@ -482,33 +470,33 @@ def _look_back(
     distance = (position - 1 - tile).to(tl.float32)[:, None]
     new_m -= distance * (lag - slow)
     m = tl.max(new_m, axis=0)[None, :]
-    scale = _exp(new_m - m) * _decay(distance * slow)
+    scale = exp(new_m - m) * decay_factor(distance * slow)
     a = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True) * scale
     b = pair.to(tl.int32).to(tl.float32, bitcast=True) * scale
-    a, b = tl.reduce((a, b), 0, _plus)
+    a, b = tl.reduce((a, b), 0, _add_pairs)
     a, b = a[None, :], b[None, :]
     if position % GROUP == GROUP - 1:
-        decay = _decay(slow)
-        group_m, group_a, group_b = _add(m - (lag - slow), a * decay, b * decay, all_m, all_a, all_b)
+        decay = decay_factor(slow)
+        group_m, group_a, group_b = add(m - (lag - slow), a * decay, b * decay, all_m, all_a, all_b)
         group_m, group_a, group_b = _renew(group_m, group_a, group_b, AT_LEAST)
         _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
-        _clear(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
+        _clear_words(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
     return m, a, b
 
 
 @triton.jit
-def _load_state(num_ptr, den_ptr, max_ptr, offs, mask, HAS_STATE: tl.constexpr):
-    """Return a state (max, num, den) [1, BLOCK_C]: the empty one, or the one given, on an exponent where den is of
-    order 1. A den that float32 has no whole digits for is none."""
+def load_state(num_ptr, den_ptr, max_ptr, offs, mask):
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty one where none is given (None), else the given one on an
+    exponent where den is of order 1. A den below float32's normal numbers counts as no state."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)
-    if HAS_STATE:
+    if num_ptr is not None:
         den = tl.load(den_ptr + offs, mask=mask, other=0.0)
         there = den >= LEAST_NORMAL
         usual = (den > 1e-6) & (den < 1e6)
         shift = tl.log(tl.where(there & (usual == 0), den, 1.0))
-        scale = _exp(-shift)
+        scale = exp(-shift)
         m = tl.where(there, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
         num = tl.where(there, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
         den = tl.where(there, den * scale, 0.0)

@@ -2,20 +2,22 @@
 
 The constexpr ``OP`` says how:
 
-    scan    a_t (passed as r) and b_t = x_t are given                                    linear scan
-    rglru   a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t   RG-LRU
+    linear_scan   a_t (passed as r) and b_t = x_t are given
+    rglru         a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t
 
 Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. Half-precision inputs take the shortest
 instructions, five special functions an element: a sigmoid is an exponential and a reciprocal square root, squared, and
-sqrt(1 - a^2) sigma(i) shares the latter. Float32 inputs (PRECISE) take divisions, roots and
-compensated exponents.
-
-A tile is a tuple of BLOCK_I arrays [BLOCK_O, BLOCK_C]: a row is a stretch of BLOCK_I steps, which one thread holds for
-its channels, so time runs first within a thread, then over rows. Beyond the end of time a = 1 and b = 0.
+sqrt(1 - a^2) sigma(i) shares the latter. Float32 inputs (PRECISE) take divisions, roots and compensated exponents.
+Beyond the end of time a = 1 and b = 0.
 """
+
+from functools import cache
 
 import triton
 import triton.language as tl
+
+from ..common.exchange import PassCode
+from ..common.time_tiles import load_rows, widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
@@ -24,17 +26,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _widen(x):
-    """Return x as float32; a bf16 is the upper half of one, which shifting it there says in one instruction."""
-    if x.dtype == tl.bfloat16:
-        y = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        y = x.to(tl.float32)
-    return y
-
-
-@triton.jit
-def _exp_minus(x, PRECISE: tl.constexpr):
+def exp_minus(x, PRECISE: tl.constexpr):
     """Return exp(-x); PRECISE adds what the rounding of x log2(e) drops."""
     if PRECISE:
         x = tl.minimum(tl.maximum(x, -200.0), 200.0)
@@ -47,9 +39,9 @@ def _exp_minus(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _sigmoid(x, PRECISE: tl.constexpr):
+def sigmoid(x, PRECISE: tl.constexpr):
     """Return sigma(x), relatively exact for either sign of x."""
-    denominator = 1.0 + _exp_minus(x, PRECISE)
+    denominator = 1.0 + exp_minus(x, PRECISE)
     if PRECISE:
         y = 1.0 / denominator
     else:
@@ -59,12 +51,12 @@ def _sigmoid(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _softplus(x, PRECISE: tl.constexpr):
+def softplus(x, PRECISE: tl.constexpr):
     """Return log(1 + exp(x)), relatively exact for either sign and without a branch, which loads could not pass.
 
     With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...).
     """
-    e = _exp_minus(tl.abs(x), PRECISE)
+    e = exp_minus(tl.abs(x), PRECISE)
     q = e / (2.0 + e)
     z = q * q
     series = 1.0 / 7.0 + z * (1.0 / 9.0 + z * (1.0 / 11.0 + z * (1.0 / 13.0 + z * (1.0 / 15.0))))
@@ -73,7 +65,7 @@ def _softplus(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
+def one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
     """Return 1 - a^2 = -expm1(2 LN log_a): a series in log_a where a is near 1 and the difference would lose its bits.
 
     The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-14, whose half is what a root of it loses:
@@ -91,46 +83,34 @@ def _one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return -8 softplus(c) log2(e), log2 of a channel's decay behind an open gate; a scan has none: 0."""
+def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return -8 softplus(c) log2(e), log2 of a channel's decay behind an open gate; a linear scan has none: 0."""
     if OP == "rglru":
         c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-        rate = (-8.0 * LOG2E) * _softplus(c, PRECISE)
+        rate = (-8.0 * LOG2E) * softplus(c, PRECISE)
     else:
         rate = tl.zeros(offs_c.shape, dtype=tl.float32)
     return rate
 
 
 @triton.jit
-def _tile(offs_t, offs_c, mask_c, C, end):
-    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps offs_t, the steps left in each, and the mask
-    of channels."""
-    return offs_t[:, None] * C + offs_c[None, :], (end - offs_t)[:, None], mask_c[None, :]
-
-
-@triton.jit
-def _load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
-    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
-    rows = ()
-    for n in tl.static_range(BLOCK_I):
-        rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)
-    return rows
-
-
-@triton.jit
-def _load_inputs(x_ptr, r_ptr, i_ptr, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Load a tile of x, r and i; a scan has no i, and gets x in its place."""
-    x = _load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
-    r = _load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of x, r and i from ``base`` on; a linear scan has no i, and gets x in its place."""
+    x_ptr += base
+    r_ptr += base
     if OP == "rglru":
-        i = _load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+        i_ptr += base
+    x = load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    r = load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+    if OP == "rglru":
+        i = load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
     else:
         i = x
     return x, r, i
 
 
 @triton.jit
-def _prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
     """Bring TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector: for a later program,
     so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
@@ -144,26 +124,26 @@ def _prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.co
 
 
 @triton.jit
-def _prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
-    """Bring the words that a tile will publish into the L2 cache: they are used once a call, and whoever waits for one
-    would first wait for memory."""
+def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
+    """Bring the words that a tile will publish into the L2 cache: they are used once a call, and a program that waits
+    for one would first wait for memory."""
     row = tile.to(tl.int64) * B + batch
-    _prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
+    prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
 
 
 @triton.jit
-def _issue_loads():
+def issue_loads():
     """Keep every load above this line in flight at once: the assembler moves them down to their first use, one wait
     behind the other, but not past a barrier, which itself waits for no data."""
     tl.debug_barrier()
 
 
 @triton.jit
-def _decay(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a, and sigma(r) of a gate; a scan has none, and gets a in its place."""
-    r = _widen(r)
+def decay_and_gate(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a, and sigma(r) of a gate; a linear scan has none, and gets a in its place."""
+    r = widen(r)
     if OP == "rglru":
-        open_r = _sigmoid(r, PRECISE)
+        open_r = sigmoid(r, PRECISE)
         a = tl.exp2(rate * open_r)
     else:
         open_r = r
@@ -172,18 +152,18 @@ def _decay(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+def make_element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
     """Return a and b of one array of elements."""
-    x = _widen(x)
-    a, open_r = _decay(r, rate, OP, PRECISE)
+    x = widen(x)
+    a, open_r = decay_and_gate(r, rate, OP, PRECISE)
     if OP == "rglru":
-        square = _one_minus_square(a, rate * open_r, LN2, PRECISE)
-        i = _widen(i)
+        square = one_minus_square(a, rate * open_r, LN2, PRECISE)
+        i = widen(i)
         if PRECISE:
-            b = tl.sqrt(square) * (x * _sigmoid(i, PRECISE))
+            b = tl.sqrt(square) * (x * sigmoid(i, PRECISE))
         else:
             # s sigma(i) = s^2 / sqrt(s^2 (1 + exp(-i))^2), 0 where the root overflows: for sigma(i) < 2^-63.
-            closed = 1.0 + _exp_minus(i, PRECISE)
+            closed = 1.0 + exp_minus(i, PRECISE)
             b = square * tl.rsqrt(tl.maximum(square * (closed * closed), 1e-37)) * x
     else:
         b = x
@@ -191,7 +171,7 @@ def _element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
+def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
     """Return a, b and what a gradient g of h_t = a h + b is multiplied by to give those of the inputs.
 
     With s = sqrt(1 - a^2) and y = sigma(i) x they are
@@ -203,13 +183,13 @@ def _gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.const
     where the tile's map was made would take more registers than there are. Returns (a, b, dx / g, di / g, D / g,
     dr / D).
     """
-    x = _widen(x)
+    x = widen(x)
     if OP == "rglru":
         natural = rate * LN2
         ln_a = natural * open_r
         a = tl.exp2(ln_a * LOG2E)
-        square = _one_minus_square(a, ln_a, 1.0, PRECISE)
-        open_i = _sigmoid(_widen(i), PRECISE)
+        square = one_minus_square(a, ln_a, 1.0, PRECISE)
+        open_i = sigmoid(widen(i), PRECISE)
         open_i_by_s = open_i * tl.rsqrt(tl.maximum(square, 1e-37))
         dx = square * open_i_by_s
         b = dx * x
@@ -238,7 +218,7 @@ def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_
 
 
 @triton.jit
-def _scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+def scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
     """Return the maps from a tile's start to behind and to before each row, where a row maps a state h to a h + b."""
     p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
@@ -248,14 +228,14 @@ def _scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def _last_row(x, BLOCK_O: tl.constexpr):
+def take_last_row(x, BLOCK_O: tl.constexpr):
     """Return the last row of x [BLOCK_O, BLOCK_C] as [1, BLOCK_C]."""
     last = tl.arange(0, BLOCK_O) == BLOCK_O - 1
     return tl.sum(tl.where(last[:, None], x, 0.0), axis=0)[None, :]
 
 
 @triton.jit
-def _position(B, blocks):
+def program_position(B, blocks):
     """Return (tile, batch, block of channels) of a program: channels first, time last."""
     pid = tl.program_id(0)
     # Unsigned, for division is shorter; two of them.
@@ -264,10 +244,50 @@ def _position(B, blocks):
     return tile, (row - tile * B).to(tl.int64), pid - row * blocks
 
 
+@cache
+def pass_code(pack: int) -> PassCode:
+    """Return the PTX that passes states on for ``pack`` channels of a thread at once.
+
+    Operands, ``pack`` of each: the state (out; 0 where the channel is not this thread's to pass on), the addresses of
+    the word to read and of the word to write, the thread's turn (the number of its tile; tile 0 has no predecessor and
+    reads nothing, -1 takes no part), the number of the call, the first state, and the map a, b from a state before the
+    tile to the one behind it.
+    """
+    each = range(pack)
+    state, before, after, turn, call, first, a, b = ([f"${group * pack + n}" for n in each] for group in range(8))
+    lines = [".reg .pred more;"]
+    for n in each:
+        lines += [
+            f".reg .pred part{n}, wait{n}; .reg .b64 word{n}; .reg .b32 number{n}; .reg .f32 next{n};",
+            f"setp.ge.s32 part{n}, {turn[n]}, 0;",
+            f"setp.gt.s32 wait{n}, {turn[n]}, 0;",
+            # A tile with no predecessor uses its own word.
+            f"selp.f32 {state[n]}, {first[n]}, 0f00000000, part{n};",
+            f"mov.b64 word{n}, {{{state[n]}, {call[n]}}};",
+        ]
+    # Two words an access, which count as two to the memory model: half as many polls are on their way.
+    pairs = [(n, f"{{word{n}, word{n + 1}}}") for n in range(0, pack, 2)] if pack > 1 else [(0, "word0")]
+    kind = "v2.b64" if pack > 1 else "b64"
+    lines += ["again:"]
+    lines += [f"@wait{n} ld.relaxed.gpu.global.{kind} {word}, [{before[n]}];" for n, word in pairs]
+    lines += ["setp.ne.s32 more, 0, 0;"]
+    for n in each:
+        lines += [
+            f"mov.b64 {{{state[n]}, number{n}}}, word{n};",
+            f"setp.ne.or.s32 more, number{n}, {call[n]}, more;",
+        ]
+    lines += ["@more bra again;"]
+    for n in each:
+        lines += [f"fma.rn.f32 next{n}, {a[n]}, {state[n]}, {b[n]};", f"mov.b64 word{n}, {{next{n}, {call[n]}}};"]
+    lines += [f"@part{n} st.relaxed.gpu.global.{kind} [{after[n]}], {word};" for n, word in pairs]
+    constraints = ["=&f"] * pack + ["l"] * (2 * pack) + ["r"] * (2 * pack) + ["f"] * (3 * pack)
+    return PassCode("{\n" + "\n".join(lines) + "\n}", ",".join(constraints), pack)
+
+
 @triton.jit
-def _pass_state(
+def pass_state(
     word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
-    CODE: tl.constexpr, CONSTRAINTS: tl.constexpr, PACK: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
+    PASS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Wait for the state before a tile, publish the one behind it, and return the former [1, BLOCK_C].
 
@@ -278,8 +298,8 @@ def _pass_state(
         call: number of the call, which no word holds before the launch.
         tile, tiles: number of the tile in the order that states travel, and how many there are.
         first: state before the first tile [1, BLOCK_C].
-        CODE, CONSTRAINTS, PACK: exchange.py's code for as many channels as a thread holds; "" in the interpreter,
-            where programs run one after the other and a word of another call is read as NaN.
+        PASS: :func:`pass_code` for as many channels as a thread holds; its code is "" in the interpreter, where
+            programs run one after the other and a word of another call is read as NaN.
     """
     last_row = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
     offs = tl.broadcast_to(offs_c[None, :], (BLOCK_O, BLOCK_C))
@@ -289,7 +309,7 @@ def _pass_state(
     # One tile alone passes nothing on. Without a branch the compiler moves what comes behind the wait to before it,
     # addresses of outputs above all, and registers run out.
     if tiles > 1:
-        if CODE == "":
+        if PASS.code == "":
             word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)
             before = tl.where(word >> 32 == call, word.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
             state = tl.where(last_row & (tile > 0), before, state)
@@ -299,28 +319,28 @@ def _pass_state(
         else:
             turn = tl.where(last_row, tile, -1)
             state = tl.inline_asm_elementwise(
-                CODE,
-                CONSTRAINTS,
+                PASS.code,
+                PASS.constraints,
                 [before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, first, after_a, after_b],
                 dtype=tl.float32,
                 is_pure=False,
-                pack=PACK,
+                pack=PASS.pack,
             )
     return tl.sum(state, axis=0)[None, :]
 
 
 @triton.jit
-def _store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+def store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
     """Store the last row of ``state`` [BLOCK_O, BLOCK_C]."""
     mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
     tl.store(tl.broadcast_to(ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), state, mask=mask)
 
 
 @triton.jit
-def _load_state(ptr, offs_c, mask_c, HAS_STATE: tl.constexpr):
-    """Return a state [1, BLOCK_C]: the one given, or zero."""
-    if HAS_STATE:
-        state = tl.load(ptr + offs_c, mask=mask_c, other=0.0)
+def load_state(ptr, row, offs_c, mask_c):
+    """Return a row of states [1, BLOCK_C], or zeros where there are none (None)."""
+    if ptr is not None:
+        state = tl.load(ptr + row + offs_c, mask=mask_c, other=0.0)
     else:
         state = tl.zeros(offs_c.shape, dtype=tl.float32)
     return state[None, :]

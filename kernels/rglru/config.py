@@ -1,17 +1,18 @@
-"""Tile sizes of the diagonal engine's kernels: one frozen value a launch, and one predicate that says what is valid."""
+"""Launches of the kernels of RG-LRU and the linear scan: one frozen value a call.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..scalar_decay.config import MIN_PROGRAMS, next_power_of_two
+from ..common.channels import TileConfig, supports_kernels
+from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 MIN_CHUNK = 256
 """The shortest chunk, in steps, that reduce-then-scan takes by itself."""
-
-CHANNEL_MULTIPLE = 8
-"""Channels come in multiples of a 16-byte access of half-precision elements."""
 
 BYTES_PER_HOP = 2_500_000
 """Bytes, over all batches and channels, that a step from tile to tile should move at least. On an H200 a state takes
@@ -20,7 +21,7 @@ BYTES_PER_HOP = 2_500_000
 BYTES_PER_SHORT_HOP = 4_000_000
 """Bytes a step of the shortest tiles should move."""
 
-AHEAD = {"rglru": 128, "scan": 256}
+AHEAD = {"rglru": 128, "linear_scan": 256}
 """Operation -> programs ahead of which inputs are brought into the L2 cache, of the 528 that an H200 runs at once. As
 measured at batch 8 and 1024 channels: 5 % of RG-LRU's forward pass, where twice and four times as far is less and
 worse. A scan's forward pass takes 7 % less than with half as far up to 8192 steps, and 1 % more in longer sequences."""
@@ -30,32 +31,7 @@ MIN_BLOCK_C = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TileConfig:
-    """Launch of a kernel: steps of a row, rows, channels, warps, and the registers a thread is limited to.
-
-    A tile is block_i * block_o steps of block_c channels. A thread holds block_i steps of block_o * block_c / (32
-    num_warps) neighbouring channels: the width of its accesses.
-    """
-
-    block_i: int
-    block_o: int
-    block_c: int
-    num_warps: int
-    maxnreg: int | None = None
-
-    @property
-    def steps(self) -> int:
-        """Steps of a tile."""
-        return self.block_i * self.block_o
-
-    @property
-    def channels(self) -> int:
-        """Channels of a thread."""
-        return self.block_o * self.block_c // (32 * self.num_warps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagonalConfig:
+class ScanConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
@@ -68,13 +44,12 @@ class DiagonalConfig:
     ahead: int = 0
 
 
-def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | None:
+def invalid_reason(config: ScanConfig, chunk: int | None = None) -> str | None:
     """Return why the launches cannot run chunks of ``chunk`` steps (None: one pass), or None."""
-    for name, tile in (("forward", config.forward), ("backward", config.backward)):
-        for field in ("block_i", "block_o", "block_c", "num_warps"):
-            value = getattr(tile, field)
-            if value < 1 or value & (value - 1):
-                return f"{name}.{field} must be a power of two, got {value}"
+    tiles = (("forward", config.forward), ("backward", config.backward))
+    for name, tile in tiles:
+        if reason := tile.invalid_reason(name):
+            return reason
     save = config.backward.block_i
     if config.forward.steps % save:
         return (
@@ -82,7 +57,7 @@ def invalid_reason(config: DiagonalConfig, chunk: int | None = None) -> str | No
         )
     if chunk is not None and chunk % save:
         return f"chunks must hold whole rows of the backward pass ({save} steps), got {chunk} steps"
-    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+    for name, tile in tiles:
         if tile.channels < 1:
             rows = f"{tile.block_o} rows of {tile.block_c} channels"
             return f"{name} must have a channel of a row for each of its {32 * tile.num_warps} threads, got {rows}"
@@ -98,7 +73,7 @@ def select_config(
     batch: int,
     channels: int,
     training: bool,
-) -> DiagonalConfig:
+) -> ScanConfig:
     """Choose the launches.
 
     As measured on an H200 with 16-bit inputs at batch 8 and 1024 channels, and on one sequence of 65,536 steps and 2560
@@ -107,7 +82,7 @@ def select_config(
     of 64 bytes by 3 % to 7 %.
 
     Args:
-        op: "rglru" or "scan", see elements.py.
+        op: "rglru" or "linear_scan".
         strategy: "look_back", "chunked" or "walk" (one program a sequence and block of channels).
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
@@ -131,57 +106,45 @@ def select_config(
             forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
         backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=168)
     if strategy != "look_back":
-        return DiagonalConfig(forward=forward, backward=backward)
+        return ScanConfig(forward=forward, backward=backward)
     row_bytes = batch * channels * item_bytes
     # Where hops are short of bytes it is not memory that waits, and in training sooner than without: on one sequence of
     # 2560 channels fetching ahead makes the forward pass by itself faster and both passes slower.
     enough = BYTES_PER_SHORT_HOP if training else BYTES_PER_HOP
-    return DiagonalConfig(
+    return ScanConfig(
         forward=_lengthen(forward, 4 * row_bytes),
         backward=_lengthen(backward, 7 * row_bytes),
         ahead=AHEAD[op] if forward.steps * 4 * row_bytes >= enough else 0,
     )
 
 
-def rglru_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
+def rglru_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
     """Return the launches of RG-LRU's single pass for a case's sizes."""
-    return _config_of("look_back", sizes, dtype, capability, training)
+    return _config_of("rglru", "look_back", sizes, dtype, capability, training)
 
 
-def linear_scan_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> DiagonalConfig:
+def linear_scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
     """Return the launches of the linear scan's single pass for a case's sizes."""
-    return _config_of("look_back", sizes, dtype, capability, training, op="scan")
+    return _config_of("linear_scan", "look_back", sizes, dtype, capability, training)
 
 
-def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
+def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
     """Return the launches of reduce-then-scan for a case's sizes."""
-    return _config_of("chunked", sizes, dtype, capability, training)
+    return _config_of("rglru", "chunked", sizes, dtype, capability, training)
 
 
-def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> DiagonalConfig:
+def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
     """Return the launches of the naive scan for a case's sizes."""
-    return _config_of("walk", sizes, dtype, capability, training)
+    return _config_of("rglru", "walk", sizes, dtype, capability, training)
 
 
 def _config_of(
-    strategy: str,
-    sizes: Mapping[str, int],
-    dtype: str,
-    capability: tuple[int, int],
-    training: bool,
-    op: str = "rglru",
-) -> DiagonalConfig:
+    op: str, strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
+) -> ScanConfig:
     return select_config(
-        op=op,
-        strategy=strategy,
-        capability=capability,
-        item_bytes=4 if dtype == "fp32" else 2,
-        batch=sizes["batch"],
-        channels=sizes["channels"],
-        training=training,
-    )
+        op=op, strategy=strategy, capability=capability, item_bytes=4 if dtype == "fp32" else 2,
+        batch=sizes["batch"], channels=sizes["channels"], training=training,
+    )  # fmt: skip
 
 
 def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
@@ -206,3 +169,11 @@ def default_chunk_size(*, seq_len: int, batch: int, channels: int) -> int:
 def preferred_chunk(sizes: Mapping[str, int]) -> int:
     """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, channels)."""
     return default_chunk_size(seq_len=sizes["seq_len"], batch=sizes["batch"], channels=sizes["channels"])
+
+
+def supports_chunked(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why reduce-then-scan cannot run these sizes, or None."""
+    chunk_size = sizes.get("chunk_size")
+    if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
+        return f"chunk_size must be a power of two >= 16, got {chunk_size}"
+    return supports_kernels(sizes, dtype, state_dtype)

@@ -14,15 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ELEMENTS_PER_STEP = 2**13
-"""Elements of a step that hide what a call of torch costs."""
-
-
-def default_chunk_size(b: Tensor) -> int:
-    """Return the chunk length, at least 16, at which a step of all chunks of b [B, T, C] has some 2^13 elements."""
-    chunks = max(1, ELEMENTS_PER_STEP // (b.shape[0] * b.shape[2]))
-    return max(16, -(-b.shape[1] // chunks))
-
 
 def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Run the recurrence on a, b [B, T, C] from first [B, C] (None: zero); return all h [B, T, C] and the last."""

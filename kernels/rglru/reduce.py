@@ -10,19 +10,17 @@ Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over seque
 import triton
 import triton.language as tl
 
+from ..common.time_tiles import load_rows, tile_offsets, widen
 from .elements import (
-    _decay,
-    _issue_loads,
-    _last_row,
-    _load_inputs,
-    _load_rows,
-    _load_state,
-    _rate,
-    _scan_rows,
-    _tile,
-    _widen,
+    decay_and_gate,
+    decay_rate,
+    issue_loads,
+    load_inputs,
+    load_state,
+    scan_rows,
+    take_last_row,
 )
-from .forward import _forward_tile
+from .forward import forward_tile
 
 
 @triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
@@ -40,18 +38,19 @@ def reduce_kernel(
     L,
     N,
     OP: tl.constexpr,
-    BACKWARD: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Reduce one chunk of L steps to the map that it is to a state (BACKWARD: to w, the last chunk being the first).
+    """Reduce one chunk of L steps to the map that it is to a state, or with dh to w, where the last chunk comes first.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (BACKWARD: r, c and dh [B, T, C]);
+    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (or r, c and dh [B, T, C]);
     writes a and b [N, B, C].
     """
+    BACKWARD: tl.constexpr = dh_ptr is not None
     PRECISE: tl.constexpr = r_ptr.dtype.element_ty == tl.float32
-    TILE: tl.constexpr = BLOCK_I * BLOCK_O
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
     C = C8 * 8
     blocks = tl.cdiv(C, BLOCK_C)
     pid = tl.program_id(0)
@@ -64,33 +63,33 @@ def reduce_kernel(
     if BACKWARD:
         offs_o = BLOCK_O - 1 - offs_o
     offs_t = offs_o * BLOCK_I
-    rate = _rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
     stop = tl.minimum(chunk * L + L, T)
-    tiles = tl.cdiv(stop - chunk * L, TILE)
+    tiles = tl.cdiv(stop - chunk * L, STEPS)
     chunk_a = tl.full((1, BLOCK_C), 1.0, tl.float32)
     chunk_b = tl.full((1, BLOCK_C), 0.0, tl.float32)
     for step in range(tiles):
-        start = chunk * L + (tiles - 1 - step if BACKWARD else step) * TILE
+        start = chunk * L + (tiles - 1 - step if BACKWARD else step) * STEPS
         base = (batch * T + start) * C
-        offs, left, mask = _tile(offs_t, offs_c, mask_c, C, stop - start)
+        offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
         if BACKWARD:
             closed = -float("inf") if OP == "rglru" else 1.0
-            r = _load_rows(r_ptr + base, offs, left, mask, C, closed, BLOCK_I)
-            dh = _load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
-            _issue_loads()
+            r = load_rows(r_ptr + base, offs, left, mask, C, closed, BLOCK_I)
+            dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+            issue_loads()
             row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
             row_w = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
             for n in tl.static_range(BLOCK_I - 1, -1, -1):
-                a, _ = _decay(r[n], rate, OP, PRECISE)
-                row_w = a * (_widen(dh[n]) + row_w)
+                a, _ = decay_and_gate(r[n], rate, OP, PRECISE)
+                row_w = a * (widen(dh[n]) + row_w)
                 row_a *= a
-            after_a, after_b, _, _ = _scan_rows(row_a, row_w, BLOCK_O, BLOCK_C)
+            after_a, after_b, _, _ = scan_rows(row_a, row_w, BLOCK_O, BLOCK_C)
         else:
-            x, r, i = _load_inputs(x_ptr + base, r_ptr + base, i_ptr + base, offs, left, mask, C, OP, BLOCK_I)
-            _issue_loads()
-            _, _, after_a, after_b, _, _ = _forward_tile(x, r, i, rate, OP, PRECISE, BLOCK_I, BLOCK_O, BLOCK_C)
-        tile_a = _last_row(after_a, BLOCK_O)
-        chunk_b = tl.fma(tile_a, chunk_b, _last_row(after_b, BLOCK_O))
+            x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+            issue_loads()
+            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+        tile_a = take_last_row(after_a, BLOCK_O)
+        chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b, BLOCK_O))
         chunk_a *= tile_a
     offs = (part.to(tl.int64) * B + batch) * C + offs_c[None, :]
     tl.store(a_ptr + offs, chunk_a, mask=mask_c[None, :])
@@ -98,7 +97,7 @@ def reduce_kernel(
 
 
 @triton.jit(do_not_specialize=["E", "N"])
-def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, HAS_FIRST: tl.constexpr, BLOCK_E: tl.constexpr):
+def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, BLOCK_E: tl.constexpr):
     """Run through N chunks' maps and store the state before each.
 
     Grid: (ceil(E / BLOCK_E),) over E = B * C channels of sequences. Reads a, b [N, E] and the first state [E]; writes
@@ -106,7 +105,7 @@ def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, HAS_FIRST: tl.constex
     """
     offs = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     mask = offs < E
-    state = tl.reshape(_load_state(first_ptr, offs, mask, HAS_FIRST), (BLOCK_E,))
+    state = tl.reshape(load_state(first_ptr, 0, offs, mask), (BLOCK_E,))
     row = tl.zeros((), dtype=tl.int64)
     for _ in range(N):
         tl.store(state_ptr + row + offs, state, mask=mask)
@@ -114,19 +113,3 @@ def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, HAS_FIRST: tl.constex
         b = tl.load(b_ptr + row + offs, mask=mask, other=0.0)
         state = tl.fma(a, state, b)
         row += E
-
-
-@triton.jit(do_not_specialize=["N", "C"])
-def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Add up N parts, always in the same order.
-
-    Grid: (ceil(C / BLOCK_C),). Reads parts [N, C]; writes their sum [C].
-    """
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask_c = (offs_c < C)[None, :]
-    total = tl.zeros((BLOCK_N, BLOCK_C), dtype=tl.float32)
-    for start in range(0, N, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        at = offs_n.to(tl.int64)[:, None] * C + offs_c[None, :]
-        total += tl.load(part_ptr + at, mask=(offs_n < N)[:, None] & mask_c, other=0.0)
-    tl.store(sum_ptr + offs_c, tl.sum(total, axis=0), mask=offs_c < C)

@@ -1,7 +1,7 @@
 """How the programs of a scan pass on sums, or whole states: the memory, and the code.
 
 Sums go through two buffers that take turns: a kernel passes its own through one and zeroes what the call before left in
-the other, without a call of its own for it. States go from tile to tile as in :mod:`..diagonal.exchange`, through words
+the other, without a call of its own for it. States go from tile to tile as in :mod:`..common.exchange`, through words
 that hold num, den and m beside the number of the call. Either way a word is written once a launch.
 """
 
@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..diagonal.exchange import MAX_KEPT
+from ..common.exchange import MAX_KEPT, PassCode
 
 MAX_KEPT_BYTES = 16 * 2**20
 """Of one of two buffers for sums; beside what a call with larger ones does, zeroing them takes little time."""
@@ -25,10 +25,10 @@ _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
 
 @contextmanager
-def exchange(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield words for one launch, which are zero, spare ones for it to zero, and how many sums a program loads.
 
-    Where there is one tile nobody waits: words of any value, and 0.
+    One tile has no predecessor: words of any value, and 0.
 
     Args:
         k: [B, T, C].
@@ -64,8 +64,8 @@ def exchange(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor,
 
 
 @cache
-def gather_code(rows: int, channels: int, pack: int) -> tuple[str, str]:
-    """Return the PTX that gives every thread the sums of a tile's rows but the last, and its operand constraints.
+def gather_code(rows: int, channels: int, pack: int) -> PassCode:
+    """Return the PTX that gives every thread the sums of a tile's rows but the last.
 
     Operands, ``pack`` neighbouring channels of each: m, num and den of every such row (out), the thread's own m, num
     and den, its row and its channel.
@@ -90,18 +90,18 @@ def gather_code(rows: int, channels: int, pack: int) -> tuple[str, str]:
     for index, operands in enumerate(out):
         lines += [_load(f"base+{index % 3 * size + index // 3 * 4 * channels}", operands)]
     constraints = ["=&f"] * (pack * len(out)) + ["f"] * (3 * pack) + ["r"] * (2 * pack)
-    return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
+    return PassCode("{\n" + "\n".join(lines) + "\n}", ",".join(constraints), pack)
 
 
 @cache
-def pass_code(channels: int, pack: int) -> tuple[str, str]:
+def pass_code(channels: int, pack: int) -> PassCode:
     """Return the PTX by which a tile's last row waits for the state before the tile, publishes the one behind it at
-    once and shows the former to all threads of the tile, and its operand constraints.
+    once and shows the former to all threads of the tile.
 
     Operands, ``pack`` neighbouring channels of each: m, num and den of the state (out), the addresses of the word to
-    read and of the word to write, the thread's turn (the number of its tile; 0 waits for nobody and reads nothing, -1
-    takes no part), the number of the call, the channel, the first state, the tile's sum, and by how much the tile
-    lowers a state's exponent or, where elements.py's _hold_lag says so, scales its num and den instead.
+    read and of the word to write, the thread's turn (the number of its tile; tile 0 has no predecessor and reads
+    nothing, -1 takes no part), the number of the call, the channel, the first state, the tile's sum, and by how much
+    the tile lowers a state's exponent or, where elements.py's _holds_exponent says so, scales its num and den instead.
 
     A word of 128 bits, which is one access, holds num, den, m and the number of the call.
 
@@ -185,7 +185,7 @@ def pass_code(channels: int, pack: int) -> tuple[str, str]:
     lines += ["shared:", "bar.warp.sync 0xffffffff;", "bar.sync 0;"]
     lines += [_load(f"base+{part * size}", state[part]) for part in range(3)]
     constraints = ["=&f"] * (3 * pack) + ["l"] * (2 * pack) + ["r"] * (3 * pack) + ["f"] * (8 * pack)
-    return "{\n" + "\n".join(lines) + "\n}", ",".join(constraints)
+    return PassCode("{\n" + "\n".join(lines) + "\n}", ",".join(constraints), pack)
 
 
 def _store(address: str, operands: list[str]) -> str:
