@@ -17,10 +17,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }
 """Family as users name it -> its operations, the first being the default of the sweep."""
 
+FOLDERS = {"linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv"}
+"""Operation -> the folder that declares it, where that has another name."""
+
 
 def get_operation(name: str) -> Operation:
     """Return the declaration of operation ``name``; ValueError lists the known ones."""
     known = [op for ops in FAMILIES.values() for op in ops]
     if name not in known:
         raise ValueError(f"op must be one of {', '.join(known)}, got {name!r}")
-    return importlib.import_module(f".{name}", __package__).OPERATION
+    declared = importlib.import_module(f".{FOLDERS.get(name, name)}", __package__)
+    return declared.OPERATIONS[name] if hasattr(declared, "OPERATIONS") else declared.OPERATION

@@ -13,7 +13,7 @@ from lrbench.kernels import FAMILIES
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 OPERATIONS = [op for operations in FAMILIES.values() for op in operations]
-WITH_CONFIG = ("scalar_decay", "lightning", "diagonal", "wkv4", "gated_mlp")
+WITH_CONFIG = ("scalar_decay", "lightning", "rglru", "wkv", "gated_mlp")
 HELP_SECONDS = 0.5
 
 

@@ -78,14 +78,14 @@ def elements(op: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 def build_eager(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare eager gates and the recurrence as a loop over time."""
-    from ..diagonal.reference import recurrent
+    from ..rglru.reference import recurrent
 
     return _build(case, inputs, recurrent, compiled=False)
 
 
 def build_compiled(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare compiled gates and associative scan."""
-    from ..diagonal.reference import associative
+    from ..rglru.reference import associative
 
     return _build(case, inputs, associative, compiled=True)
 

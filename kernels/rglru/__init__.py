@@ -1,21 +1,121 @@
-"""RG-LRU, the recurrence of Hawk and Griffin: declaration, data only."""
+"""RG-LRU, the recurrence of Hawk and Griffin, the linear scan inside it and the layer around it: declarations.
+
+Data only: no torch, no triton.
+"""
 
 from __future__ import annotations
 
-from ..diagonal.declare import diagonal_implementations
-from ..spec import Operation
+from ..common.channels import ALL_DTYPES, EVERYWHERE
+from ..spec import Implementation, Operation
+from .config import MIN_CHUNK
 
-OPERATION = Operation(
+
+def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
+    """Return the implementations of operation ``op``, whose single-pass kernel is called ``one_pass``."""
+    return (
+        Implementation(
+            name=one_pass,
+            supports="kernels.common.channels:supports_kernels",
+            summary="one pass over memory: time split over programs that look back for the state before theirs",
+            modes=("fw", "fwbw", "bw", "step"),
+            chunked=False,
+            default_config=f"kernels.rglru.config:{op}_config",
+            requires=("triton",),
+            step_call=f"kernels.rglru.operations:{op}_step",
+        ),
+        Implementation(
+            name="chunked",
+            formulation="chunked",
+            own_chunk=MIN_CHUNK,
+            supports="kernels.rglru.config:supports_chunked",
+            summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
+            default_config="kernels.rglru.config:chunked_config",
+            requires=("triton",),
+            preferred_chunk="kernels.rglru.config:preferred_chunk",
+        ),
+        Implementation(
+            name="naive",
+            supports="kernels.common.channels:supports_kernels",
+            summary="one program walks all of time for a block of channels",
+            chunked=False,
+            default_config="kernels.rglru.config:naive_config",
+            requires=("triton",),
+        ),
+        Implementation(
+            name="torch",
+            devices=EVERYWHERE,
+            dtypes=ALL_DTYPES,
+            summary="portable chunkwise form, any chunk length",
+        ),
+        Implementation(
+            name="associative",
+            devices=EVERYWHERE,
+            dtypes=ALL_DTYPES,
+            chunked=False,
+            summary="associative scan over whole tensors, log2 of the sequence length passes",
+        ),
+    )
+
+
+RGLRU = Operation(
     name="rglru",
     kernel="rglru",
     label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
     differentiable=("x", "r", "i", "c"),
-    inputs="kernels.rglru.reference:make_inputs",
-    recurrent="kernels.rglru.reference:recurrent",
-    parallel="kernels.rglru.reference:parallel",
+    inputs="kernels.rglru.reference:rglru_inputs",
+    recurrent="kernels.rglru.reference:rglru_recurrent",
+    parallel="kernels.rglru.operations:rglru_associative",
     sizes=("batch", "seq_len", "channels"),
+    call="kernels.rglru.operations:rglru",
     channelwise=True,
-    implementations=diagonal_implementations("rglru", "fused"),
+    implementations=_implementations("rglru", "fused"),
 )
+
+LINEAR_SCAN = Operation(
+    name="linear_scan",
+    kernel="rglru",
+    label="linear scan",
+    summary="diagonal linear recurrence; a is the decay itself, not its logarithm",
+    arguments=("x", "a"),
+    differentiable=("x", "a"),
+    inputs="kernels.rglru.reference:linear_scan_inputs",
+    recurrent="kernels.rglru.reference:linear_scan_recurrent",
+    parallel="kernels.rglru.operations:linear_scan_associative",
+    sizes=("batch", "seq_len", "channels"),
+    call="kernels.rglru.operations:linear_scan",
+    channelwise=True,
+    implementations=_implementations("linear_scan", "scan"),
+)
+
+RGLRU_LAYER = Operation(
+    name="rglru_layer",
+    kernel="rglru",
+    label="RG-LRU layer",
+    summary="RG-LRU with the two matrix products that make its gates' pre-activations",
+    arguments=("x", "w_a", "w_x", "c"),
+    differentiable=("x", "w_a", "w_x", "c"),
+    inputs="kernels.rglru.reference:rglru_layer_inputs",
+    recurrent="kernels.rglru.reference:rglru_layer_recurrent",
+    sizes=("batch", "seq_len", "channels"),
+    call="kernels.rglru.operations:rglru_layer",
+    implementations=(
+        Implementation(
+            name="fused",
+            supports="kernels.common.channels:supports_kernels",
+            summary="torch's matrix products and the single-pass kernel",
+            chunked=False,
+            default_config="kernels.rglru.config:rglru_config",
+            requires=("triton",),
+        ),
+        Implementation(
+            name="torch",
+            devices=EVERYWHERE,
+            dtypes=ALL_DTYPES,
+            summary="torch's matrix products and the portable chunkwise form",
+        ),
+    ),
+)
+
+OPERATIONS = {operation.name: operation for operation in (RGLRU, LINEAR_SCAN, RGLRU_LAYER)}

@@ -1,26 +1,61 @@
-"""RG-LRU: definition, associative form and inputs.
+"""RG-LRU, the linear scan and the RG-LRU layer in plain torch: definitions, associative forms and inputs.
 
-    a_t = exp(-8 softplus(c) sigma(r_t))
-    h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
+    RG-LRU        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t        a_t = exp(-8 softplus(c) sigma(r_t))
+    linear scan   h_t = a_t h_{t-1} + x_t                                   a_t of any sign and size
+    layer         RG-LRU of x, r = x W_a and i = x W_x
 
-Source: De et al., Griffin (2024), section 2.4, equations 1 to 4, where a = sigma(Lambda) and softplus(c) = -log a, so
-c = -Lambda. r and i are pre-activations: the layer's two matrix products lie outside.
+Each is a diagonal recurrence h_t = a_t h_{t-1} + b_t. Forms here compute float64 inputs in float64, all else in
+float32, and return h [B, T, C] in x's dtype, or (h, h_T) with ``return_last_state``. ``state_dtype`` is taken for the
+common signature: states have the dtype of the computation.
+
+Sources: De et al., Griffin (2024), section 2.4, equations 1 to 4, where a = sigma(Lambda) and softplus(c) = -log a, so
+c = -Lambda; the layer is without biases, as in the published byte counts of its kernel. Martin and Cundy,
+"Parallelizing linear recurrent neural nets over sequence length" (2018), equation 1 and section 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..diagonal import reference as engine
-from ..scalar_decay.reference import compute_dtype
+from ..common.arguments import compute_dtype
 
 
-def elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a and b = sqrt(1 - a^2) sigma(i) x [B, T, C], in float32 (float64 beside float64 inputs).
+def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run a diagonal recurrence on a, b [B, T, C] from first [B, C] (None: zero), one step at a time; return all h
+    [B, T, C] and the last."""
+    h = torch.zeros_like(b[:, 0]) if first is None else first.to(b.dtype)
+    states = []
+    for a_t, b_t in zip(a.unbind(1), b.unbind(1), strict=True):
+        h = a_t * h + b_t
+        states.append(h)
+    return torch.stack(states, dim=1), h
+
+
+def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute the same in ceil(log2 T) steps: maps h -> a h + b of runs of 1, 2, 4, ... steps, composed with the run
+    before.
+
+    Source: Hillis and Steele, "Data parallel algorithms" (1986); Martin and Cundy (2018), section 2.
+    """
+    first = torch.zeros_like(b[:, 0]) if first is None else first.to(b.dtype)
+    b = torch.cat((b[:, :1] + a[:, :1] * first[:, None], b[:, 1:]), dim=1)
+    distance = 1
+    while distance < b.shape[1]:
+        head_a, head_b = a[:, :distance], b[:, :distance]
+        later = a[:, distance:]
+        b = torch.cat((head_b, b[:, distance:] + later * b[:, :-distance]), dim=1)
+        a = torch.cat((head_a, later * a[:, :-distance]), dim=1)
+        distance *= 2
+    return b, b[:, -1].contiguous()
+
+
+def rglru_elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return RG-LRU's a and b = sqrt(1 - a^2) sigma(i) x [B, T, C], in float32 (float64 beside float64 inputs).
 
     softplus(c) is -log sigma(-c), exact for c of any size and either sign; torch's own turns linear, or overflows.
     1 - a^2 is -expm1(2 log a), which keeps its bits for a -> 1. Where a gate is so closed that a is 1, b is 0, and so
@@ -34,7 +69,13 @@ def elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor
     return log_a.exp(), root * (torch.sigmoid(i.to(dtype)) * x.to(dtype))
 
 
-def recurrent(
+def linear_scan_elements(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the linear scan's a and b = x [B, T, C], in float32 (float64 beside float64 inputs)."""
+    dtype = compute_dtype(x.dtype)
+    return a.to(dtype), x.to(dtype)
+
+
+def rglru_recurrent(
     x: Tensor,
     r: Tensor,
     i: Tensor,
@@ -44,39 +85,40 @@ def recurrent(
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Run RG-LRU one step at a time.
+    """Run RG-LRU one step at a time on x and the pre-activations r, i [B, T, C], c [C] and h_0 [B, C]."""
+    return _result(x, recurrent(*rglru_elements(x, r, i, c), initial_state), return_last_state)
 
-    Args:
-        x: [B, T, C]; float64 is computed in float64, all else in float32.
-        r, i: pre-activations of the recurrence and input gates [B, T, C].
-        c: [C].
-        initial_state: h_0 [B, C]; None is zero.
-        return_last_state: also return h_T.
-        state_dtype: taken for the common signature; states have the dtype of the computation.
 
-    Returns:
-        h [B, T, C] in x's dtype, or (h, h_T).
+def linear_scan_recurrent(
+    x: Tensor,
+    a: Tensor,
+    *,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run the linear scan one step at a time on x, a [B, T, C] and h_0 [B, C]."""
+    return _result(x, recurrent(*linear_scan_elements(x, a), initial_state), return_last_state)
+
+
+def rglru_layer_recurrent(
+    x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, **keywords: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run the layer one step at a time on x [B, T, C], w_a, w_x [C, C] from x's channels to those of r and i, c [C].
+
+    Keywords as in :func:`rglru_recurrent`.
     """
-    h, last = engine.recurrent(*elements(x, r, i, c), initial_state)
+    wide = x.to(compute_dtype(x.dtype))
+    result = rglru_recurrent(wide, wide @ w_a.to(wide.dtype), wide @ w_x.to(wide.dtype), c, **keywords)
+    return (result[0].to(x.dtype), result[1]) if isinstance(result, tuple) else result.to(x.dtype)
+
+
+def _result(x: Tensor, states: tuple[Tensor, Tensor], return_last_state: bool) -> Tensor | tuple[Tensor, Tensor]:
+    h, last = states
     return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
 
 
-def parallel(
-    x: Tensor,
-    r: Tensor,
-    i: Tensor,
-    c: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    state_dtype: torch.dtype = torch.float32,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute RG-LRU as one associative scan over time; arguments and result as in :func:`recurrent`."""
-    h, last = engine.associative(*elements(x, r, i, c), initial_state)
-    return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
-
-
-def make_inputs(
+def rglru_inputs(
     sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> dict[str, Tensor]:
     """Draw x and the pre-activations r, i ~ N(0, 1), as a layer's initial weights make them, and c as Griffin does.
@@ -91,3 +133,27 @@ def make_inputs(
     a = 0.9 + 0.099 * torch.rand(shape[2], generator=generator, dtype=draw_dtype, device=device)
     c = torch.log(torch.expm1(-a.log() / 8.0))
     return {"x": x, "r": r, "i": i, "c": c.to(dtype).to(compute_dtype(dtype))}
+
+
+def linear_scan_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw x ~ N(0, 1) and decays a = sigma(z), z ~ N(3, 1)."""
+    generator = torch.Generator(device).manual_seed(seed)
+    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
+    x, z = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device) for _ in range(2))
+    return {"x": x.to(dtype), "a": torch.sigmoid(z + 3.0).to(dtype)}
+
+
+def rglru_layer_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw x and c as for RG-LRU, and weights ~ N(0, 1/C), so that pre-activations are ~ N(0, 1)."""
+    inputs = rglru_inputs(sizes, dtype=dtype, device=device, seed=seed)
+    channels = sizes["channels"]
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    w_a, w_x = torch.randn(2, channels, channels, generator=generator, dtype=draw_dtype, device=device).to(dtype)
+    scale = channels**-0.5
+    return {"x": inputs["x"], "w_a": w_a * scale, "w_x": w_x * scale, "c": inputs["c"]}

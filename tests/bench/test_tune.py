@@ -81,7 +81,7 @@ def test_wrong_and_failing_launches_are_not_timed() -> None:
 
 def test_calls_are_those_of_the_modes() -> None:
     operation = get_operation("linear_scan")
-    portable = resolve(operation.implementation("torch").call)
+    portable = operation.function(operation.implementation("torch"))
     sizes = {"batch": 1, "seq_len": 8, "channels": 8}
     inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device="cpu", seed=0)
     chunks = []

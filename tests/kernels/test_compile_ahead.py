@@ -16,17 +16,17 @@ from lrbench.bench.tune import default_config
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.common.offline import record_launches
-from lrbench.kernels.diagonal import engine as diagonal
 from lrbench.kernels.gated_mlp import fused as gated_mlp
 from lrbench.kernels.lightning import lightning1, lightning2, tiles, validate
+from lrbench.kernels.rglru import launch as rglru
 from lrbench.kernels.scalar_decay import engine, launch
 from lrbench.kernels.spec import Implementation
-from lrbench.kernels.wkv4 import scan as wkv
+from lrbench.kernels.wkv import launch as wkv
 from lrbench.tests.kernels.compiling import require_compiler
 
 pytestmark = pytest.mark.compile
 
-LAUNCHERS = (wkv, diagonal, launch, lightning1, lightning2, gated_mlp)
+LAUNCHERS = (wkv, rglru, launch, lightning1, lightning2, gated_mlp)
 CAPABILITY = (9, 0)
 
 
@@ -38,7 +38,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "DESCRIPTOR_ALIGNMENT", 1)
     monkeypatch.setattr(gated_mlp, "no_descriptors", lambda *_: None)
     # What the launchers check is that a kernel could run here; it only has to be recorded.
-    for module in (wkv, diagonal, engine, validate, gated_mlp):
+    for module in (wkv, rglru, engine, validate, gated_mlp):
         monkeypatch.setattr(module, "check_kernel_support", lambda *_, **__: None)
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from lrbench.kernels.diagonal import exchange
+from lrbench.kernels.common import exchange
 
 gpu = pytest.mark.gpu
 

@@ -9,9 +9,8 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.common.offline import Launch, compile_kernel, read_instructions, record_launches
-from lrbench.kernels.diagonal import backward, engine, forward, reduce, step
-from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
-from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU, backward, forward, reduce
+from lrbench.kernels.rglru import launch as launcher
 from lrbench.kernels.spec import Operation
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 
@@ -33,7 +32,7 @@ SLOW_CASES = [
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
-    monkeypatch.setattr(engine, "check_kernel_support", lambda x: None)
+    monkeypatch.setattr(launcher, "check_kernel_support", lambda *_: None)
 
 
 def record(
@@ -47,14 +46,14 @@ def record(
     training: bool = True,
 ) -> list[Launch]:
     """Return the launches of a forward and, training, backward pass with initial and last states and several chunks."""
-    monkeypatch.setattr(engine, "capability", lambda device: divmod(capability, 10))
+    monkeypatch.setattr(launcher, "capability", lambda device: divmod(capability, 10))
     inputs = resolve(operation.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
     for tensor in inputs.values():
         tensor.requires_grad_(training)
     state = torch.zeros(sizes["batch"], sizes["channels"], requires_grad=training)
     options: dict[str, Any] = {"chunk_size": 256} if name == "chunked" else {}
-    with record_launches(engine) as launches:
-        results = resolve(operation.implementation(name).call)(
+    with record_launches(launcher) as launches:
+        results = operation.function(operation.implementation(name))(
             *inputs.values(), initial_state=state, return_last_state=True, **options
         )
         if training:
@@ -97,7 +96,7 @@ def test_full_product(
 
 def test_step() -> None:
     sizes = {"batch": 2, "seq_len": 1, "channels": 1024}
-    with record_launches(engine) as launches, torch.no_grad():
+    with record_launches(launcher) as launches, torch.no_grad():
         for operation, name in ((RGLRU, "fused"), (LINEAR_SCAN, "scan")):
             inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
             run = resolve(operation.implementation(name).step_call or "")
@@ -109,7 +108,7 @@ def test_step() -> None:
 
 def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel of the engine, so one that is added is compiled too."""
-    kernels = kernels_of(backward, forward, reduce, step)
+    kernels = kernels_of(backward, forward, reduce)
     recorded = {"step_kernel"}
     for name in ("fused", "chunked", "naive"):
         launches = record(RGLRU, name, 90, FULL, torch.bfloat16, monkeypatch)
@@ -120,11 +119,11 @@ def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_are_read_and_written_in_wide_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread's access is four neighbouring channels or more, and x, r, i and h are each touched once."""
     launch = record(RGLRU, "fused", 90, FULL, torch.bfloat16, monkeypatch)[0]
-    tile = launch.arguments
-    per_thread = tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
+    tile = launch.arguments["TILE"]
+    per_thread = tile.channels
     assert per_thread >= 4
     ptx = compile_kernel(launch, 90).asm["ptx"]
-    rows = tile["BLOCK_I"]
+    rows = tile.block_i
     assert ptx.count(f"ld.global.v{per_thread // 2}.b32") == 3 * rows
     assert ptx.count(f"st.global.v{per_thread // 2}.b32") == rows
 
@@ -142,13 +141,12 @@ def test_one_pass_kernels_on_hopper(sizes: dict[str, int], monkeypatch: pytest.M
         name = launch.kernel.__name__
         loads = [n for n, line in enumerate(code) if "LDG.E.64 " in line]
         tensors = 4 if "gradient" in name else 3
-        assert len(loads) == tensors * launch.arguments["BLOCK_I"], name
+        assert len(loads) == tensors * launch.arguments["TILE"].block_i, name
         between = code[loads[0] : loads[-1]]
         assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
-        tile = launch.arguments
-        elements = tile["BLOCK_I"] * tile["BLOCK_O"] * tile["BLOCK_C"] // (32 * launch.options["num_warps"])
+        elements = launch.arguments["TILE"].block_i * launch.arguments["TILE"].channels
         assert sum("MUFU" in line for line in code) <= (specials + 0.6) * elements, name
         # Two words of 64 bits an access.
         for access in ("LDG.E.128.STRONG.GPU", "STG.E.128.STRONG.GPU"):
-            assert sum(access in line for line in code) == launch.arguments["PACK"] // 2 > 0, name
-        assert sum("STRONG" in line for line in code) == launch.arguments["PACK"], name
+            assert sum(access in line for line in code) == launch.arguments["PASS"].pack // 2 > 0, name
+        assert sum("STRONG" in line for line in code) == launch.arguments["PASS"].pack, name

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.diagonal.config import DiagonalConfig, TileConfig
-from lrbench.kernels.rglru_layer import OPERATION
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.rglru import RGLRU_LAYER as OPERATION
+from lrbench.kernels.rglru.config import ScanConfig
 from lrbench.tests.kernels.laws import FLOAT64_BOUND
 
 SIZES = {"batch": 2, "seq_len": 19, "channels": 24}
-PORTABLE = OPERATION.implementation("torch").call
+PORTABLE = OPERATION.function(OPERATION.implementation("torch"))
 TILE = TileConfig(block_i=4, block_o=2, block_c=32, num_warps=1)
 
 
@@ -26,13 +27,13 @@ def results(fn: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> list[tor
     return [x.double() for x in (h, last, *gradients)]
 
 
-def check(name: str, low: str, dtype: torch.dtype, device: str, sizes: dict[str, int], **kwargs: Any) -> None:
+def check(name: str, low: Any, dtype: torch.dtype, device: str, sizes: dict[str, int], **kwargs: Any) -> None:
     """Hold an implementation to the float64 definition, by twice the error of the form ``low`` in the same dtype."""
     inputs = resolve(OPERATION.inputs)(sizes, dtype=dtype, device=device, seed=0)
     assert tuple(inputs) == OPERATION.arguments
     exact = results(resolve(OPERATION.recurrent), {name: x.double() for name, x in inputs.items()})
-    form = results(resolve(low), inputs)
-    got = results(resolve(OPERATION.implementation(name).call), inputs, **kwargs)
+    form = results(low, inputs)
+    got = results(OPERATION.function(OPERATION.implementation(name)), inputs, **kwargs)
     for mine, plain, theirs in zip(got, form, exact, strict=True):
         relative = FLOAT64_BOUND if dtype == torch.float64 else torch.finfo(dtype).eps
         allowed = 2 * (plain - theirs).abs().max() + relative * theirs.abs().max()
@@ -41,12 +42,12 @@ def check(name: str, low: str, dtype: torch.dtype, device: str, sizes: dict[str,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_portable_form(dtype: torch.dtype) -> None:
-    check("torch", OPERATION.recurrent, dtype, "cpu", SIZES)
+    check("torch", resolve(OPERATION.recurrent), dtype, "cpu", SIZES)
 
 
 @pytest.mark.interpret
 def test_fused_form() -> None:
-    check("fused", PORTABLE, torch.float32, "cpu", SIZES, config=DiagonalConfig(forward=TILE, backward=TILE))
+    check("fused", PORTABLE, torch.float32, "cpu", SIZES, config=ScanConfig(forward=TILE, backward=TILE))
 
 
 @pytest.mark.gpu
@@ -57,7 +58,7 @@ def test_fused_form_on_gpu(dtype: torch.dtype) -> None:
 
 def test_bad_weights_fail_clearly() -> None:
     x, w_a, w_x, c = resolve(OPERATION.inputs)(SIZES, dtype=torch.float32, device="cpu", seed=0).values()
-    fn = resolve(OPERATION.implementation("torch").call)
+    fn = PORTABLE
     with pytest.raises(ValueError, match=r"w_a must have shape \(24, 24\), got \(24, 23\)"):
         fn(x, w_a[:, :23].contiguous(), w_x, c)
     with pytest.raises(ValueError, match="w_x must be float32, got float16"):

@@ -9,28 +9,28 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.diagonal import engine
-from lrbench.kernels.diagonal.config import DiagonalConfig, TileConfig
-from lrbench.kernels.linear_scan import OPERATION as LINEAR_SCAN
-from lrbench.kernels.rglru import OPERATION as RGLRU
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU, launch
+from lrbench.kernels.rglru.config import ScanConfig
 from lrbench.kernels.spec import Operation
-from lrbench.tests.kernels import diagonal_laws as laws
+from lrbench.tests.kernels import channel_laws, laws
+from lrbench.tests.kernels.channel_laws import EXTREMES, function
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
 
 SMALL = {"batch": 2, "seq_len": 19, "channels": 24}
-LONGER_ROWS_FORWARD = DiagonalConfig(
+LONGER_ROWS_FORWARD = ScanConfig(
     forward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
     backward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
 )
-LONGER_ROWS_BACKWARD = DiagonalConfig(
+LONGER_ROWS_BACKWARD = ScanConfig(
     forward=TileConfig(block_i=2, block_o=4, block_c=32, num_warps=1),
     backward=TileConfig(block_i=4, block_o=2, block_c=16, num_warps=1),
 )
 """Tiles so small that 19 steps are three of them, the last one ragged; 24 channels leave a block half empty."""
-WALKED = DiagonalConfig(
+WALKED = ScanConfig(
     forward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
     backward=TileConfig(block_i=4, block_o=1, block_c=32, num_warps=1),
 )
@@ -48,15 +48,13 @@ each_implementation = pytest.mark.parametrize(
 )
 
 
-def function(operation: Operation, name: str) -> Any:
-    return resolve(operation.implementation(name).call)
-
-
 @interpret
 @each_implementation
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_matches_reference(operation: Operation, name: str, kwargs: dict[str, Any], dtype: torch.dtype) -> None:
-    laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cpu", sizes=SMALL, **kwargs)
+    channel_laws.check_matches_reference(
+        operation, function(operation, name), dtype=dtype, device="cpu", sizes=SMALL, **kwargs
+    )
 
 
 @interpret
@@ -64,18 +62,18 @@ def test_matches_reference(operation: Operation, name: str, kwargs: dict[str, An
 def test_lengths_without_a_state(operation: Operation, name: str, kwargs: dict[str, Any]) -> None:
     """In bf16, which the interpreter computes rightly where there are no dots."""
     for seq_len in (1, 8):
-        laws.check_matches_reference(
+        channel_laws.check_matches_reference(
             operation, function(operation, name), dtype=torch.bfloat16, device="cpu",
             sizes={**SMALL, "seq_len": seq_len}, initial_state=False, **kwargs,
         )  # fmt: skip
 
 
 @interpret
-@pytest.mark.parametrize("gates", ["EXTREME_GATES", "CLOSED_GATES", "OPEN_GATES"])
+@pytest.mark.parametrize("gates", EXTREMES["rglru"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_gates_over_their_range(gates: str, dtype: torch.dtype) -> None:
-    laws.check_matches_reference(
-        RGLRU, function(RGLRU, "fused"), dtype=dtype, device="cpu", sizes=SMALL, gates=getattr(laws, gates)["rglru"],
+    channel_laws.check_matches_reference(
+        RGLRU, function(RGLRU, "fused"), dtype=dtype, device="cpu", sizes=SMALL, ranges=EXTREMES["rglru"][gates],
         config=LONGER_ROWS_BACKWARD,
     )  # fmt: skip
 
@@ -83,7 +81,7 @@ def test_gates_over_their_range(gates: str, dtype: torch.dtype) -> None:
 @interpret
 @pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
 def test_split_equals_whole(operation: Operation, name: str) -> None:
-    laws.check_matches_reference(
+    channel_laws.check_matches_reference(
         operation, function(operation, name), dtype=torch.bfloat16, device="cpu", sizes=SMALL, splits=(1, 12),
         config=LONGER_ROWS_FORWARD,
     )  # fmt: skip
@@ -91,7 +89,7 @@ def test_split_equals_whole(operation: Operation, name: str) -> None:
 
 @interpret
 def test_batch_invariant() -> None:
-    laws.check_batch_invariant(
+    channel_laws.check_batch_invariant(
         RGLRU, function(RGLRU, "fused"), dtype=torch.float32, device="cpu", sizes=SMALL, config=LONGER_ROWS_FORWARD
     )
 
@@ -116,7 +114,7 @@ def test_words_hold_the_states_behind_their_tiles(
         return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
 
     with monkeypatch.context() as patch:
-        given = give_words(engine, 7, patch)
+        given = give_words(launch, 7, patch)
         results = run(0, seq_len)
     assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
     steps = config.forward.steps
@@ -135,10 +133,10 @@ def test_words_hold_the_states_behind_their_tiles(
 @interpret
 def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def results(sizes: dict[str, int]) -> list[torch.Tensor]:
-        problem = laws.make_problem(RGLRU, sizes, dtype=torch.float32, device="cpu", num_siblings=0)
-        return [*laws.laws.evaluate(problem, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD).values()]
+        problem = channel_laws.make_problem(RGLRU, sizes, dtype=torch.float32, device="cpu", num_siblings=0)
+        return [*laws.evaluate(problem, function(RGLRU, "fused"), config=LONGER_ROWS_FORWARD).values()]
 
-    check_shapes_share_words(engine, results, monkeypatch, launches=2)
+    check_shapes_share_words(launch, results, monkeypatch, launches=2)
 
 
 @interpret
@@ -189,7 +187,7 @@ def test_second_derivatives_are_refused_in_words() -> None:
 @pytest.mark.parametrize(("operation", "one_pass"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")])
 def test_bad_input(operation: Operation, one_pass: str) -> None:
     for name in (one_pass, "chunked", "naive"):
-        laws.check_bad_input(operation, function(operation, name), dtype=torch.float32, device="cpu")
+        channel_laws.check_bad_input(operation, function(operation, name), dtype=torch.float32, device="cpu")
     fn = function(operation, one_pass)
     make_inputs = resolve(operation.inputs)
     odd = make_inputs({**SMALL, "channels": 20}, dtype=torch.float32, device="cpu", seed=0)
@@ -213,7 +211,7 @@ def test_bad_launches() -> None:
     def rejects(match: str, **tiles: TileConfig) -> None:
         with pytest.raises(ValueError, match=match):
             function(RGLRU, "chunked")(
-                *inputs.values(), chunk_size=16, config=DiagonalConfig(**{"forward": tile, "backward": tile, **tiles})
+                *inputs.values(), chunk_size=16, config=ScanConfig(**{"forward": tile, "backward": tile, **tiles})
             )
 
     odd = TileConfig(block_i=4, block_o=3, block_c=16, num_warps=1)
@@ -231,7 +229,7 @@ def test_bad_launches() -> None:
 @pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
 def test_steps_continue_a_sequence(operation: Operation, name: str) -> None:
     step = resolve(operation.implementation(name).step_call)
-    laws.check_steps(operation, step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
+    channel_laws.check_steps(operation, step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
 
 
 GPU_SIZES = [
@@ -263,7 +261,7 @@ def on_gpu(operation: Operation, name: str, sizes: dict[str, int], dtype: torch.
     ],
 )
 def test_matches_reference_on_gpu(operation: Operation, name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
-    laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cuda", sizes=sizes)
+    channel_laws.check_matches_reference(operation, function(operation, name), dtype=dtype, device="cuda", sizes=sizes)
 
 
 @gpu
@@ -276,18 +274,16 @@ def test_matches_reference_on_gpu(operation: Operation, name: str, sizes: dict[s
 def test_laws_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> None:
     fn = function(operation, name)
     sizes = {"batch": 2, "seq_len": 400, "channels": 136}
-    laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, splits=(100, 101))
-    laws.check_batch_invariant(operation, fn, dtype=dtype, device="cuda", sizes=sizes, exact=False)
-    for gates in (laws.EXTREME_GATES, laws.CLOSED_GATES, laws.OPEN_GATES):
-        laws.check_matches_reference(
-            operation, fn, dtype=dtype, device="cuda", sizes=sizes, gates=gates.get(operation.name)
-        )
+    channel_laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, splits=(100, 101))
+    channel_laws.check_batch_invariant(operation, fn, dtype=dtype, device="cuda", sizes=sizes, exact=False)
+    for ranges in EXTREMES[operation.name].values():
+        channel_laws.check_matches_reference(operation, fn, dtype=dtype, device="cuda", sizes=sizes, ranges=ranges)
     if operation is RGLRU:
         check_closed_gate(fn, dtype=dtype, device="cuda")
     if dtype == torch.bfloat16:
-        laws.check_bad_input(operation, fn, dtype=dtype, device="cuda")
+        channel_laws.check_bad_input(operation, fn, dtype=dtype, device="cuda")
         for length in (1, 2, 63, 65):
-            laws.check_matches_reference(
+            channel_laws.check_matches_reference(
                 operation, fn, dtype=dtype, device="cuda", sizes={**sizes, "seq_len": length}, initial_state=False
             )
 
@@ -326,7 +322,7 @@ def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) 
 @pytest.mark.parametrize(("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"])
 def test_steps_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> None:
     step = resolve(operation.implementation(name).step_call)
-    laws.check_steps(operation, step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
+    channel_laws.check_steps(operation, step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
 
 
 @gpu
@@ -334,8 +330,8 @@ def test_steps_on_gpu(operation: Operation, name: str, dtype: torch.dtype) -> No
 def test_equal_calls_give_equal_bits_on_gpu(operation: Operation, name: str) -> None:
     """Programs wait for each other in an order of their own; the sums they make have one order all the same."""
     sizes = {"batch": 4, "seq_len": 5000, "channels": 512}
-    problem = laws.make_problem(operation, sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
-    first = laws.laws.evaluate(problem, function(operation, name))
+    problem = channel_laws.make_problem(operation, sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
+    first = laws.evaluate(problem, function(operation, name))
     for _ in range(5):
-        again = laws.laws.evaluate(problem, function(operation, name))
+        again = laws.evaluate(problem, function(operation, name))
         assert all(torch.equal(first[key], again[key]) for key in first)

@@ -7,7 +7,8 @@ import torch
 
 from lrbench.kernels import resolve
 from lrbench.kernels.common.offline import Launch, compile_kernel, record_launches
-from lrbench.kernels.wkv4 import OPERATION, backward, forward, scan, step
+from lrbench.kernels.wkv import OPERATION, backward, forward
+from lrbench.kernels.wkv import launch as launcher
 from lrbench.tests.kernels.compiling import CAPABILITIES, check, kernels_of, require_compiler
 
 pytestmark = pytest.mark.compile
@@ -26,21 +27,21 @@ SLOW_CASES = [
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     require_compiler()
     # What the launchers check is that a kernel could run here; it only has to be recorded.
-    monkeypatch.setattr(scan, "check_kernel_support", lambda k: None)
+    monkeypatch.setattr(launcher, "check_kernel_support", lambda *_: None)
 
 
 def record(
     name: str, capability: int, sizes: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> list[Launch]:
     """Return the launches of a forward and backward pass with an initial state and a last one."""
-    monkeypatch.setattr(scan, "capability", lambda device: divmod(capability, 10))
+    monkeypatch.setattr(launcher, "capability", lambda device: divmod(capability, 10))
     inputs = resolve(OPERATION.inputs)(sizes, dtype=dtype, device="cpu", seed=0)
     for tensor in inputs.values():
         tensor.requires_grad_()
     shape = (sizes["batch"], sizes["channels"])
     state = tuple(torch.zeros(shape, requires_grad=True) for _ in range(3))
-    with record_launches(scan) as launches:
-        y, last = resolve(OPERATION.implementation(name).call)(
+    with record_launches(launcher) as launches:
+        y, last = OPERATION.function(OPERATION.implementation(name))(
             *inputs.values(), initial_state=state, return_last_state=True
         )
         results = (y, *last[:2])
@@ -56,15 +57,15 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_inference(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a backward pass states pass from tile to tile, by 128 bits at once."""
-    monkeypatch.setattr(scan, "capability", lambda device: divmod(capability, 10))
+    monkeypatch.setattr(launcher, "capability", lambda device: divmod(capability, 10))
     inputs = resolve(OPERATION.inputs)(WIDE, dtype=torch.bfloat16, device="cpu", seed=0)
-    with record_launches(scan) as launches, torch.no_grad():
-        resolve(OPERATION.implementation("scan").call)(*inputs.values())
+    with record_launches(launcher) as launches, torch.no_grad():
+        OPERATION.function(OPERATION.implementation("scan"))(*inputs.values())
     (launch,) = launches
-    assert launch.arguments["SERIAL"] and launch.arguments["HOLD"]
+    assert launch.arguments["PASS"] and launch.arguments["KEEP"] == "tokens"
     check(launches, capability)
     ptx = compile_kernel(launch, capability).asm["ptx"]
-    pack = launch.arguments["PACK"]
+    pack = launch.arguments["PASS"].pack
     assert ptx.count("ld.relaxed.gpu.global.b128") == ptx.count("st.relaxed.gpu.global.b128") == pack
 
 
@@ -85,7 +86,7 @@ def test_full_product(
 
 def test_step() -> None:
     sizes = {"batch": 2, "seq_len": 1, "channels": 768}
-    with record_launches(scan) as launches, torch.no_grad():
+    with record_launches(launcher) as launches, torch.no_grad():
         inputs = resolve(OPERATION.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
         run = resolve(OPERATION.implementation("scan").step_call or "")
         run(*inputs.values())
@@ -96,7 +97,7 @@ def test_step() -> None:
 
 def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel, so one that is added is compiled too."""
-    kernels = kernels_of(backward, forward, step)
+    kernels = kernels_of(backward, forward)
     recorded = {"step_kernel"}
     for name in ("scan", "recurrent"):
         launches = record(name, 90, WIDE, torch.bfloat16, monkeypatch)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from lrbench.kernels import resolve
-from lrbench.kernels.diagonal.config import TileConfig
-from lrbench.kernels.wkv4 import OPERATION, exchange, scan
-from lrbench.kernels.wkv4.config import WkvConfig, select_config
-from lrbench.tests.kernels import laws, wkv_laws
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.wkv import OPERATION, exchange, launch
+from lrbench.kernels.wkv.config import WkvConfig, select_config
+from lrbench.tests.kernels import channel_laws, laws
+from lrbench.tests.kernels.channel_laws import EXTREMES
 from lrbench.tests.kernels.words import check_shapes_share_words, give_words
 
 interpret = pytest.mark.interpret
@@ -39,21 +40,24 @@ each_implementation = pytest.mark.parametrize(
 
 
 def function(name: str) -> Any:
-    return resolve(OPERATION.implementation(name).call)
+    return OPERATION.function(OPERATION.implementation(name))
 
 
 @interpret
 @each_implementation
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_matches_reference(name: str, config: WkvConfig, dtype: torch.dtype) -> None:
-    wkv_laws.check_matches_reference(function(name), dtype=dtype, device="cpu", sizes=SMALL, config=config)
+    channel_laws.check_matches_reference(
+        OPERATION, function(name), dtype=dtype, device="cpu", sizes=SMALL, config=config
+    )
 
 
 @interpret
 @each_implementation
 def test_lengths_without_a_state(name: str, config: WkvConfig) -> None:
     for seq_len in (1, 8):
-        wkv_laws.check_matches_reference(
+        channel_laws.check_matches_reference(
+        OPERATION,
             function(name), dtype=torch.float16, device="cpu", sizes={**SMALL, "seq_len": seq_len},
             initial_state=False, config=config,
         )  # fmt: skip
@@ -64,19 +68,21 @@ def test_lengths_without_a_state(name: str, config: WkvConfig) -> None:
 def test_rows_of_two_runs(how: dict[str, Any]) -> None:
     """Rows so long that they take two exponents."""
     config = replace(WkvConfig(forward=tile(32, 2, 16), backward=tile(8, 2, 16), look=2), **how)
-    wkv_laws.check_matches_reference(
+    channel_laws.check_matches_reference(
+        OPERATION,
         function("scan"), dtype=torch.float32, device="cpu", sizes={"batch": 1, "seq_len": 128, "channels": 16},
         config=config,
     )  # fmt: skip
 
 
 @interpret
-@pytest.mark.parametrize("extreme", wkv_laws.EXTREMES)
+@pytest.mark.parametrize("extreme", EXTREMES["wkv4"])
 def test_extremes(extreme: str) -> None:
     for name, config in (("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)):
-        wkv_laws.check_matches_reference(
+        channel_laws.check_matches_reference(
+        OPERATION,
             function(name), dtype=torch.float32, device="cpu", sizes={**SMALL, "batch": 1},
-            ranges=wkv_laws.EXTREMES[extreme], config=config,
+            ranges=EXTREMES["wkv4"][extreme], config=config,
         )  # fmt: skip
 
 
@@ -104,7 +110,7 @@ def test_extremes(extreme: str) -> None:
 )
 def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[float, float]) -> None:
     """What lowers exponents time and again: a chain of groups of two tiles, a row's steps, a walk's rows."""
-    wkv_laws.check_heavy_past(
+    channel_laws.check_heavy_past(
         function(name), device="cpu", sizes={"batch": 1, "seq_len": seq_len, "channels": 16}, rates=rates,
         config=config,
     )  # fmt: skip
@@ -135,7 +141,8 @@ def test_a_past_beyond_all_others(name: str, config: WkvConfig) -> None:
 def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
     """Keys of a row that end far below its first, and decay on top, leave a den that is small under the exponent; a row
     of rising keys behind it must weigh that, not the exponent alone."""
-    wkv_laws.check_matches_reference(
+    channel_laws.check_matches_reference(
+        OPERATION,
         function("scan"), dtype=torch.float16, device="cpu", sizes={"batch": 1, "seq_len": 256, "channels": 32},
         ranges={"k": (-100, 100), "w": (1.0, 1.4)}, seed=1,
         config=replace(WkvConfig(forward=tile(32, 2, 32), backward=tile(8, 4, 32)), **how),
@@ -183,8 +190,8 @@ def test_sums_over_a_long_walk_do_not_drift() -> None:
 @interpret
 @pytest.mark.parametrize("config", [LONGER_ROWS_FORWARD, SERIAL], ids=["rows-forward", "serial"])
 def test_split_equals_whole(config: WkvConfig) -> None:
-    wkv_laws.check_matches_reference(
-        function("scan"), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12), config=config
+    channel_laws.check_matches_reference(
+        OPERATION, function("scan"), dtype=torch.float16, device="cpu", sizes=SMALL, splits=(1, 12), config=config
     )
 
 
@@ -192,22 +199,27 @@ def test_split_equals_whole(config: WkvConfig) -> None:
 @pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)])
 def test_what_holds_of_every_form(name: str, config: WkvConfig) -> None:
     fn, keywords = function(name), {"dtype": torch.float32, "device": "cpu", "config": config}
-    wkv_laws.check_first_output_is_first_value(fn, **keywords)
-    wkv_laws.check_left_out_tokens(fn, **keywords)
-    wkv_laws.check_state_scale_is_free(fn, **keywords)
+    channel_laws.check_first_output_is_first_value(fn, **keywords)
+    channel_laws.check_left_out_tokens(fn, **keywords)
+    channel_laws.check_state_scale_is_free(fn, **keywords)
 
 
 @interpret
 def test_batch_invariant() -> None:
-    wkv_laws.check_batch_invariant(
-        function("scan"), dtype=torch.float32, device="cpu", sizes={**SMALL, "seq_len": 9}, config=LONGER_ROWS_FORWARD
+    channel_laws.check_batch_invariant(
+        OPERATION,
+        function("scan"),
+        dtype=torch.float32,
+        device="cpu",
+        sizes={**SMALL, "seq_len": 9},
+        config=LONGER_ROWS_FORWARD,
     )
 
 
 @interpret
 def test_calls_leave_words_zero_for_the_next() -> None:
     """Equal calls in a row, which share buffers, give equal results."""
-    problem = wkv_laws.make_problem(SMALL, dtype=torch.float32, device="cpu", num_siblings=0)
+    problem = channel_laws.make_problem(OPERATION, SMALL, dtype=torch.float32, device="cpu", num_siblings=0)
     first, *others = (laws.evaluate(problem, function("scan"), config=LONGER_ROWS_FORWARD) for _ in range(4))
     assert all(torch.equal(first[name], x) for other in others for name, x in other.items())
     kept = [exchange._kept[key] for key in exchange._kept if key[-1] == SMALL["channels"]]
@@ -219,14 +231,14 @@ def test_calls_leave_words_zero_for_the_next() -> None:
 @pytest.mark.parametrize("seq_len", [3, 8, 16, 19, 27])
 def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One tile, two, three and more, the last one whole or ragged; what was left in the words is another call's."""
-    problem = wkv_laws.make_problem(
-        {"batch": 2, "seq_len": seq_len, "channels": 24}, dtype=torch.float32, device="cpu", num_siblings=0
+    problem = channel_laws.make_problem(
+        OPERATION, {"batch": 2, "seq_len": seq_len, "channels": 24}, dtype=torch.float32, device="cpu", num_siblings=0
     )
     (k, v, w, u), fn = problem.inputs.values(), function("scan")
     keywords = {"initial_state": problem.state, "return_last_state": True, "config": SERIAL}
     expected, _ = fn(k, v, w, u, **keywords)
     with monkeypatch.context() as patch:
-        given = give_words(scan, 7, patch)
+        given = give_words(launch, 7, patch)
         assert torch.equal(fn(k, v, w, u, **keywords)[0], expected)
     ((words, others),) = given
     assert (words[:, 3] == 7).all() and (others[:, 3] == 6).all()
@@ -245,10 +257,10 @@ def test_words_hold_the_states_behind_their_tiles(seq_len: int, monkeypatch: pyt
 @interpret
 def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def outputs(sizes: dict[str, int]) -> list[torch.Tensor]:
-        problem = wkv_laws.make_problem(sizes, dtype=torch.float32, device="cpu", num_siblings=0)
+        problem = channel_laws.make_problem(OPERATION, sizes, dtype=torch.float32, device="cpu", num_siblings=0)
         return [function("scan")(*problem.inputs.values(), initial_state=problem.state, config=SERIAL)]
 
-    check_shapes_share_words(scan, outputs, monkeypatch, launches=1)
+    check_shapes_share_words(launch, outputs, monkeypatch, launches=1)
 
 
 @interpret
@@ -267,7 +279,7 @@ def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) 
 @interpret
 def test_bad_input() -> None:
     for name in ("scan", "recurrent"):
-        wkv_laws.check_bad_input(function(name), dtype=torch.float32, device="cpu")
+        channel_laws.check_bad_input(OPERATION, function(name), dtype=torch.float32, device="cpu")
     fn, make_inputs = function("scan"), resolve(OPERATION.inputs)
     odd = make_inputs({**SMALL, "channels": 20}, dtype=torch.float32, device="cpu", seed=0)
     with pytest.raises(ValueError, match="channels must be a multiple of 8, got 20"):
@@ -295,14 +307,14 @@ def test_bad_input() -> None:
 @interpret
 def test_steps_continue_a_sequence() -> None:
     step = resolve(OPERATION.implementation("scan").step_call)
-    wkv_laws.check_steps(step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
+    channel_laws.check_steps(OPERATION, step, dtype=torch.float32, device="cpu", sizes=SMALL, prefix=16)
 
 
 @interpret
 def test_gradients_of_some_arguments() -> None:
     """What needs no gradient gets none, second derivatives are refused, and no_grad keeps nothing."""
-    problem = wkv_laws.make_problem(
-        {"batch": 1, "seq_len": 9, "channels": 16}, dtype=torch.float32, device="cpu", num_siblings=0
+    problem = channel_laws.make_problem(
+        OPERATION, {"batch": 1, "seq_len": 9, "channels": 16}, dtype=torch.float32, device="cpu", num_siblings=0
     )
     fn = function("scan")
     k, v, w, u = problem.inputs.values()
@@ -331,7 +343,7 @@ GPU_SIZES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes.values())))
 def test_matches_reference_on_gpu(name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
-    wkv_laws.check_matches_reference(function(name), dtype=dtype, device="cuda", sizes=sizes)
+    channel_laws.check_matches_reference(OPERATION, function(name), dtype=dtype, device="cuda", sizes=sizes)
 
 
 @gpu
@@ -340,14 +352,16 @@ def test_matches_reference_on_gpu(name: str, sizes: dict[str, int], dtype: torch
 def test_laws_on_gpu(name: str, dtype: torch.dtype) -> None:
     fn, keywords = function(name), {"dtype": dtype, "device": "cuda"}
     sizes = {"batch": 2, "seq_len": 700, "channels": 264}
-    wkv_laws.check_matches_reference(fn, sizes=sizes, splits=(100, 101), **keywords)
-    wkv_laws.check_batch_invariant(fn, sizes=sizes, exact=False, **keywords)
-    for ranges in wkv_laws.EXTREMES.values():
-        wkv_laws.check_matches_reference(fn, sizes=sizes, ranges=ranges, **keywords)
-    wkv_laws.check_first_output_is_first_value(fn, **keywords)
-    wkv_laws.check_bad_input(fn, **keywords)
+    channel_laws.check_matches_reference(OPERATION, fn, sizes=sizes, splits=(100, 101), **keywords)
+    channel_laws.check_batch_invariant(OPERATION, fn, sizes=sizes, exact=False, **keywords)
+    for ranges in EXTREMES["wkv4"].values():
+        channel_laws.check_matches_reference(OPERATION, fn, sizes=sizes, ranges=ranges, **keywords)
+    channel_laws.check_first_output_is_first_value(fn, **keywords)
+    channel_laws.check_bad_input(OPERATION, fn, **keywords)
     for length in (1, 2, 31, 33, 127, 128):
-        wkv_laws.check_matches_reference(fn, sizes={**sizes, "seq_len": length}, initial_state=False, **keywords)
+        channel_laws.check_matches_reference(
+            OPERATION, fn, sizes={**sizes, "seq_len": length}, initial_state=False, **keywords
+        )
 
 
 @gpu
@@ -361,10 +375,10 @@ def test_serial_launches_on_gpu(dtype: torch.dtype) -> None:
     config = replace(chosen, hold=True, serial=True)
     fn, sizes = function("scan"), {"batch": 2, "seq_len": 1100, "channels": 264}
     keywords = {"dtype": dtype, "device": "cuda", "sizes": sizes, "config": config}
-    wkv_laws.check_matches_reference(fn, splits=(100, 701), **keywords)
-    for ranges in wkv_laws.EXTREMES.values():
-        wkv_laws.check_matches_reference(fn, ranges=ranges, **keywords)
-    problem = wkv_laws.make_problem(sizes, dtype=dtype, device="cuda", num_siblings=0)
+    channel_laws.check_matches_reference(OPERATION, fn, splits=(100, 701), **keywords)
+    for ranges in EXTREMES["wkv4"].values():
+        channel_laws.check_matches_reference(OPERATION, fn, ranges=ranges, **keywords)
+    problem = channel_laws.make_problem(OPERATION, sizes, dtype=dtype, device="cuda", num_siblings=0)
     with torch.no_grad():
         outputs = [fn(*problem.inputs.values(), config=config) for _ in range(20)]
         assert all(torch.equal(outputs[0], other) for other in outputs)
@@ -378,8 +392,14 @@ def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
     """Keys from -100 to 100 over 65,536 steps: outputs, last state and gradients against the portable form in float64,
     by the bound that the portable form's own float32 error sets, and the exponents' size."""
     sizes = {"batch": 1, "seq_len": 65536, "channels": 64}
-    problem = wkv_laws.make_problem(
-        sizes, dtype=dtype, device="cuda", ranges=wkv_laws.WILD_KEYS, initial_state=False, num_siblings=0
+    problem = channel_laws.make_problem(
+        OPERATION,
+        sizes,
+        dtype=dtype,
+        device="cuda",
+        ranges=EXTREMES["wkv4"]["wild keys"],
+        initial_state=False,
+        num_siblings=0,
     )
     portable = function("torch")
     expected = laws.evaluate(problem.double(), portable)
@@ -397,14 +417,14 @@ def test_wild_keys_over_a_long_sequence_on_gpu(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_steps_on_gpu(dtype: torch.dtype) -> None:
     step = resolve(OPERATION.implementation("scan").step_call)
-    wkv_laws.check_steps(step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
+    channel_laws.check_steps(OPERATION, step, dtype=dtype, device="cuda", sizes={**SMALL, "seq_len": 40}, prefix=8)
 
 
 @gpu
 def test_equal_calls_give_equal_bits_on_gpu() -> None:
     """Programs wait for each other in an order of their own; the sums they make have one order all the same."""
     for sizes in ({"batch": 8, "seq_len": 5000, "channels": 256}, {"batch": 1, "seq_len": 65536, "channels": 256}):
-        problem = wkv_laws.make_problem(sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
+        problem = channel_laws.make_problem(OPERATION, sizes, dtype=torch.bfloat16, device="cuda", num_siblings=0)
         first = laws.evaluate(problem, function("scan"))
         for _ in range(5):
             again = laws.evaluate(problem, function("scan"))

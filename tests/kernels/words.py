@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbench.kernels.diagonal import exchange
+from lrbench.kernels.common import exchange
 
 
 def keep_words(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lrbench.kernels import resolve
-from lrbench.kernels.rglru import OPERATION as RGLRU
-from lrbench.kernels.wkv4 import OPERATION as WKV
+from lrbench.kernels.rglru import RGLRU
+from lrbench.kernels.wkv import OPERATION as WKV
 
 ROUND = 25
 """Calls between two looks at the clock: fewer launches than the driver queues before it blocks."""
@@ -29,7 +29,7 @@ def wkv4() -> Callable[[], tuple[Tensor, ...]]:
     """Return a forward pass without gradients: 128 tiles of time, which pass their states on."""
     sizes = {"batch": 8, "seq_len": 16384, "channels": 768}
     inputs = resolve(WKV.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
-    scan = resolve(WKV.implementation("scan").call)
+    scan = WKV.function(WKV.implementation("scan"))
 
     def call() -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -44,7 +44,7 @@ def rglru() -> Callable[[], tuple[Tensor, ...]]:
     inputs = resolve(RGLRU.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
     leaves = [x.requires_grad_() for x in inputs.values()]
     dh = torch.randn_like(leaves[0])
-    fused = resolve(RGLRU.implementation("fused").call)
+    fused = RGLRU.function(RGLRU.implementation("fused"))
 
     def call() -> tuple[Tensor, ...]:
         h = fused(*leaves)

@@ -390,7 +390,7 @@ def test_reduce_then_scan_reads_its_inputs_twice_and_hands_chunk_states_on() -> 
 
 
 def test_rows_without_a_chunk_length_take_the_shortest_that_is_chosen() -> None:
-    from lrbench.kernels.diagonal.config import default_chunk_size
+    from lrbench.kernels.rglru.config import default_chunk_size
 
     sizes = {"batch": 1, "seq_len": 4096, "channels": 64}
     chunk = default_chunk_size(**sizes)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import BASELINES, get_baseline, get_operation, plan_sizes
-from lrbench.kernels.diagonal.reference import recurrent
-from lrbench.kernels.wkv4.reference import recurrent as wkv
+from lrbench.kernels.rglru.reference import recurrent
+from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
 from lrbench.tests.kernels.baselines.test_numerics import relative_errors
 

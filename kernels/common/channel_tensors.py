@@ -1,0 +1,79 @@
+"""Checks of the tensors that operations over channels [B, T, C] take; messages name argument, expected and given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .arguments import check_first, check_on_gpu, check_state_dtype, check_tensor, compute_dtype
+from .channels import supports_kernels
+
+if TYPE_CHECKING:
+    from ..spec import Implementation, Operation
+
+ELEMENTS_PER_STEP = 2**13
+"""Elements of a step that hide what a call of torch costs."""
+
+
+def check_implementation(operation: Operation, impl: str, **options: Any) -> Implementation:
+    """Return the implementation called ``impl``; raise where there is none or it does not take an option given.
+
+    Args:
+        options: chunk_size and config, None where not given.
+    """
+    implementation = operation.implementation(impl)
+    for name, taken in (("chunk_size", implementation.chunked), ("config", implementation.default_config is not None)):
+        if options[name] is not None and not taken:
+            raise ValueError(f"{name} must be left out for {impl}, got {options[name]}")
+    return implementation
+
+
+def check_channels(
+    x: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    states: Mapping[str, Tensor | None],
+    state_dtype: torch.dtype,
+) -> None:
+    """Raise unless the arguments agree.
+
+    Args:
+        x: name -> [B, T, C], contiguous; the first float64, float32, float16 or bfloat16 and not empty, the others of
+            its shape and dtype.
+        parameters: name -> [C], float32 (float64 beside float64 inputs).
+        states: name -> [B, C], float32 (float64 beside float64 inputs), or None.
+        state_dtype: float32.
+    """
+    (name, first), *others = x.items()
+    check_first(name, first, "[B, T, C]")
+    for name, other in others:
+        check_tensor(name, other, first.shape, first.dtype, first.device)
+    dtype, (batch, _, channels) = compute_dtype(first.dtype), first.shape
+    for name, parameter in parameters.items():
+        check_tensor(name, parameter, (channels,), dtype, first.device)
+    check_state_dtype(state_dtype)
+    for name, state in states.items():
+        if state is not None:
+            check_tensor(name, state, (batch, channels), dtype, first.device)
+
+
+def check_kernel_support(name: str, x: Tensor) -> None:
+    """Raise unless the Triton kernels take x [B, T, C] here."""
+    check_on_gpu(name, x)
+    if reason := supports_kernels({"channels": x.shape[2]}, "", None):
+        raise ValueError(reason)
+
+
+def check_one_token(x: Tensor) -> None:
+    """Raise unless x [B, T, C] is what a decoding step takes."""
+    if x.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {x.shape[1]}")
+
+
+def default_chunk_size(x: Tensor) -> int:
+    """Return the portable forms' chunk length, at least 16, at which a step of all chunks of x [B, T, C] has some 2^13
+    elements."""
+    chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))
+    return max(16, -(-x.shape[1] // chunks))

@@ -1,0 +1,71 @@
+"""What the operations over channels [B, T, C] state about their kernels: tiles of time, and sizes that run.
+
+Imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHANNEL_MULTIPLE = 8
+"""Channels come in multiples of a 16-byte access of half-precision elements."""
+
+EVERYWHERE = ("cpu", "cuda")
+ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
+"""What the portable forms run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileConfig:
+    """Launch of a kernel: steps of a row, rows, channels, warps, and the registers a thread is limited to.
+
+    A tile is block_i * block_o steps of block_c channels. A thread holds block_i steps of block_o * block_c / (32
+    num_warps) neighbouring channels: the width of its accesses. Kernels take it whole, as the constexpr TILE.
+    """
+
+    block_i: int
+    block_o: int
+    block_c: int
+    num_warps: int
+    maxnreg: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of a tile."""
+        return self.block_i * self.block_o
+
+    @property
+    def channels(self) -> int:
+        """Channels of a thread."""
+        return self.block_o * self.block_c // (32 * self.num_warps)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The tile and its launch options, as keywords of a launch."""
+        options: dict[str, Any] = {"TILE": self, "num_warps": self.num_warps}
+        return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
+
+    def blocks(self, batch: int, channels: int) -> int:
+        """Return the number of programs that a stretch of time takes."""
+        return batch * -(-channels // self.block_c)
+
+    def grid(self, batch: int, seq_len: int, channels: int, steps: int) -> tuple[int]:
+        """Return the grid of programs of ``steps`` steps each."""
+        return (-(-seq_len // steps) * self.blocks(batch, channels),)
+
+    def invalid_reason(self, name: str) -> str | None:
+        """Return why tile ``name`` cannot be launched, or None."""
+        for field in ("block_i", "block_o", "block_c", "num_warps"):
+            value = getattr(self, field)
+            if value < 1 or value & (value - 1):
+                return f"{name}.{field} must be a power of two, got {value}"
+        return None
+
+
+def supports_kernels(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why the Triton kernels cannot run these sizes, or None."""
+    if sizes["channels"] % CHANNEL_MULTIPLE:
+        return f"channels must be a multiple of {CHANNEL_MULTIPLE}, got {sizes['channels']}"
+    return None

@@ -1,0 +1,269 @@
+"""The backward pass of a diagonal recurrence, everything between inputs and states recomputed.
+
+With g_t the gradient of h_t and w_t = a_t g_t what it passes to h_{t-1},
+
+    w_t = a_t (dh_t + w_{t+1})        g_t = dh_t + w_{t+1}
+
+is again a diagonal recurrence, backwards in time, whose last w is the gradient of the initial state. Row o of a tile
+holds the stretch BLOCK_O - 1 - o of time, so that states still run down the rows. The forward pass left the float32
+state before every BLOCK_I steps, so each row makes its h_{t-1} from there. The gradient of c leaves as a partial sum a
+program, added up in a fixed order.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import load_rows, tile_offsets, widen
+from .elements import (
+    decay_and_gate,
+    decay_rate,
+    gradient_element,
+    issue_loads,
+    load_inputs,
+    load_state,
+    pass_state,
+    prefetch_tile,
+    prefetch_words,
+    program_position,
+    scan_rows,
+    sigmoid,
+    store_last_row,
+    take_last_row,
+)
+
+
+@triton.jit
+def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
+    """Return a tile's decays and gates, and the maps of w to behind and to before each row."""
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    all_a, all_open = (), ()
+    for n in tl.static_range(BLOCK_I):
+        a, open_r = decay_and_gate(r[n], rate, OP, PRECISE)
+        all_a = all_a + (a,)
+        all_open = all_open + (open_r,)
+    row_a = all_a[BLOCK_I - 1]
+    g = widen(dh[BLOCK_I - 1])
+    for n in tl.static_range(BLOCK_I - 2, -1, -1):
+        g = tl.fma(all_a[n + 1], g, widen(dh[n]))
+        row_a *= all_a[n]
+    after_a, after_w, before_a, before_w = scan_rows(row_a, all_a[0] * g, BLOCK_O, BLOCK_C)
+    return all_a, all_open, after_a, after_w, before_a, before_w
+
+
+@triton.jit
+def _load_saved(saved_ptr, offs_t, offs_c, left, mask_c, C, BLOCK_I: tl.constexpr):
+    """Load the states before the rows [BLOCK_O, BLOCK_C]."""
+    slots = (offs_t // BLOCK_I)[:, None] * C + offs_c[None, :]
+    return tl.load(saved_ptr + slots, mask=(left > 0) & mask_c, other=0.0)
+
+
+@triton.jit
+def _run_back(
+    dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
+    OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Make g from the w before each row, backwards, then store the gradients, forwards: no factor of them has to wait
+    in a register. Return the sum of D [BLOCK_C]."""
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    dx_ptr += base
+    dr_ptr += base
+    if OP == "rglru":
+        di_ptr += base
+    dtype = dx_ptr.dtype.element_ty
+    total = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    g = widen(dh[BLOCK_I - 1]) + w
+    all_g = (g,)
+    for n in tl.static_range(BLOCK_I - 2, -1, -1):
+        g = tl.fma(all_a[n + 1], g, widen(dh[n]))
+        all_g = all_g + (g,)
+    for n in tl.static_range(BLOCK_I):
+        g = all_g[BLOCK_I - 1 - n]
+        mask = (left > n) & mask_c
+        a, b, to_x, to_i, to_log, to_r = gradient_element(x[n], i[n], all_open[n], rate, h, OP, PRECISE)
+        h = tl.fma(a, h, b)
+        d = g * to_log
+        tl.store(dx_ptr + n * C + offs, (g * to_x).to(dtype), mask=mask)
+        tl.store(dr_ptr + n * C + offs, (d * to_r).to(dtype), mask=mask)
+        if OP == "rglru":
+            tl.store(di_ptr + n * C + offs, (g * to_i).to(dtype), mask=mask)
+            total += d
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
+    """Store -8 sigma(c) times the sum of D."""
+    c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+    tl.store(dc_ptr + offs_c, total * (-8.0 * sigmoid(c, PRECISE)), mask=mask_c)
+
+
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
+def look_back_gradient_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    saved_ptr,
+    dh_ptr,
+    dlast_ptr,
+    dx_ptr,
+    dr_ptr,
+    di_ptr,
+    dc_ptr,
+    dfirst_ptr,
+    word_ptr,
+    call,
+    B,
+    T,
+    C8,
+    S,
+    ahead,
+    OP: tl.constexpr,
+    PASS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads x, r, i, dh [B, T, C], c [C], the saved
+    states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts [tiles, B, C] and the
+    first state's gradient [B, C]; passes w on in the words [tiles, B, C], the end of time's first, beside the number of
+    the call.
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    behind, batch, block = program_position(B, blocks)
+    tiles = tl.cdiv(T, STEPS)
+    tile = tiles - 1 - behind
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
+    base = (batch * T + tile * STEPS) * C
+    offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+    dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+    h = _load_saved(saved_ptr + (batch * S + tile * BLOCK_O) * C, offs_t, offs_c, left, mask, C, BLOCK_I)
+    if PASS.code != "":
+        prefetch_words(word_ptr, B, C, batch, behind, block * BLOCK_C, BLOCK_C)
+        then = (tile - ahead) * STEPS
+        if (ahead > 0) & (then >= 0):
+            row = batch * T * C
+            prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(dh_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            if OP == "rglru":
+                prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+    issue_loads()
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
+    last = load_state(dlast_ptr, batch * C, offs_c, mask_c)
+    state = pass_state(
+        word_ptr, call, B, C, batch, behind, tiles, last, after_a, after_w, offs_c, mask_c,
+        PASS, BLOCK_O, BLOCK_C,
+    )  # fmt: skip
+    if dfirst_ptr is not None:
+        if tile == 0:
+            after = tl.fma(after_a, state, after_w)
+            store_last_row(dfirst_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    w = tl.fma(before_a, state, before_w)
+    total = _run_back(
+        dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
+        OP, PRECISE, TILE,
+    )  # fmt: skip
+    if OP == "rglru":
+        _store_dc(dc_ptr + (tile.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
+
+
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
+def walk_gradient_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    saved_ptr,
+    dh_ptr,
+    dlast_ptr,
+    dx_ptr,
+    dr_ptr,
+    di_ptr,
+    dc_ptr,
+    dfirst_ptr,
+    B,
+    T,
+    C8,
+    S,
+    L,
+    N,
+    OP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Walk one chunk of L steps backwards, tile by tile, from the w behind it.
+
+    Grid: (N chunks * B * ceil(C / BLOCK_C),), from the last chunk on. Reads x, r, i, dh [B, T, C], c [C], the saved
+    states [B, S, C] and the w behind the chunks [N, B, C], the last chunk's first; writes dx, dr, di [B, T, C], dc's
+    parts [N, B, C] and the first state's gradient [B, C].
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0)
+    behind = pid // (B * blocks)
+    chunk = N - 1 - behind
+    batch = (pid // blocks % B).to(tl.int64)
+    offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = (BLOCK_O - 1 - tl.arange(0, BLOCK_O)) * BLOCK_I
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    stop = tl.minimum(chunk * L + L, T)
+    tiles = tl.cdiv(stop - chunk * L, STEPS)
+    state = load_state(dlast_ptr, (behind.to(tl.int64) * B + batch) * C, offs_c, mask_c)
+    total = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for step in range(tiles):
+        start = chunk * L + (tiles - 1 - step) * STEPS
+        base = (batch * T + start) * C
+        offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+        dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        saved = saved_ptr + (batch * S + start // BLOCK_I) * C
+        h = _load_saved(saved, offs_t, offs_c, left, mask, C, BLOCK_I)
+        issue_loads()
+        all_a, all_open, after_a, after_w, before_a, before_w = _backward_tile(r, dh, rate, OP, PRECISE, TILE)
+        w = tl.fma(before_a, state, before_w)
+        total += _run_back(
+            dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask, C, rate,
+            OP, PRECISE, TILE,
+        )  # fmt: skip
+        state = take_last_row(tl.fma(after_a, state, after_w), BLOCK_O)
+    if dfirst_ptr is not None:
+        if chunk == 0:
+            tl.store(dfirst_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])
+    if OP == "rglru":
+        _store_dc(dc_ptr + (chunk.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
+
+
+@triton.jit(do_not_specialize=["N", "C"])
+def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Add up N parts, always in the same order.
+
+    Grid: (ceil(C / BLOCK_C),). Reads parts [N, C]; writes their sum [C].
+    """
+    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = (offs_c < C)[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_C), dtype=tl.float32)
+    for start in range(0, N, BLOCK_N):
+        offs_n = start + tl.arange(0, BLOCK_N)
+        at = offs_n.to(tl.int64)[:, None] * C + offs_c[None, :]
+        total += tl.load(part_ptr + at, mask=(offs_n < N)[:, None] & mask_c, other=0.0)
+    tl.store(sum_ptr + offs_c, tl.sum(total, axis=0), mask=offs_c < C)

@@ -1,0 +1,346 @@
+"""The elements of a diagonal recurrence h_t = a_t h_{t-1} + b_t, made from an operation's inputs, and their gradients.
+
+The constexpr ``OP`` says how:
+
+    linear_scan   a_t (passed as r) and b_t = x_t are given
+    rglru         a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t
+
+Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. Half-precision inputs take the shortest
+instructions, five special functions an element: a sigmoid is an exponential and a reciprocal square root, squared, and
+sqrt(1 - a^2) sigma(i) shares the latter. Float32 inputs (PRECISE) take divisions, roots and compensated exponents.
+Beyond the end of time a = 1 and b = 0.
+"""
+
+from functools import cache
+
+import triton
+import triton.language as tl
+
+from ..common.exchange import PassCode
+from ..common.time_tiles import load_rows, widen
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
+"""log2(e) less its nearest float32."""
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def exp_minus(x, PRECISE: tl.constexpr):
+    """Return exp(-x); PRECISE adds what the rounding of x log2(e) drops."""
+    if PRECISE:
+        x = tl.minimum(tl.maximum(x, -200.0), 200.0)
+        high = x * -LOG2E
+        low = tl.fma(x, -LOG2E, -high) - x * LOG2E_LOW
+        y = tl.exp2(high) * (1.0 + low * LN2)
+    else:
+        y = tl.exp2(x * -LOG2E)
+    return y
+
+
+@triton.jit
+def sigmoid(x, PRECISE: tl.constexpr):
+    """Return sigma(x), relatively exact for either sign of x."""
+    denominator = 1.0 + exp_minus(x, PRECISE)
+    if PRECISE:
+        y = 1.0 / denominator
+    else:
+        root = tl.rsqrt(denominator)
+        y = root * root
+    return y
+
+
+@triton.jit
+def softplus(x, PRECISE: tl.constexpr):
+    """Return log(1 + exp(x)), relatively exact for either sign and without a branch, which loads could not pass.
+
+    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...).
+    """
+    e = exp_minus(tl.abs(x), PRECISE)
+    q = e / (2.0 + e)
+    z = q * q
+    series = 1.0 / 7.0 + z * (1.0 / 9.0 + z * (1.0 / 11.0 + z * (1.0 / 13.0 + z * (1.0 / 15.0))))
+    series = 1.0 + z * (1.0 / 3.0 + z * (1.0 / 5.0 + z * series))
+    return tl.maximum(x, 0.0) + 2.0 * (q * series)
+
+
+@triton.jit
+def one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
+    """Return 1 - a^2 = -expm1(2 LN log_a): a series in log_a where a is near 1 and the difference would lose its bits.
+
+    The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-14, whose half is what a root of it loses:
+    16 times finer than fp16 rounds.
+    """
+    if PRECISE:
+        z = log_a * (-2.0 * LN)
+        series = 1.0 / 24.0 + z * (-1.0 / 120.0 + z * (1.0 / 720.0 - z * (1.0 / 5040.0)))
+        series = z * (1.0 + z * (-0.5 + z * (1.0 / 6.0 - z * series)))
+        y = tl.where(z < 0.25, series, 1.0 - a * a)
+    else:
+        series = log_a * tl.fma(log_a, -2.0 * LN * LN, -2.0 * LN)
+        y = tl.where(log_a > -0.0078125 / LN, series, 1.0 - a * a)
+    return y
+
+
+@triton.jit
+def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return -8 softplus(c) log2(e), log2 of a channel's decay behind an open gate; a linear scan has none: 0."""
+    if OP == "rglru":
+        c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+        rate = (-8.0 * LOG2E) * softplus(c, PRECISE)
+    else:
+        rate = tl.zeros(offs_c.shape, dtype=tl.float32)
+    return rate
+
+
+@triton.jit
+def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Load a tile of x, r and i from ``base`` on; a linear scan has no i, and gets x in its place."""
+    x_ptr += base
+    r_ptr += base
+    if OP == "rglru":
+        i_ptr += base
+    x = load_rows(x_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    r = load_rows(r_ptr, offs, left, mask_c, C, -float("inf") if OP == "rglru" else 1.0, BLOCK_I)
+    if OP == "rglru":
+        i = load_rows(i_ptr, offs, left, mask_c, C, 0.0, BLOCK_I)
+    else:
+        i = x
+    return x, r, i
+
+
+@triton.jit
+def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Bring TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector: for a later program,
+    so that memory stays busy while this one computes."""
+    SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
+    steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
+    SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
+    channels = tl.minimum(first_c + tl.arange(0, SECTORS) * SECTOR, C - 1)
+    address = (ptr + steps.to(tl.int64)[:, None] * C + channels[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
+    """Bring the words that a tile will publish into the L2 cache: they are used once a call, and a program that waits
+    for one would first wait for memory."""
+    row = tile.to(tl.int64) * B + batch
+    prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
+
+
+@triton.jit
+def issue_loads():
+    """Keep every load above this line in flight at once: the assembler moves them down to their first use, one wait
+    behind the other, but not past a barrier, which itself waits for no data."""
+    tl.debug_barrier()
+
+
+@triton.jit
+def decay_and_gate(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a, and sigma(r) of a gate; a linear scan has none, and gets a in its place."""
+    r = widen(r)
+    if OP == "rglru":
+        open_r = sigmoid(r, PRECISE)
+        a = tl.exp2(rate * open_r)
+    else:
+        open_r = r
+        a = r
+    return a, open_r
+
+
+@triton.jit
+def make_element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a and b of one array of elements."""
+    x = widen(x)
+    a, open_r = decay_and_gate(r, rate, OP, PRECISE)
+    if OP == "rglru":
+        square = one_minus_square(a, rate * open_r, LN2, PRECISE)
+        i = widen(i)
+        if PRECISE:
+            b = tl.sqrt(square) * (x * sigmoid(i, PRECISE))
+        else:
+            # s sigma(i) = s^2 / sqrt(s^2 (1 + exp(-i))^2), 0 where the root overflows: for sigma(i) < 2^-63.
+            closed = 1.0 + exp_minus(i, PRECISE)
+            b = square * tl.rsqrt(tl.maximum(square * (closed * closed), 1e-37)) * x
+    else:
+        b = x
+    return a, b
+
+
+@triton.jit
+def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """Return a, b and what a gradient g of h_t = a h + b is multiplied by to give those of the inputs.
+
+    With s = sqrt(1 - a^2) and y = sigma(i) x they are
+
+        dx = g s sigma(i)    di = g s y (1 - sigma(i))    D = g sigma(r) a (h - y a / s)
+        dr = -8 softplus(c) D (1 - sigma(r))              dc = -8 sigma(c) sum of D
+
+    and stay finite for a -> 1, where sigma(r) / s -> 0. a is made again, from its natural logarithm: to keep it from
+    where the tile's map was made would take more registers than there are. Returns (a, b, dx / g, di / g, D / g,
+    dr / D).
+    """
+    x = widen(x)
+    if OP == "rglru":
+        natural = rate * LN2
+        ln_a = natural * open_r
+        a = tl.exp2(ln_a * LOG2E)
+        square = one_minus_square(a, ln_a, 1.0, PRECISE)
+        open_i = sigmoid(widen(i), PRECISE)
+        open_i_by_s = open_i * tl.rsqrt(tl.maximum(square, 1e-37))
+        dx = square * open_i_by_s
+        b = dx * x
+        di = tl.fma(-b, open_i, b)
+        d_log = open_r * a * tl.fma(-a, x * open_i_by_s, h)
+        dr = tl.fma(-open_r, natural, natural)
+    else:
+        a = open_r
+        b = x
+        dx = 1.0
+        di = 0.0
+        d_log = h
+        dr = 1.0
+    return a, b, dx, di, d_log, dr
+
+
+@triton.jit
+def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_then):
+    """Compose two runs of rows; each maps a state h to a h + b, and all its rows but the last map it to p h + q."""
+    return (
+        a_first * a_then,
+        tl.fma(a_then, b_first, b_then),
+        a_first * p_then,
+        tl.fma(p_then, b_first, q_then),
+    )
+
+
+@triton.jit
+def scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the maps from a tile's start to behind and to before each row, where a row maps a state h to a h + b."""
+    p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+    q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    if BLOCK_O > 1:
+        a, b, p, q = tl.associative_scan((a, b, p, q), 0, _compose_rows)
+    return a, b, p, q
+
+
+@triton.jit
+def take_last_row(x, BLOCK_O: tl.constexpr):
+    """Return the last row of x [BLOCK_O, BLOCK_C] as [1, BLOCK_C]."""
+    last = tl.arange(0, BLOCK_O) == BLOCK_O - 1
+    return tl.sum(tl.where(last[:, None], x, 0.0), axis=0)[None, :]
+
+
+@triton.jit
+def program_position(B, blocks):
+    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    pid = tl.program_id(0)
+    # Unsigned, for division is shorter; two of them.
+    row = (pid.to(tl.uint32) // blocks.to(tl.uint32)).to(tl.int32)
+    tile = (row.to(tl.uint32) // B.to(tl.uint32)).to(tl.int32)
+    return tile, (row - tile * B).to(tl.int64), pid - row * blocks
+
+
+@cache
+def pass_code(pack: int) -> PassCode:
+    """Return the PTX that passes states on for ``pack`` channels of a thread at once.
+
+    Operands, ``pack`` of each: the state (out; 0 where the channel is not this thread's to pass on), the addresses of
+    the word to read and of the word to write, the thread's turn (the number of its tile; tile 0 has no predecessor and
+    reads nothing, -1 takes no part), the number of the call, the first state, and the map a, b from a state before the
+    tile to the one behind it.
+    """
+    each = range(pack)
+    state, before, after, turn, call, first, a, b = ([f"${group * pack + n}" for n in each] for group in range(8))
+    lines = [".reg .pred more;"]
+    for n in each:
+        lines += [
+            f".reg .pred part{n}, wait{n}; .reg .b64 word{n}; .reg .b32 number{n}; .reg .f32 next{n};",
+            f"setp.ge.s32 part{n}, {turn[n]}, 0;",
+            f"setp.gt.s32 wait{n}, {turn[n]}, 0;",
+            # A tile with no predecessor uses its own word.
+            f"selp.f32 {state[n]}, {first[n]}, 0f00000000, part{n};",
+            f"mov.b64 word{n}, {{{state[n]}, {call[n]}}};",
+        ]
+    # Two words an access, which count as two to the memory model: half as many polls are on their way.
+    pairs = [(n, f"{{word{n}, word{n + 1}}}") for n in range(0, pack, 2)] if pack > 1 else [(0, "word0")]
+    kind = "v2.b64" if pack > 1 else "b64"
+    lines += ["again:"]
+    lines += [f"@wait{n} ld.relaxed.gpu.global.{kind} {word}, [{before[n]}];" for n, word in pairs]
+    lines += ["setp.ne.s32 more, 0, 0;"]
+    for n in each:
+        lines += [
+            f"mov.b64 {{{state[n]}, number{n}}}, word{n};",
+            f"setp.ne.or.s32 more, number{n}, {call[n]}, more;",
+        ]
+    lines += ["@more bra again;"]
+    for n in each:
+        lines += [f"fma.rn.f32 next{n}, {a[n]}, {state[n]}, {b[n]};", f"mov.b64 word{n}, {{next{n}, {call[n]}}};"]
+    lines += [f"@part{n} st.relaxed.gpu.global.{kind} [{after[n]}], {word};" for n, word in pairs]
+    constraints = ["=&f"] * pack + ["l"] * (2 * pack) + ["r"] * (2 * pack) + ["f"] * (3 * pack)
+    return PassCode("{\n" + "\n".join(lines) + "\n}", ",".join(constraints), pack)
+
+
+@triton.jit
+def pass_state(
+    word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
+    PASS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Wait for the state before a tile, publish the one behind it, and return the former [1, BLOCK_C].
+
+    The tile's last row, whose map after_a, after_b leads behind the tile, does so for all.
+
+    Args:
+        word_ptr: words [tiles, B, C]; a tile publishes in its own and reads that of the tile before.
+        call: number of the call, which no word holds before the launch.
+        tile, tiles: number of the tile in the order that states travel, and how many there are.
+        first: state before the first tile [1, BLOCK_C].
+        PASS: :func:`pass_code` for as many channels as a thread holds; its code is "" in the interpreter, where
+            programs run one after the other and a word of another call is read as NaN.
+    """
+    last_row = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    offs = tl.broadcast_to(offs_c[None, :], (BLOCK_O, BLOCK_C))
+    after_ptr = word_ptr + (tile * B.to(tl.int64) + batch) * C + offs
+    before_ptr = after_ptr - B.to(tl.int64) * C
+    state = tl.where(last_row, first, 0.0)
+    # One tile alone passes nothing on. Without a branch the compiler moves what comes behind the wait to before it,
+    # addresses of outputs above all, and registers run out.
+    if tiles > 1:
+        if PASS.code == "":
+            word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)
+            before = tl.where(word >> 32 == call, word.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
+            state = tl.where(last_row & (tile > 0), before, state)
+            after = tl.fma(after_a, state, after_b)
+            word = (after.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (call.to(tl.int64) << 32)
+            tl.store(after_ptr, word, mask=last_row)
+        else:
+            turn = tl.where(last_row, tile, -1)
+            state = tl.inline_asm_elementwise(
+                PASS.code,
+                PASS.constraints,
+                [before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, first, after_a, after_b],
+                dtype=tl.float32,
+                is_pure=False,
+                pack=PASS.pack,
+            )
+    return tl.sum(state, axis=0)[None, :]
+
+
+@triton.jit
+def store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Store the last row of ``state`` [BLOCK_O, BLOCK_C]."""
+    mask = (tl.arange(0, BLOCK_O) == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    tl.store(tl.broadcast_to(ptr + offs_c[None, :], (BLOCK_O, BLOCK_C)), state, mask=mask)
+
+
+@triton.jit
+def load_state(ptr, row, offs_c, mask_c):
+    """Return a row of states [1, BLOCK_C], or zeros where there are none (None)."""
+    if ptr is not None:
+        state = tl.load(ptr + row + offs_c, mask=mask_c, other=0.0)
+    else:
+        state = tl.zeros(offs_c.shape, dtype=tl.float32)
+    return state[None, :]

@@ -1,0 +1,216 @@
+"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: one tile after the other, or tiles that look back.
+
+Channels alone do not fill a GPU, so time is split too. ``look_back_kernel`` reads and writes everything once: a program
+makes its tile's elements and the map that the tile is to a state, waits for the state before it, publishes the state
+behind it, and only then runs through its elements again, in registers. ``walk_kernel`` walks a stretch of time whose
+first state is known: all of it (the naive scan), or a chunk between reduce.py's states (reduce, then scan).
+
+Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), for the composition
+of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the order.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import tile_offsets
+from .elements import (
+    decay_rate,
+    issue_loads,
+    load_inputs,
+    load_state,
+    make_element,
+    pass_state,
+    prefetch_tile,
+    prefetch_words,
+    program_position,
+    scan_rows,
+    store_last_row,
+    take_last_row,
+)
+
+
+@triton.jit
+def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
+    """Return the elements a, b of a tile, and the maps from its first state to behind and to before each row."""
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+    row_b = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+    all_a, all_b = (), ()
+    for n in tl.static_range(BLOCK_I):
+        a, b = make_element(x[n], r[n], i[n], rate, OP, PRECISE)
+        all_a = all_a + (a,)
+        all_b = all_b + (b,)
+        row_b = tl.fma(a, row_b, b)
+        row_a *= a
+    after_a, after_b, before_a, before_b = scan_rows(row_a, row_b, BLOCK_O, BLOCK_C)
+    return all_a, all_b, after_a, after_b, before_a, before_b
+
+
+@triton.jit
+def _run_tile(
+    h_ptr, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask_c, C, SAVE: tl.constexpr, BLOCK_I: tl.constexpr
+):  # fmt: skip
+    """Run through a tile from the states before its rows; store h and, every SAVE steps, the state before the step."""
+    for n in tl.static_range(BLOCK_I):
+        mask = (left > n) & mask_c
+        if SAVE > 0:
+            if n % SAVE == 0:
+                slots = (offs_t + n) // SAVE
+                kept = mask & ((offs_t + n) % SAVE == 0)[:, None]
+                tl.store(saved_ptr + slots[:, None] * C + offs_c[None, :], h, mask=kept)
+        h = tl.fma(all_a[n], h, all_b[n])
+        tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
+def look_back_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    first_ptr,
+    h_ptr,
+    last_ptr,
+    saved_ptr,
+    word_ptr,
+    call,
+    B,
+    T,
+    C8,
+    S,
+    ahead,
+    OP: tl.constexpr,
+    SAVE: tl.constexpr,
+    PASS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order that a GPU starts programs in, as prefix scans of CUB
+    rely on too: a program waits for one that runs already. Reads x, r, i [B, T, C], c [C] and the first state [B, C];
+    writes h [B, T, C], the last state [B, C], saved states [B, S, C]; passes states on in the words [tiles, B, C],
+    beside the number of the call.
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    tile, batch, block = program_position(B, blocks)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    base = (batch * T + tile * STEPS) * C
+    end = T - tile * STEPS
+    offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, end)
+    x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+    if PASS.code != "":
+        prefetch_words(word_ptr, B, C, batch, tile, block * BLOCK_C, BLOCK_C)
+        then = (tile + ahead) * STEPS
+        if (ahead > 0) & (then < T):
+            row = batch * T * C
+            prefetch_tile(x_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            prefetch_tile(r_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+            if OP == "rglru":
+                prefetch_tile(i_ptr + row, then, T, C, block * BLOCK_C, STEPS, BLOCK_C)
+    issue_loads()
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+    first = load_state(first_ptr, batch * C, offs_c, mask_c)
+    state = pass_state(
+        word_ptr, call, B, C, batch, tile, tl.cdiv(T, STEPS), first, after_a, after_b, offs_c, mask_c,
+        PASS, BLOCK_O, BLOCK_C,
+    )  # fmt: skip
+    if last_ptr is not None:
+        if end <= STEPS:
+            after = tl.fma(after_a, state, after_b)
+            store_last_row(last_ptr + batch * C, after, offs_c, mask_c, BLOCK_O, BLOCK_C)
+    h = tl.fma(before_a, state, before_b)
+    if SAVE > 0:
+        saved_ptr += (batch * S + tile * STEPS // SAVE) * C
+    _run_tile(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+
+
+@triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
+def walk_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    first_ptr,
+    h_ptr,
+    last_ptr,
+    saved_ptr,
+    B,
+    T,
+    C8,
+    S,
+    L,
+    N,
+    OP: tl.constexpr,
+    SAVE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Walk one chunk of L steps, tile by tile, from the state before it.
+
+    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C], c [C] and the states before the chunks
+    [N, B, C]; writes h [B, T, C], the state behind the last chunk [B, C] and saved states [B, S, C].
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0)
+    chunk = pid // (B * blocks)
+    batch = (pid // blocks % B).to(tl.int64)
+    offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_t = tl.arange(0, BLOCK_O) * BLOCK_I
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    stop = tl.minimum(chunk * L + L, T)
+    state = load_state(first_ptr, (chunk.to(tl.int64) * B + batch) * C, offs_c, mask_c)
+    for start in range(chunk * L, stop, STEPS):
+        base = (batch * T + start) * C
+        offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
+        x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+        issue_loads()
+        all_a, all_b, after_a, after_b, before_a, before_b = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+        h = tl.fma(before_a, state, before_b)
+        saved = saved_ptr
+        if SAVE > 0:
+            saved += (batch * S + start // SAVE) * C
+        _run_tile(h_ptr + base, saved, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
+        state = take_last_row(tl.fma(after_a, state, after_b), BLOCK_O)
+    if last_ptr is not None:
+        if chunk == N - 1:
+            tl.store(last_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])
+
+
+@triton.jit(do_not_specialize=["C"])
+def step_kernel(x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, C, OP: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Advance BLOCK_C channels of one sequence by one token.
+
+    Grid: (B, ceil(C / BLOCK_C)). Reads x, r, i [B, 1, C], c [C] and the state [B, C]; writes h [B, 1, C] and the new
+    state [B, C].
+    """
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    row = tl.program_id(0).to(tl.int64) * C
+    offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    x = tl.load(x_ptr + row + offs_c, mask=mask_c, other=0.0)
+    r = tl.load(r_ptr + row + offs_c, mask=mask_c, other=0.0)
+    i = x
+    if OP == "rglru":
+        i = tl.load(i_ptr + row + offs_c, mask=mask_c, other=0.0)
+    a, b = make_element(x, r, i, decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE), OP, PRECISE)
+    state = tl.reshape(load_state(first_ptr, row, offs_c, mask_c), (BLOCK_C,))
+    h = tl.fma(a, state, b)
+    tl.store(h_ptr + row + offs_c, h.to(h_ptr.dtype.element_ty), mask=mask_c)
+    tl.store(last_ptr + row + offs_c, h, mask=mask_c)

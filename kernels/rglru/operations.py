@@ -1,0 +1,165 @@
+"""RG-LRU, the linear scan and the RG-LRU layer: public functions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.arguments import check_chunk_size, check_dimensions, check_tensor
+from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from . import OPERATIONS, launch, portable
+from .config import ScanConfig
+from .reference import associative, linear_scan_elements, rglru_elements
+
+STRATEGIES = {"fused": "look_back", "scan": "look_back", "chunked": "chunked", "naive": "walk"}
+"""Implementation in Triton -> how it goes through time, see launch.py."""
+
+
+def rglru(
+    x: Tensor,
+    r: Tensor,
+    i: Tensor,
+    c: Tensor,
+    *,
+    impl: str = "fused",
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    config: ScanConfig | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute RG-LRU, its gates' activations included.
+
+        a_t = exp(-8 softplus(c) sigma(r_t))        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
+
+    Args:
+        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16, for ``torch`` and ``associative`` float64 too. r
+            and i are pre-activations. C is a multiple of 8 for the kernels.
+        c: [C], float32 (float64 beside float64 inputs).
+        impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
+            and walks the chunks; ``naive``, where one program walks all of time for a block of channels; ``torch``, the
+            portable form, chunk by chunk; ``associative``, a scan over whole tensors.
+        chunk_size: steps, of ``chunked`` (a power of two >= 16) and ``torch`` (at least 1), need not divide T; None
+            chooses one.
+        state_dtype: float32; float64 inputs hold float64 states.
+        initial_state: h_0 [B, C], as c; None is zero.
+        return_last_state: also return h_T.
+        config: launches of the kernels; chosen for the device when None.
+
+    Returns:
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable once (``associative``: any number of times), in all
+        tensors.
+
+    Raises:
+        ValueError: on an argument that the implementation does not take; the message names it, what was expected and
+            what came.
+
+    Source: De et al., Griffin (2024), equations 1 to 4.
+    """
+    check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
+    return _run("rglru", (x, r, i, c), impl, chunk_size, initial_state, return_last_state, config)
+
+
+def linear_scan(
+    x: Tensor,
+    a: Tensor,
+    *,
+    impl: str = "scan",
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+    config: ScanConfig | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute h_t = a_t h_{t-1} + x_t.
+
+    Args:
+        x, a: [B, T, C], contiguous; dtypes and sizes as in :func:`rglru`. a is the decay itself, of any sign and size.
+        impl: ``scan``, one pass over memory; others as in :func:`rglru`.
+
+    All else, the result and the errors are as in :func:`rglru`. Source: Martin and Cundy (2018), section 2.
+    """
+    check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
+    return _run("linear_scan", (x, a), impl, chunk_size, initial_state, return_last_state, config)
+
+
+def rglru_layer(
+    x: Tensor, w_a: Tensor, w_x: Tensor, c: Tensor, *, impl: str = "fused", **keywords: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute r = x W_a and i = x W_x with torch's matrix products, rounded to x's dtype, then RG-LRU.
+
+    Args:
+        x: [B, T, C].
+        w_a, w_x: [C, C], from x's channels to those of r and i, in x's dtype.
+        c: [C].
+        impl: ``fused`` or ``torch``, RG-LRU's.
+        keywords: as :func:`rglru` takes them.
+
+    Result, errors and source as in :func:`rglru`.
+    """
+    OPERATIONS["rglru_layer"].implementation(impl)
+    check_dimensions("x", x, "[B, T, C]")
+    for name, weight in (("w_a", w_a), ("w_x", w_x)):
+        check_tensor(name, weight, (x.shape[2], x.shape[2]), x.dtype, x.device)
+    return rglru(x, x @ w_a, x @ w_x, c, impl=impl, **keywords)
+
+
+def rglru_step(
+    x: Tensor,
+    r: Tensor,
+    i: Tensor,
+    c: Tensor,
+    *,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Advance RG-LRU by one token (T = 1); arguments and result as in :func:`rglru`. Not differentiable."""
+    check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
+    h, last = launch.run_step("rglru", x, r, i, c, initial_state)
+    return (h, last) if return_last_state else h
+
+
+def linear_scan_step(
+    x: Tensor,
+    a: Tensor,
+    *,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: Tensor | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Advance the scan by one token (T = 1); arguments and result as in :func:`linear_scan`. Not differentiable."""
+    check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
+    h, last = launch.run_step("linear_scan", x, a, None, None, initial_state)
+    return (h, last) if return_last_state else h
+
+
+rglru_associative = partial(rglru, impl="associative")
+linear_scan_associative = partial(linear_scan, impl="associative")
+
+
+def _run(
+    op: str,
+    tensors: tuple[Tensor, ...],
+    impl: str,
+    chunk_size: int | None,
+    initial_state: Tensor | None,
+    return_last_state: bool,
+    config: ScanConfig | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return h, or h and the last state, of checked tensors."""
+    check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config)
+    if impl in STRATEGIES:
+        return launch.run(op, tensors, STRATEGIES[impl], chunk_size, initial_state, return_last_state, config)
+    a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
+    if impl == "torch":
+        chunk_size = default_chunk_size(a) if chunk_size is None else chunk_size
+        check_chunk_size(chunk_size)
+        h, last = portable.scan(a, b, initial_state, chunk_size)
+    else:
+        h, last = associative(a, b, initial_state)
+    h = h.to(tensors[0].dtype)
+    return (h, last) if return_last_state else h

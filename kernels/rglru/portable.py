@@ -1,0 +1,77 @@
+"""The diagonal recurrence h_t = a_t h_{t-1} + b_t in plain torch, chunk by chunk; runs anywhere.
+
+All chunks advance together, one step at a time, from a zero state, and then take the states before them. Where batch
+and channels alone keep a processor busy there is one chunk, and the recurrence is run as it stands. The gradient is the
+same scan backwards in time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Run the recurrence on a, b [B, T, C] from first [B, C] (None: zero); return all h [B, T, C] and the last."""
+    h = _Scan.apply(a, b, first, chunk_size)
+    return h, h[:, -1].contiguous()
+
+
+class _Scan(torch.autograd.Function):
+    """All states, with gradients of a, b and the first state; keeps a and h."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> Tensor:
+        h = _scan(a, b, first, chunk_size)
+        ctx.save_for_backward(a, h, first)
+        ctx.chunk_size = chunk_size
+        return h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        a, h, first = ctx.saved_tensors
+        # w_t = a_t (dh_t + w_{t+1}) is what step t passes to the step before.
+        w = _scan(a, a * dh, None, ctx.chunk_size, backward=True)
+        g = dh.clone()
+        g[:, :-1] += w[:, 1:]
+        da = torch.empty_like(a)
+        torch.mul(g[:, 1:], h[:, :-1], out=da[:, 1:])
+        da[:, 0] = 0 if first is None else g[:, 0] * first
+        return da, g, None if first is None else w[:, 0], None
+
+
+def _scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int, *, backward: bool = False) -> Tensor:
+    """Return all states; ``backward`` runs from the last step to the first one."""
+    batch, seq_len, channels = b.shape
+    size = min(chunk_size, seq_len)
+    whole = seq_len // size * size if size < seq_len else 0
+    h = torch.empty_like(b)
+    state = torch.zeros_like(b[:, 0]) if first is None else first
+    if whole:
+        shape = (batch, whole // size, size, channels)
+        chunked = slice(seq_len - whole, seq_len) if backward else slice(0, whole)
+        chunks_a, chunks_b = a[:, chunked].reshape(shape), b[:, chunked].reshape(shape)
+        run, product = torch.empty_like(chunks_b), torch.empty_like(chunks_a)
+        steps = _in_order(0, size, backward)
+        run[:, :, steps[0]], product[:, :, steps[0]] = chunks_b[:, :, steps[0]], chunks_a[:, :, steps[0]]
+        for past, t in pairwise(steps):
+            torch.addcmul(chunks_b[:, :, t], chunks_a[:, :, t], run[:, :, past], out=run[:, :, t])
+            torch.mul(chunks_a[:, :, t], product[:, :, past], out=product[:, :, t])
+        before = torch.empty_like(run[:, :, 0])
+        for n in _in_order(0, shape[1], backward):
+            before[:, n] = state
+            state = torch.addcmul(run[:, n, steps[-1]], product[:, n, steps[-1]], state)
+        h[:, chunked] = run.addcmul_(product, before[:, :, None]).view(batch, whole, channels)
+    rest = (0, seq_len - whole) if backward else (whole, seq_len)
+    for t in _in_order(*rest, backward):
+        state = torch.addcmul(b[:, t], a[:, t], state, out=h[:, t])
+    return h
+
+
+def _in_order(start: int, stop: int, backward: bool) -> range:
+    return range(stop - 1, start - 1, -1) if backward else range(start, stop)

@@ -1,0 +1,115 @@
+"""Reduce, then scan: what each chunk of time is to a state, and the states between chunks.
+
+A chunk maps the state before it, h, to a h + b. ``reduce_kernel`` computes a and b of every chunk at once, forward in
+time for the states or backward for the gradients that pass between steps (see backward.py); ``merge_kernel`` runs
+through the chunks. The price is a second reading of the inputs.
+
+Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import load_rows, tile_offsets, widen
+from .elements import (
+    decay_and_gate,
+    decay_rate,
+    issue_loads,
+    load_inputs,
+    load_state,
+    scan_rows,
+    take_last_row,
+)
+from .forward import forward_tile
+
+
+@triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
+def reduce_kernel(
+    x_ptr,
+    r_ptr,
+    i_ptr,
+    c_ptr,
+    dh_ptr,
+    a_ptr,
+    b_ptr,
+    B,
+    T,
+    C8,
+    L,
+    N,
+    OP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Reduce one chunk of L steps to the map that it is to a state, or with dh to w, where the last chunk comes first.
+
+    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (or r, c and dh [B, T, C]);
+    writes a and b [N, B, C].
+    """
+    BACKWARD: tl.constexpr = dh_ptr is not None
+    PRECISE: tl.constexpr = r_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    C = C8 * 8
+    blocks = tl.cdiv(C, BLOCK_C)
+    pid = tl.program_id(0)
+    part = pid // (B * blocks)
+    chunk = N - 1 - part if BACKWARD else part
+    batch = (pid // blocks % B).to(tl.int64)
+    offs_c = pid % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_o = tl.arange(0, BLOCK_O)
+    if BACKWARD:
+        offs_o = BLOCK_O - 1 - offs_o
+    offs_t = offs_o * BLOCK_I
+    rate = decay_rate(c_ptr, offs_c, mask_c, OP, PRECISE)[None, :]
+    stop = tl.minimum(chunk * L + L, T)
+    tiles = tl.cdiv(stop - chunk * L, STEPS)
+    chunk_a = tl.full((1, BLOCK_C), 1.0, tl.float32)
+    chunk_b = tl.full((1, BLOCK_C), 0.0, tl.float32)
+    for step in range(tiles):
+        start = chunk * L + (tiles - 1 - step if BACKWARD else step) * STEPS
+        base = (batch * T + start) * C
+        offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, stop - start)
+        if BACKWARD:
+            closed = -float("inf") if OP == "rglru" else 1.0
+            r = load_rows(r_ptr + base, offs, left, mask, C, closed, BLOCK_I)
+            dh = load_rows(dh_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+            issue_loads()
+            row_a = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+            row_w = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
+            for n in tl.static_range(BLOCK_I - 1, -1, -1):
+                a, _ = decay_and_gate(r[n], rate, OP, PRECISE)
+                row_w = a * (widen(dh[n]) + row_w)
+                row_a *= a
+            after_a, after_b, _, _ = scan_rows(row_a, row_w, BLOCK_O, BLOCK_C)
+        else:
+            x, r, i = load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask, C, OP, BLOCK_I)
+            issue_loads()
+            _, _, after_a, after_b, _, _ = forward_tile(x, r, i, rate, OP, PRECISE, TILE)
+        tile_a = take_last_row(after_a, BLOCK_O)
+        chunk_b = tl.fma(tile_a, chunk_b, take_last_row(after_b, BLOCK_O))
+        chunk_a *= tile_a
+    offs = (part.to(tl.int64) * B + batch) * C + offs_c[None, :]
+    tl.store(a_ptr + offs, chunk_a, mask=mask_c[None, :])
+    tl.store(b_ptr + offs, chunk_b, mask=mask_c[None, :])
+
+
+@triton.jit(do_not_specialize=["E", "N"])
+def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, BLOCK_E: tl.constexpr):
+    """Run through N chunks' maps and store the state before each.
+
+    Grid: (ceil(E / BLOCK_E),) over E = B * C channels of sequences. Reads a, b [N, E] and the first state [E]; writes
+    states [N, E].
+    """
+    offs = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    mask = offs < E
+    state = tl.reshape(load_state(first_ptr, 0, offs, mask), (BLOCK_E,))
+    row = tl.zeros((), dtype=tl.int64)
+    for _ in range(N):
+        tl.store(state_ptr + row + offs, state, mask=mask)
+        a = tl.load(a_ptr + row + offs, mask=mask, other=0.0)
+        b = tl.load(b_ptr + row + offs, mask=mask, other=0.0)
+        state = tl.fma(a, state, b)
+        row += E

@@ -1,0 +1,400 @@
+"""The backward pass of WKV: gradients of k, v, w, u and the first state, everything between recomputed.
+
+With D_t the denominator of y_t, P_t = dy_t / D_t and R_t = -P_t y_t are the gradients of y_t's numerator and
+denominator. A and B, those of num and den after a step, and dk, dv, du follow from
+
+    A_{t-1} = e^-w A_t + P_t        B_{t-1} = e^-w B_t + R_t
+    dv_t = e^(u + k_t) P_t + e^k_t A_t
+    dk_t = e^(u + k_t) (P_t v_t + R_t) + e^k_t (A_t v_t + B_t)
+    du = sum e^(u + k_t) (P_t v_t + R_t)
+
+Kept relative to the exponents of the states that they belong to, A and B run backwards through the very weights that
+the states ran forward through: no exponent of their own, and no rounding of one. Only between tiles they are sums
+(o, A, B) as in elements.py, with o the negative exponent of the state. dw comes from the derivatives X and Z of num and
+den by w, which run through a row forward in time and meet its outputs and, at its end, A and B. Row o of a tile holds
+the stretch BLOCK_O - 1 - o of time, so that gradients run down the rows; the forward pass left the state before each.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import load_rows, tile_offsets
+from .elements import (
+    EMPTY,
+    LEAST_GRADIENT,
+    SUBROW,
+    add,
+    decay_factor,
+    exp,
+    look_back,
+    program_position,
+    reciprocal,
+    relative_weights,
+    split_rate,
+)
+
+
+@triton.jit
+def _load_saved(saved_ptr, size, offs_t, offs_c, mask, C: tl.constexpr, SAVE: tl.constexpr):
+    """Load the states before steps offs_t [BLOCK_O], multiples of SAVE."""
+    offs = (offs_t // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
+    num = tl.load(saved_ptr + offs, mask=mask, other=0.0)
+    den = tl.load(saved_ptr + size + offs, mask=mask, other=1.0)
+    m = tl.load(saved_ptr + 2 * size + offs, mask=mask, other=0.0)
+    return m, num, den
+
+
+@triton.jit
+def _next_exponent(
+    saved_ptr, size, last_ptr, last_row, last_size, offs_t, offs_c, m, left, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr,
+):  # fmt: skip
+    """Return the exponent on which gradients reach rows whose ends are steps offs_t: the next state's, at the end of
+    time the last state's, and where no gradient comes from there the row's own, m."""
+    offs = (offs_t // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
+    before_end = (left > SAVE) & mask_c
+    exponent = tl.load(saved_ptr + 2 * size + offs, mask=before_end, other=0.0)
+    exponent = tl.where(before_end, exponent, m)
+    if last_ptr is not None:
+        last = tl.load(last_ptr + last_row + 2 * last_size + offs_c, mask=offs_c < C, other=0.0)[None, :]
+        exponent = tl.where((left > 0) & (left <= SAVE), last, exponent)
+    return exponent
+
+
+@triton.jit
+def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: tl.constexpr):
+    """Load k, v and dy of SUB steps."""
+    k = load_rows(k_ptr, offs, left, mask_c, C, -float("inf"), SUB)
+    v = load_rows(v_ptr, offs, left, mask_c, C, 0.0, SUB)
+    dy = load_rows(dy_ptr, offs, left, mask_c, C, 0.0, SUB)
+    return k, v, dy
+
+
+@triton.jit
+def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
+    """Run forward through step n of a row, whose k, v and dy have the inputs' dtype, from the state on m - n slow.
+
+    Returns the past's weight in the output, the token's times P, P and R, the gradient of u + k, the weights of past
+    and token in the state, and the state; a step that is not ``inside`` leaves the state as it is.
+    """
+    k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
+    # A token left out, with no past either, is its own output.
+    past, now = relative_weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
+    inverse = reciprocal(tl.fma(past, den, now), PRECISE)
+    p = dy * inverse
+    y = tl.fma(past, num, now * v) * inverse
+    # Zero where the output is the token's own value, which p v - p y need not be.
+    d_token = now * p * (v - y)
+    m -= tl.where(inside, fast, 0.0)
+    key = tl.fma(slow, n + 1.0, k)
+    old, new = relative_weights(m, key)
+    num, den = tl.fma(old, num, new * v), tl.fma(old, den, new)
+    return past, now * p, p, -p * y, d_token, old, new, tl.maximum(m, key), num, den
+
+
+@triton.jit
+def _run(
+    k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
+    PRECISE: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run forward through SUB steps from step ``start`` of a row, from states, derivatives and sums to those behind
+    them; steps beyond the end of time leave them as they are.
+
+    a and b gather what the steps add to the gradients of the first state, where c is what is left of it.
+    """
+    for n in tl.static_range(SUB):
+        inside = left > n
+        before_num, before_den = num, den
+        past, _, p, r, d_token, old, _new, m, num, den = _step(
+            k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, inside, PRECISE
+        )
+        du += d_token
+        dw = tl.fma(past, tl.fma(x, p, z * r), dw)
+        x = old * (x - tl.where(inside, before_num, 0.0))
+        z = old * (z - tl.where(inside, before_den, 0.0))
+        a = tl.fma(c * past, p, a)
+        b = tl.fma(c * past, r, b)
+        c *= old
+    return m, num, den, x, z, dw, du, c, a, b
+
+
+@triton.jit
+def _add_up(total, lost, part):
+    """Return a sum and what its rounding lost so far, after one more part: as exact as two floats are."""
+    part -= lost
+    after = total + part
+    return after, (after - total) - part
+
+
+@triton.jit
+def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
+    """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
+    steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
+    return exp(m - end_m) * decay_factor(steps * slow)
+
+
+@triton.jit
+def _run_back(
+    dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
+    C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run forward through SUB steps from step ``start`` of a row and the state before it, then backward from the
+    gradients of the state behind them; store dk and dv and return the gradients of the state before them."""
+    steps = ()
+    for n in tl.static_range(SUB):
+        past, d_v, p, r, d_token, old, new, m, num, den = _step(
+            k[n], v[n], dy[n], m, num, den, slow, fast, u, start + n * 1.0, left > n, PRECISE
+        )
+        steps = steps + ((past * p, past * r, d_v, d_token, old, new),)
+    for n in tl.static_range(SUB - 1, -1, -1):
+        d_num, d_den, d_v, d_token, old, new = steps[n]
+        token_v, mask = v[n].to(tl.float32), (left > n) & mask_c
+        dv = tl.fma(new, a, d_v)
+        dk = tl.fma(new, tl.fma(a, token_v, b), d_token)
+        tl.store(dv_ptr + n * C + offs, dv.to(dv_ptr.dtype.element_ty), mask=mask)
+        tl.store(dk_ptr + n * C + offs, dk.to(dk_ptr.dtype.element_ty), mask=mask)
+        a = tl.fma(old, a, d_num)
+        b = tl.fma(old, b, d_den)
+    return a, b
+
+
+@triton.jit
+def _join(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
+    """Join two runs of rows, the second earlier in time: gradients a -> c a + a', and the same without the last row."""
+    return c1 * c2, tl.fma(c2, a1, a2), tl.fma(c2, b1, b2), c1 * gap2, tl.fma(gap2, a1, p2), tl.fma(gap2, b1, q2)
+
+
+@triton.jit
+def _replace(values, index, value, N: tl.constexpr):
+    """Return a tuple of N values with the one at ``index`` replaced."""
+    out = ()
+    for n in tl.static_range(N):
+        out = out + (tl.where(index == n, value, values[n]),)
+    return out
+
+
+@triton.jit
+def _select(values, index, N: tl.constexpr):
+    """Return the value at ``index`` of a tuple of N."""
+    out = values[0]
+    for n in tl.static_range(1, N):
+        out = tl.where(index == n, values[n], out)
+    return out
+
+
+@triton.jit
+def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask):
+    """Return the gradients (o, A, B) [1, BLOCK_C] of the last state: those given, or none."""
+    o = tl.full(offs.shape, EMPTY, tl.float32)
+    a = tl.zeros(offs.shape, dtype=tl.float32)
+    b = tl.zeros(offs.shape, dtype=tl.float32)
+    if last_ptr is not None:
+        o = -tl.load(last_ptr + 2 * size + offs, mask=mask, other=0.0)
+        a = tl.load(dnum_ptr + offs, mask=mask, other=0.0)
+        b = tl.load(dden_ptr + offs, mask=mask, other=0.0)
+    return o[None, :], a[None, :], b[None, :]
+
+
+@triton.jit
+def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
+    """Store the gradients of the first state's num and den, brought from the exponent m to the one it was given on."""
+    scale = exp(tl.load(max_ptr + offs, mask=mask, other=0.0) - m)
+    tl.store(dfirst_ptr + offs, a * scale, mask=mask)
+    tl.store(dfirst_ptr + size + offs, b * scale, mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "T", "S"])
+def scan_gradient_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    max_ptr,
+    saved_ptr,
+    dy_ptr,
+    last_ptr,
+    dnum_ptr,
+    dden_ptr,
+    dk_ptr,
+    dv_ptr,
+    dw_ptr,
+    du_ptr,
+    dfirst_ptr,
+    word_ptr,
+    spare_ptr,
+    B,
+    T,
+    S,
+    C: tl.constexpr,
+    LOOK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads k, v, dy [B, T, C], w, u [C], the saved
+    states [3, B, S, C], the last state's exponent and gradients and the first one's exponent [B, C]; writes dk, dv
+    [B, T, C], the parts of dw and du [tiles, B, C] and the first state's gradients [2, B, C]; sums pass through words
+    as in the forward pass.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    SUB: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    behind, batch, block = program_position(B, C, BLOCK_C)
+    tiles = tl.cdiv(T, STEPS)
+    tile = tiles - 1 - behind
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_o = tl.arange(0, BLOCK_O)
+    offs_t = (BLOCK_O - 1 - offs_o) * BLOCK_I
+    base = (batch * T + tile * STEPS) * C
+    offs, left, mask = tile_offsets(offs_t, offs_c, mask_c, C, T - tile * STEPS)
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    stride = B.to(tl.int64) * C
+    saved_ptr += batch * S * C
+    states = S * stride
+    used = (left > 0) & mask
+    m, num, den = _load_saved(saved_ptr, states, tile * STEPS + offs_t, offs_c, used, C, BLOCK_I)
+    first_m = m
+    slow, fast = split_rate(first_m, w, BLOCK_I)
+    one = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
+    zero = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
+    x, z, dw, du, c, a, b = zero, zero, zero, zero, one, zero, zero
+    PARTS: tl.constexpr = BLOCK_I // SUB
+    all_m, all_num, all_den = (), (), ()
+    for _ in tl.static_range(PARTS):
+        all_m = all_m + (m,)
+        all_num = all_num + (num,)
+        all_den = all_den + (den,)
+    for part in range(PARTS):
+        all_m = _replace(all_m, part, m, PARTS)
+        all_num = _replace(all_num, part, num, PARTS)
+        all_den = _replace(all_den, part, den, PARTS)
+        at, rest = base + part * SUB * C, left - part * SUB
+        k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        m, num, den, x, z, dw, du, c, a, b = _run(
+            k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, part * SUB, rest, PRECISE, SUB
+        )
+    # Where gradients come in they lie on the exponent of the state behind a row, and leave on that of its own.
+    end_m = _next_exponent(
+        saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
+        C, BLOCK_I,
+    )  # fmt: skip
+    change = _change(m, end_m, slow, left, BLOCK_I)
+    c = tl.where(used, c * change, 1.0)
+    a, b = tl.where(used, a, 0.0), tl.where(used, b, 0.0)
+    _, all_a, all_b, in_c, in_a, in_b = tl.associative_scan((c, a, b, one, zero, zero), 0, _join)
+    o, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
+    if LOOK > 0:
+        behind_o, behind_a, behind_b = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tiles, behind, stride, STEPS * w, -first_m, all_a, all_b,
+            offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_GRADIENT,
+        )  # fmt: skip
+        o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
+        o, a, b = add(behind_o, behind_a, behind_b, o, a, b)
+    # In the last tile nothing but the last state's gradients comes in, on its own exponent.
+    end = tl.load(
+        saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
+        mask=mask_c & (behind > 0), other=0.0,
+    )[None, :]  # fmt: skip
+    scale = exp(tl.where(behind > 0, o + end, 0.0))
+    a, b = tl.fma(in_c, a * scale, in_a) * change, tl.fma(in_c, b * scale, in_b) * change
+    dw = tl.where(used, dw + tl.fma(a, x, b * z), 0.0)
+    # Forward again, a few steps at once: what all steps of a row need to run backward would not fit the registers.
+    for step in range(PARTS):
+        part = PARTS - 1 - step
+        at, rest = base + part * SUB * C, left - part * SUB
+        k, v, dy = _load_steps(k_ptr + at, v_ptr + at, dy_ptr + at, offs, rest, mask, C, SUB)
+        m, num, den = _select(all_m, part, PARTS), _select(all_num, part, PARTS), _select(all_den, part, PARTS)
+        a, b = _run_back(
+            dk_ptr + at, dv_ptr + at, k, v, dy, m, num, den, a, b, slow, fast, u, offs, part * SUB, rest, mask,
+            C, PRECISE, SUB,
+        )  # fmt: skip
+    if dfirst_ptr is not None:
+        if tile == 0:
+            at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
+            last_row = (offs_o == BLOCK_O - 1)[:, None] & mask
+            _store_first(dfirst_ptr, stride, max_ptr, first_m, a, b, at, last_row)
+    at = (tile.to(tl.int64) * B + batch) * C + offs_c[None, :]
+    tl.store(dw_ptr + at, tl.sum(dw, axis=0)[None, :], mask=mask_c[None, :])
+    tl.store(du_ptr + at, tl.sum(tl.where(used, du, 0.0), axis=0)[None, :], mask=mask_c[None, :])
+
+
+@triton.jit(do_not_specialize=["B", "T", "S"])
+def walk_gradient_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    max_ptr,
+    saved_ptr,
+    dy_ptr,
+    last_ptr,
+    dnum_ptr,
+    dden_ptr,
+    dk_ptr,
+    dv_ptr,
+    dw_ptr,
+    du_ptr,
+    dfirst_ptr,
+    B,
+    T,
+    S,
+    C: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Walk backwards through all of time, BLOCK_I steps at once.
+
+    Grid: (B * ceil(C / BLOCK_C),). Reads and writes what the scan's gradient kernel does; one part a sequence.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_C: tl.constexpr = TILE.block_c
+    blocks = tl.cdiv(C, BLOCK_C)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    offs_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    rows = tl.cdiv(T, BLOCK_I)
+    stride = B.to(tl.int64) * C
+    saved_ptr += batch * S * C
+    states = S * stride
+    _, a, b = _load_last(last_ptr, stride, dnum_ptr, dden_ptr, batch * C + offs_c, mask_c)
+    one = tl.full((1, BLOCK_C), 1.0, tl.float32)
+    zero = tl.zeros((1, BLOCK_C), dtype=tl.float32)
+    dw, du, dw_lost, du_lost = zero, zero, zero, zero
+    offs_o = tl.arange(0, 1)
+    for step in range(rows):
+        start = (rows - 1 - step) * BLOCK_I
+        base = (batch * T + start) * C
+        offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
+        k, v, dy = _load_steps(k_ptr + base, v_ptr + base, dy_ptr + base, offs, left, mask, C, BLOCK_I)
+        first_m, first_num, first_den = _load_saved(saved_ptr, states, start + offs_o, offs_c, mask, C, BLOCK_I)
+        slow, fast = split_rate(first_m, w, BLOCK_I)
+        m, _num, _den, x, z, row_dw, row_du, _c, _a, _b = _run(
+            k, v, dy, first_m, first_num, first_den, zero, zero, zero, zero, one, zero, zero, slow, fast, u, 0, left,
+            PRECISE, BLOCK_I,
+        )  # fmt: skip
+        end_m = _next_exponent(
+            saved_ptr, states, last_ptr, batch * C, stride, start + BLOCK_I + offs_o, offs_c, m, left, mask,
+            C, BLOCK_I,
+        )  # fmt: skip
+        change = _change(m, end_m, slow, left, BLOCK_I)
+        a *= change
+        b *= change
+        dw, dw_lost = _add_up(dw, dw_lost, row_dw + tl.fma(a, x, b * z))
+        du, du_lost = _add_up(du, du_lost, row_du)
+        a, b = _run_back(
+            dk_ptr + base, dv_ptr + base, k, v, dy, first_m, first_num, first_den, a, b, slow, fast, u, offs, 0, left,
+            mask, C, PRECISE, BLOCK_I,
+        )  # fmt: skip
+    at = batch * C + offs_c[None, :]
+    if dfirst_ptr is not None:
+        m = tl.load(saved_ptr + 2 * states + offs_c, mask=mask_c, other=0.0)[None, :]
+        _store_first(dfirst_ptr, stride, max_ptr, m, a, b, at, mask_c[None, :])
+    tl.store(dw_ptr + at, dw, mask=mask_c[None, :])
+    tl.store(du_ptr + at, du, mask=mask_c[None, :])

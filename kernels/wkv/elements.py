@@ -1,0 +1,503 @@
+"""The elements that RWKV-4's WKV is made of: exponentially weighted sums (m, a, b), which stand for a e^m and b e^m.
+
+Forward in time a and b are the numerator and the denominator of a state, backward they are the gradients of the two;
+between steps both decay by e^-w. Adding two elements shifts the earlier one by its distance times w and keeps the
+larger exponent, so exponents are differences of neighbours however long the sequence is. An empty element has the
+exponent -1e38, whose differences are finite.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import widen
+
+EMPTY = tl.constexpr(-1e38)
+"""Exponent of a sum without terms."""
+
+EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
+"""The word of that exponent."""
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Whether kernels run in the interpreter, which knows no PTX."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_RATIO = tl.constexpr(40.0)
+"""Logarithm of how much heavier than a token its past can be: e^-40 is far below float32's epsilon, and two such
+ratios multiplied do not overflow."""
+
+MAX_BONUS = tl.constexpr(20.0)
+MAX_LEAD = tl.constexpr(20.0)
+LEAST = tl.constexpr(2.0**-60)
+"""Of u, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
+which e^u raises by 2^29 at most, are too small to be seen beside such a denominator."""
+
+MIN_BONUS = tl.constexpr(-10.0)
+LEAST_PAIR = tl.constexpr(2.0**-44)
+"""Of u and of denominators behind every second step, which stand for both: half of one that large comes from the step,
+whose weight e^u lowers by 2^-15 at most, or is what the step before found."""
+
+SLOW_RATE = tl.constexpr(0.25)
+"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
+
+RENEWAL = tl.constexpr(16.0)
+"""By how much a stale exponent is lowered: a number that float32 subtracts without rounding."""
+
+LEAST_STATE = tl.constexpr(2.0**-12)
+LEAST_GRADIENT = tl.constexpr(2.0**-60)
+"""Of num and den, and of their gradients, below which the exponent is stale. A heavy past's weight is cut at e^40
+beside a den of order 1; gradients may all be small."""
+
+LEAST_NORMAL = tl.constexpr(2.0**-126)
+"""Of a given state's den, below which there is no state."""
+
+SUBROW = tl.constexpr(8)
+"""Steps that are summed under one exponent."""
+
+
+@triton.jit
+def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Bring TILE steps, all of which are there, of BLOCK_C channels into the L2 cache, sector by sector: for a later
+    program, so that memory stays busy while this one computes."""
+    SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
+    # As many rows at once as take the threads one sector each, so that addresses differ by constants.
+    PIECE: tl.constexpr = 32 if TILE > 32 else TILE
+    SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
+    channels = first_c + tl.arange(0, SECTORS) * SECTOR
+    if C % BLOCK_C:
+        channels = tl.minimum(channels, C - 1)
+    offs = tl.arange(0, PIECE)[:, None] * C + channels[None, :]
+    for start in tl.static_range(0, TILE, PIECE):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(ptr + start * C + offs).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def exp(x):
+    """Return e^x."""
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
+def relative_weights(m1, m2):
+    """Return e^(m1 - m) and e^(m2 - m), where m is the larger of the two: one of them is 1."""
+    gap = m1 - m2
+    small = exp(-tl.abs(gap))
+    return tl.where(gap > 0, 1.0, small), tl.where(gap > 0, small, 1.0)
+
+
+@triton.jit
+def add(m1, a1, b1, m2, a2, b2):
+    """Return the sum of two elements at the same position."""
+    e1, e2 = relative_weights(m1, m2)
+    return tl.maximum(m1, m2), e1 * a1 + e2 * a2, e1 * b1 + e2 * b2
+
+
+@triton.jit
+def advance(m, num, den, k, v, w):
+    """Return a state after one more token."""
+    m -= w
+    old, new = relative_weights(m, k)
+    return tl.maximum(m, k), tl.fma(old, num, new * v), tl.fma(old, den, new)
+
+
+@triton.jit
+def reciprocal(x, PRECISE: tl.constexpr):
+    """Return 1 / x for x from 2^-60 to e^80, of one special function; PRECISE corrects it."""
+    if INTERPRETED:
+        y = 1.0 / x
+    else:
+        y = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    if PRECISE:
+        y = tl.fma(tl.fma(-x, y, 1.0), y, y)
+    return y
+
+
+@triton.jit
+def decay_factor(w):
+    """Return e^-w, for slow rates to half an ulp: an exponential's error would add up over the steps of a row."""
+    series = 1.0 - w * (1.0 / 5.0 - w * (1.0 / 30.0))
+    series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
+    series = 1.0 - w * (1.0 - w * 0.5 * series)
+    return tl.where(w < SLOW_RATE, series, exp(-w))
+
+
+@triton.jit
+def _renew(m, a, b, AT_LEAST: tl.constexpr):
+    """Return a sum on a lower exponent where decay, which slow rates leave to a and b, has made both small."""
+    stale = tl.maximum(tl.abs(a), tl.abs(b)) < AT_LEAST
+    scale = tl.where(stale, 8886110.520507872, 1.0)  # e^16
+    return m - tl.where(stale, RENEWAL, 0.0), a * scale, b * scale
+
+
+@triton.jit
+def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
+    """As :func:`_renew`, by as many times e^16 as bring the larger of both near 1."""
+    large = tl.maximum(tl.abs(a), tl.abs(b))
+    stale = (large > 0) & (large < AT_LEAST)
+    lowered = tl.floor(tl.log(tl.where(stale, large, 1.0)) * (-1.0 / RENEWAL)) * RENEWAL
+    scale = exp(lowered)
+    return m - lowered, a * scale, b * scale
+
+
+@triton.jit
+def split_rate(m, w, BLOCK_I: tl.constexpr):
+    """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
+    round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
+    quarter of them, whose rounding they have anyway, and by so little that num and den can decay in their place."""
+    size = tl.where(m > EMPTY, tl.abs(m), 0.0)
+    held = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
+    slow = tl.where(BLOCK_I * w <= held, w, 0.0)
+    return slow, w - slow
+
+
+@triton.jit
+def tighten(m, num, den):
+    """Return a state on an exponent where den is of order 1, which decay within a run may have left small."""
+    loose = (den > 0) & (den < LEAST_STATE)
+    shift = tl.log(tl.where(loose, den, 1.0))
+    scale = exp(-shift)
+    return m + shift, num * scale, den * scale
+
+
+@triton.jit
+def weights_under(k, top, nothing, SUB: tl.constexpr):
+    """Return e^(k - top) of SUB steps; ``nothing`` is added to the exponents."""
+    shift = tl.fma(top, -LOG2E, nothing)
+    weights = ()
+    for n in tl.static_range(SUB):
+        weights = weights + (tl.exp2(tl.fma(widen(k[n]), LOG2E, shift)),)
+    return weights
+
+
+@triton.jit
+def weights_below(k, nothing, SUB: tl.constexpr):
+    """Return the largest of the keys of SUB steps, and the weights e^(k - largest)."""
+    top = _largest(k, nothing, SUB)
+    return top, weights_under(k, top, 0.0, SUB)
+
+
+@triton.jit
+def _largest(k, nothing, SUB: tl.constexpr):
+    """Return the largest of the keys of SUB steps; half-precision ones are compared two channels at once."""
+    if INTERPRETED or k[0].dtype == tl.float32:
+        top = tl.maximum(nothing + EMPTY, widen(k[0]))
+        for n in tl.static_range(1, SUB):
+            top = tl.maximum(top, widen(k[n]))
+    else:
+        KIND: tl.constexpr = "bf16x2" if k[0].dtype == tl.bfloat16 else "f16x2"
+        top = k[0]
+        for n in tl.static_range(1, SUB):
+            top = tl.inline_asm_elementwise(
+                "max." + KIND + " $0, $1, $2;", "=r,r,r", [top, k[n]], dtype=k[0].dtype, is_pure=True, pack=2
+            )
+        top = tl.maximum(nothing + EMPTY, widen(top))
+    return top
+
+
+@triton.jit
+def widen_anew(x, SUB: tl.constexpr):
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: the compiler would
+    otherwise keep in registers what that returned for them earlier."""
+    values = ()
+    for n in tl.static_range(SUB):
+        if INTERPRETED or x[n].dtype == tl.float32:
+            value = widen(x[n])
+        elif x[n].dtype == tl.bfloat16:
+            value = tl.inline_asm_elementwise(
+                "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;", "=&r,=r,r", [x[n]],
+                dtype=tl.int32, is_pure=True, pack=2,
+            ).to(tl.float32, bitcast=True)  # fmt: skip
+        else:
+            value = tl.inline_asm_elementwise(
+                "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }", "=&f,=f,r", [x[n]],
+                dtype=tl.float32, is_pure=False, pack=2,
+            )  # fmt: skip
+        values = values + (value,)
+    return values
+
+
+@triton.jit
+def sum_run(weights, v, decay, SUB: tl.constexpr):
+    """Return what a run of steps adds to num and den behind it, on the exponent of the weights."""
+    num = weights[0] * widen(v[0])
+    den = weights[0]
+    for n in tl.static_range(1, SUB):
+        num = tl.fma(decay, num, weights[n] * widen(v[n]))
+        den = tl.fma(decay, den, weights[n])
+    return num, den
+
+
+@triton.jit
+def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
+    """Return whether all denominators are large enough for terms lost under their exponent not to matter."""
+    # As integers, which positive floats are ordered as, a warp has an instruction for it.
+    x = tl.where(x >= AT_LEAST, 1, 0)
+    return tl.min(tl.min(x, axis=1), axis=0) > 0
+
+
+@triton.jit
+def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
+    """Join two runs of rows, the second later: (decay, sum at the far end; the same without the last row)."""
+    m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
+    p, q, r = add(m1 - gap2, a1, b1, p2, q2, r2)
+    return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
+
+
+@triton.jit
+def scan_rows(m, a, b, lag):
+    """Return for each row the sum up to its far end, itself included, and up to its near end; rows decay by ``lag``."""
+    empty = tl.full(m.shape, EMPTY, tl.float32)
+    zero = tl.zeros(m.shape, dtype=tl.float32)
+    lag = tl.broadcast_to(lag, m.shape)
+    _, m, a, b, _, p, q, r = tl.associative_scan((lag, m, a, b, zero, empty, zero, zero), 0, _join)
+    return m, a, b, p, q, r
+
+
+@triton.jit
+def join_rows(
+    m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
+):  # fmt: skip
+    """Return the same as :func:`scan_rows` of rows whose sums are shown to all threads at once.
+
+    Args:
+        first_c: first channel of the tile.
+        GATHER: exchange.py's gather_code for the tile.
+    """
+    if GATHER.code != "":
+        row = tl.broadcast_to(offs_o[:, None], m.shape)
+        channel = tl.broadcast_to((offs_c - first_c)[None, :], m.shape)
+        rows = tl.inline_asm_elementwise(
+            GATHER.code, GATHER.constraints, [m, a, b, row, channel], dtype=(tl.float32,) * (3 * BLOCK_O - 3),
+            is_pure=False, pack=GATHER.pack,
+        )  # fmt: skip
+    else:
+        rows = ()
+        for j in tl.static_range(BLOCK_O - 1):
+            here = (offs_o == j)[:, None]
+            for x in tl.static_range(3):
+                part = m if x == 0 else (a if x == 1 else b)
+                rows = rows + (tl.broadcast_to(tl.sum(tl.where(here, part, 0.0), axis=0)[None, :], m.shape),)
+    tops = ()
+    in_m = tl.full(m.shape, EMPTY, tl.float32)
+    for j in tl.static_range(BLOCK_O - 1):
+        distance = (offs_o - 1 - j).to(tl.float32)[:, None]
+        top = tl.where((offs_o > j)[:, None], tl.fma(distance, -lag, rows[3 * j]), EMPTY)
+        in_m = tl.maximum(in_m, top)
+        tops = tops + (top,)
+    in_a = tl.zeros(m.shape, dtype=tl.float32)
+    in_b = in_a
+    for j in tl.static_range(BLOCK_O - 1):
+        weight = exp(tops[j] - in_m)
+        # Without earlier rows all weigh the same, as empty as they are.
+        weight = tl.where((offs_o > j)[:, None], weight, 0.0)
+        in_a = tl.fma(weight, rows[3 * j + 1], in_a)
+        in_b = tl.fma(weight, rows[3 * j + 2], in_b)
+    all_m, all_a, all_b = add(in_m - lag, in_a, in_b, m, a, b)
+    return all_m, all_a, all_b, in_m, in_a, in_b
+
+
+@triton.jit
+def _holds_exponent(m, lag):
+    """Return whether a decay of e^-lag leaves an exponent m alone and scales num and den, as :func:`split_rate` says;
+    none that would leave nothing of them."""
+    return lag <= tl.minimum(tl.maximum(SLOW_RATE, 0.25 * tl.abs(m)), MAX_RATIO)
+
+
+@triton.jit
+def pass_state(
+    word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
+    PASS: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
+):  # fmt: skip
+    """Wait for the state before a tile, publish the one behind it, and return the former [BLOCK_O, BLOCK_C].
+
+    A decay for which :func:`_holds_exponent` is true leaves the exponent alone: it would be rounded in the same way at
+    every tile.
+
+    Args:
+        word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile publishes in its own and reads that of
+            the tile before.
+        call: number of the call, which no word holds before the launch.
+        first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
+        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
+        lag: by how much the tile decays a state.
+        PASS: exchange.py's pass_code for the tile.
+    """
+    last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
+    offs = tl.broadcast_to(2 * offs_c[None, :], all_m.shape)
+    after_ptr = word_ptr + tile * (2 * size) + offs
+    before_ptr = after_ptr - 2 * size
+    decay = decay_factor(lag)
+    first_m = tl.broadcast_to(first_m, all_m.shape)
+    first_a = tl.broadcast_to(first_a, all_m.shape)
+    first_b = tl.broadcast_to(first_b, all_m.shape)
+    if PASS.code != "":
+        turn = tl.where(last_row, tile, -1)
+        channel = tl.broadcast_to((offs_c - first_c)[None, :], all_m.shape)
+        m, a, b = tl.inline_asm_elementwise(
+            PASS.code,
+            PASS.constraints,
+            [
+                before_ptr.to(tl.int64), after_ptr.to(tl.int64), turn, call, channel,
+                first_m, first_a, first_b, all_m, all_a, all_b,
+                tl.broadcast_to(lag, all_m.shape), tl.broadcast_to(decay, all_m.shape),
+            ],
+            dtype=(tl.float32, tl.float32, tl.float32),
+            is_pure=False,
+            pack=PASS.pack,
+        )  # fmt: skip
+    else:
+        waits = last_row & (tile > 0)
+        low = tl.load(before_ptr, mask=waits, other=0)
+        high = tl.load(before_ptr + 1, mask=waits, other=0)
+        # Programs run one after the other: a word of another call is an error.
+        m = tl.where(high >> 32 == call, high.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
+        m = tl.where(waits, m, first_m)
+        a = tl.where(waits, low.to(tl.int32).to(tl.float32, bitcast=True), first_a)
+        b = tl.where(waits, (low >> 32).to(tl.int32).to(tl.float32, bitcast=True), first_b)
+        held = _holds_exponent(m, lag)
+        keep = tl.where(held, decay, 1.0)
+        after_m, after_a, after_b = add(tl.where(held, m, m - lag), a * keep, b * keep, all_m, all_a, all_b)
+        after_m, after_a, after_b = renew_whole(after_m, after_a, after_b, AT_LEAST)
+        low = after_a.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        low |= after_b.to(tl.int32, bitcast=True).to(tl.int64) << 32
+        high = after_m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        high |= call.to(tl.int64) << 32
+        tl.store(after_ptr, low, mask=last_row)
+        tl.store(after_ptr + 1, high, mask=last_row)
+        m = tl.sum(tl.where(last_row, m, 0.0), axis=0)[None, :]
+        a = tl.sum(tl.where(last_row, a, 0.0), axis=0)[None, :]
+        b = tl.sum(tl.where(last_row, b, 0.0), axis=0)[None, :]
+    return m, a, b
+
+
+@triton.jit
+def _publish(word_ptr, size, m, a, b, offs_c, mask):
+    """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
+
+    Value and flag of a word arrive in one access, so no fence is needed. The last bit of a is set for a flag: zero is
+    a word that is not written yet. Plain stores go to the L2 cache, and unlike atomics need not fetch what was there.
+    """
+    high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
+    low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    exponent = (m.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
+    at = tl.broadcast_to(word_ptr + offs_c[None, :], m.shape)
+    tl.store(at, high | low, mask=mask)
+    tl.store(at + size, exponent, mask=mask)
+
+
+@triton.jit
+def _load_words(at, size, mask):
+    """Load words [LOOK, BLOCK_C]: zero where none is written yet, an empty sum's outside of the mask."""
+    pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
+    exponent = tl.load(at + size, mask=mask, other=EMPTY_WORD, volatile=True)
+    return pair, exponent
+
+
+@triton.jit
+def _is_missing(pair, exponent):
+    """Return whether a word is still zero."""
+    there = ((pair >> 32).to(tl.int32) != 0) & ((exponent >> 32).to(tl.int32) != 0)
+    return tl.min(tl.min(there.to(tl.int32), axis=1), axis=0) == 0
+
+
+@triton.jit
+def _add_pairs(a1, b1, a2, b2):
+    """Return the sum of two pairs."""
+    return a1 + a2, b1 + b2
+
+
+@triton.jit
+def program_position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    # Unsigned, for division is shorter.
+    pid = tl.program_id(0).to(tl.uint32)
+    row = pid // blocks
+    tile = row // B.to(tl.uint32)
+    return tile.to(tl.int32), (row - tile * B.to(tl.uint32)).to(tl.int64), (pid - row * blocks).to(tl.int32)
+
+
+@triton.jit
+def _clear_words(word_ptr, size, offs_c, mask_c):
+    """Zero both words of channels."""
+    zero = tl.zeros(offs_c.shape, dtype=tl.int64)
+    tl.store(word_ptr + offs_c, zero, mask=mask_c)
+    tl.store(word_ptr + size + offs_c, zero, mask=mask_c)
+
+
+@triton.jit
+def look_back(
+    word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
+    BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
+):  # fmt: skip
+    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
+
+    Tiles decay by ``lag`` and count from 0 on. LOOK / 2 of them are a group, whose last tile also publishes the sum of
+    all tiles up to its far end. A tile adds up the tiles of its own group before it, those of the group before, and
+    what the last tile of the group before that published, long ago: LOOK words that are loaded at once. The order of
+    the sum depends on neither time nor programs.
+
+    The sums up to groups' ends are a chain as long as the sequence. A slow rate decays a and b, not the exponent, whose
+    rounding would be the same at every link.
+
+    A channel's word must not be held by two threads, one of which might read it later than the other: LOOK * BLOCK_C is
+    at least the number of threads.
+
+    Args:
+        word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
+        spare_ptr: the same of the call before, which are zeroed.
+        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
+        AT_LEAST: of a and b, below which a group's sum gets a lower exponent.
+    """
+    GROUP: tl.constexpr = LOOK // 2
+    size = (tiles + tl.cdiv(tiles, GROUP)) * stride
+    last_row = (offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :]
+    _publish(word_ptr + position * stride, size, all_m, all_a, all_b, offs_c, last_row)
+    _clear_words(spare_ptr + position * stride, size, offs_c, mask_c)
+    group = position // GROUP
+    index = tl.arange(0, LOOK)
+    tile = (group - 1) * GROUP - 1 + index
+    mask = ((tile >= 0) & (tile < position))[:, None] & mask_c[None, :]
+    row = tl.where(index == 0, tiles + group - 2, tile)
+    at = word_ptr + row.to(tl.int64)[:, None] * stride + offs_c[None, :]
+    pair, exponent = _load_words(at, size, mask)
+    while _is_missing(pair, exponent):
+        pair, exponent = _load_words(at, size, mask)
+    new_m = exponent.to(tl.int32).to(tl.float32, bitcast=True)
+    slow = tl.where(lag < SLOW_RATE / LOOK, lag, 0.0)
+    distance = (position - 1 - tile).to(tl.float32)[:, None]
+    new_m -= distance * (lag - slow)
+    m = tl.max(new_m, axis=0)[None, :]
+    scale = exp(new_m - m) * decay_factor(distance * slow)
+    a = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True) * scale
+    b = pair.to(tl.int32).to(tl.float32, bitcast=True) * scale
+    a, b = tl.reduce((a, b), 0, _add_pairs)
+    a, b = a[None, :], b[None, :]
+    if position % GROUP == GROUP - 1:
+        decay = decay_factor(slow)
+        group_m, group_a, group_b = add(m - (lag - slow), a * decay, b * decay, all_m, all_a, all_b)
+        group_m, group_a, group_b = _renew(group_m, group_a, group_b, AT_LEAST)
+        _publish(word_ptr + (tiles + group) * stride, size, group_m, group_a, group_b, offs_c, last_row)
+        _clear_words(spare_ptr + (tiles + group) * stride, size, offs_c, mask_c)
+    return m, a, b
+
+
+@triton.jit
+def load_state(num_ptr, den_ptr, max_ptr, offs, mask):
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty one where none is given (None), else the given one on an
+    exponent where den is of order 1. A den below float32's normal numbers counts as no state."""
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = tl.zeros(offs.shape, dtype=tl.float32)
+    if num_ptr is not None:
+        den = tl.load(den_ptr + offs, mask=mask, other=0.0)
+        there = den >= LEAST_NORMAL
+        usual = (den > 1e-6) & (den < 1e6)
+        shift = tl.log(tl.where(there & (usual == 0), den, 1.0))
+        scale = exp(-shift)
+        m = tl.where(there, tl.load(max_ptr + offs, mask=mask, other=0.0) + shift, EMPTY)
+        num = tl.where(there, tl.load(num_ptr + offs, mask=mask, other=0.0) * scale, 0.0)
+        den = tl.where(there, den * scale, 0.0)
+    return m[None, :], num[None, :], den[None, :]

@@ -1,0 +1,503 @@
+"""The forward pass of WKV: tiles of time that look back for the sum of all before them, or one walk through time.
+
+    y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
+    num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
+
+Channels alone do not fill a GPU, so time is split too, and everything is read and written once. A program sums its
+tile, publishes the sum, adds up what the tiles before it published, and only then makes its outputs. Since w is
+constant, a sum's weight follows from its distance, so tiles are added directly.
+
+Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
+decoupled look-back" (2016), for the order of programs.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.time_tiles import load_rows, tile_offsets, widen
+from .elements import (
+    EMPTY,
+    INTERPRETED,
+    LEAST_PAIR,
+    LEAST_STATE,
+    MAX_BONUS,
+    MAX_LEAD,
+    MAX_RATIO,
+    MIN_BONUS,
+    SLOW_RATE,
+    SUBROW,
+    add,
+    advance,
+    all_at_least,
+    decay_factor,
+    exp,
+    join_rows,
+    load_state,
+    look_back,
+    pass_state,
+    prefetch,
+    program_position,
+    reciprocal,
+    renew_whole,
+    scan_rows,
+    split_rate,
+    sum_run,
+    tighten,
+    weights_below,
+    weights_under,
+    widen_anew,
+)
+
+
+@triton.jit
+def _store_state(state_ptr, size, m, num, den, offs, mask):
+    """Store a state in num, den, max [3, size]."""
+    tl.store(state_ptr + offs, num, mask=mask)
+    tl.store(state_ptr + size + offs, den, mask=mask)
+    tl.store(state_ptr + 2 * size + offs, m, mask=mask)
+
+
+@triton.jit
+def _save_state(saved_ptr, size, m, num, den, step, offs_c, mask, C: tl.constexpr, SAVE: tl.constexpr):
+    """Store the states before the steps [BLOCK_O] that are multiples of SAVE."""
+    offs = (step // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
+    _store_state(saved_ptr, size, m, num, den, offs, mask & (step % SAVE == 0)[:, None])
+
+
+@triton.jit
+def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
+    """Return y of one step from the state before it.
+
+    With the past's weight relative to the token's, e = e^(m - u - k), it is (e num + v) / (e den + 1): v itself where
+    there is no past.
+    """
+    past = exp(tl.minimum(m - (k + u), MAX_RATIO))
+    return tl.fma(past, num, v) * reciprocal(tl.fma(past, den, 1.0), PRECISE)
+
+
+@triton.jit
+def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Load PARTS runs of SUB steps of every row, all of which are there."""
+    runs = ()
+    for part in tl.static_range(PARTS):
+        steps = ()
+        for n in tl.static_range(SUB):
+            at = ptr + (part * SUB + n) * C + offs
+            # A mask costs a register to be cleared at every load.
+            steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
+        runs = runs + (steps,)
+    return runs
+
+
+@triton.jit
+def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Return zeros in the place of PARTS runs of SUB steps."""
+    runs = ()
+    for _ in tl.static_range(PARTS):
+        steps = ()
+        for _ in tl.static_range(SUB):
+            steps = steps + (like,)
+        runs = runs + (steps,)
+    return runs
+
+
+@triton.jit
+def _nothing(w_ptr, offs_c, mask_c):
+    """Return zeros that are there no sooner than all loads before this line have been issued.
+
+    Whatever depends on them waits for that. The assembler otherwise moves loads down to their first use, one wait
+    behind the other; but none past a barrier.
+    """
+    tl.debug_barrier()
+    return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0
+
+
+@triton.jit
+def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
+    """Return what each row adds to a state behind it, the least of its runs' sums of weights, the exponents of the runs
+    and the weights of all steps."""
+    decay = decay_factor(w)
+    m, weights = weights_below(k[0], nothing, SUB)
+    num, den = sum_run(weights, v[0], decay, SUB)
+    least = den
+    tops, all_weights = (m,), (weights,)
+    for part in tl.static_range(1, PARTS):
+        top, weights = weights_below(k[part], 0.0, SUB)
+        new_num, new_den = sum_run(weights, v[part], decay, SUB)
+        m, num, den = add(m - SUB * w, num, den, top, new_num, new_den)
+        least = tl.minimum(least, new_den)
+        tops = tops + (top,)
+        all_weights = all_weights + (weights,)
+    return m, num, den, least, tops, all_weights
+
+
+@triton.jit
+def _run(
+    y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run through steps START to START + SUB of every row from the states before them, all on the exponents ``top``.
+
+    Stores y and the states to be saved but the first of a row; returns the states behind the steps and the least
+    denominator of those that are tested: behind every second step, which stand for the steps before and after.
+    """
+    least = tl.full(den.shape, 1.0, tl.float32)
+    for n in tl.static_range(SUB):
+        if SAVE > 0:
+            if START + n > 0 and (START + n) % SAVE == 0:
+                _save_state(saved_ptr, size, top, num, den, step + START + n, offs_c, mask_c, C, SAVE)
+        value = weights[n] * widen(v[n])
+        if n % 2 == 1:
+            least = tl.minimum(least, den)
+        now = tl.fma(bonus, weights[n], den)
+        y = tl.fma(bonus, value, num) * reciprocal(now, PRECISE)
+        tl.store(y_ptr + (START + n) * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c)
+        num = tl.fma(decay, num, value)
+        den = tl.fma(decay, den, weights[n])
+    return num, den, least
+
+
+@triton.jit
+def _run_rows(
+    y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr,
+):  # fmt: skip
+    """Run through whole rows from the states before them; store y and the states to be saved.
+
+    Returns the states behind the rows, and whether everything is right: no denominator too small under its run's
+    exponent, no past too heavy.
+    """
+    decay = decay_factor(w)
+    bonus = exp(u)
+    least = tl.where((u > MIN_BONUS) & (u < MAX_BONUS), 1.0, 0.0) + tl.zeros(den.shape, dtype=tl.float32)
+    if SAVE > 0:
+        _save_state(saved_ptr, size, m, num, den, step, offs_c, mask_c, C, SAVE)
+    for part in tl.static_range(PARTS):
+        lead = m - tops[part]
+        scale = exp(lead)
+        num, den, part_least = _run(
+            y_ptr, saved_ptr, size, weights[part], v[part], scale * num, scale * den, tops[part], decay, bonus, step,
+            offs_c, offs, mask_c, C, SAVE, PRECISE, part * SUB, SUB,
+        )  # fmt: skip
+        m = tops[part]
+        least = tl.minimum(least, tl.where(lead < MAX_LEAD, part_least, 0.0))
+    return m, num, den, all_at_least(tl.where(mask_c, least, 1.0), LEAST_PAIR)
+
+
+@triton.jit
+def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return the rates [BLOCK_O, BLOCK_C] that a row's exponents are not lowered by at every step, else 0: those that a
+    run lowers them by no more than a quarter of the largest key, whose rounding they have anyway."""
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    largest = tl.zeros(offs.shape, dtype=tl.float32)
+    for n in range(BLOCK_I):
+        k = tl.load(k_ptr + n * C + offs, mask=(left > n) & mask_c, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.where(k > EMPTY, tl.abs(k), 0.0))
+    return tl.where(RUN * w <= tl.maximum(RUN * SLOW_RATE, 0.25 * largest), w, 0.0)
+
+
+@triton.jit
+def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return what each row adds to a state behind it, with an exponent of its own at every step.
+
+    A rate is not subtracted from the exponent at every step, which would round it the same way every time: the sum
+    before step n of a run lies on m - n slow.
+    """
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
+    m = tl.full(offs.shape, EMPTY, tl.float32)
+    num = tl.zeros(offs.shape, dtype=tl.float32)
+    den = num
+    for start in range(0, BLOCK_I, RUN):
+        for n in range(RUN):
+            mask = (left > start + n) & mask_c
+            at = (start + n) * C + offs
+            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, w - slow)
+        m -= RUN * slow
+    return m, num, den
+
+
+@triton.jit
+def _rerun_rows(
+    y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
+    C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
+):  # fmt: skip
+    """Run through the rows with an exponent of its own at every step; return the states after the last ones."""
+    RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
+    slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
+    for start in range(0, BLOCK_I, RUN):
+        rest = left - start
+        for n in range(RUN):
+            inside = rest > n
+            mask = inside & mask_c
+            at = (start + n) * C + offs
+            if SAVE > 0:
+                if (start + n) % SAVE == 0:
+                    _save_state(saved_ptr, size, m - n * slow, num, den, step + start + n, offs_c, mask, C, SAVE)
+            k = tl.load(k_ptr + at, mask=mask, other=-float("inf")).to(tl.float32)
+            v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            y = _output(m, num, den, tl.fma(slow, n * 1.0, k), v, u, PRECISE)
+            tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, k), v, tl.where(inside, w - slow, 0.0))
+        m -= tl.minimum(tl.maximum(rest, 0), RUN).to(tl.float32) * slow
+    return m, num, den
+
+
+@triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
+def scan_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    saved_ptr,
+    word_ptr,
+    spare_ptr,
+    call,
+    B,
+    T,
+    S,
+    ahead,
+    C: tl.constexpr,
+    SAVE: tl.constexpr,
+    KEEP: tl.constexpr,
+    GATHER: tl.constexpr,
+    PASS: tl.constexpr,
+    LOOK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
+
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program waits
+    for one that runs already. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
+    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
+    [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
+    KEEP says what of k and v stays in registers for the outputs: "nothing" (they are read again, from the cache),
+    "tokens" (as they came, which needs B * T of a tile at least), or "weights" (v and the weights). With PASS states go
+    from tile to tile, through words [tiles, B, C] of two int64, beside the number of the call; GATHER and PASS are
+    exchange.py's code, and without PASS sums are added up.
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    SERIAL: tl.constexpr = PASS is not None
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_O: tl.constexpr = TILE.block_o
+    BLOCK_C: tl.constexpr = TILE.block_c
+    STEPS: tl.constexpr = BLOCK_I * BLOCK_O
+    LONGEST: tl.constexpr = 16 if PRECISE else 32
+    SUB: tl.constexpr = LONGEST if BLOCK_I > LONGEST else BLOCK_I
+    PARTS: tl.constexpr = BLOCK_I // SUB
+    tile, batch, block = program_position(B, C, BLOCK_C)
+    offs_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs_o = tl.arange(0, BLOCK_O)
+    base = (batch * T + tile * STEPS) * C
+    end = T - tile * STEPS
+    step = tile * STEPS + offs_o * BLOCK_I
+    offs, left, mask = tile_offsets(offs_o * BLOCK_I, offs_c, mask_c, C, end)
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    whole = end >= STEPS
+    right = whole
+    row_m = tl.full((BLOCK_O, BLOCK_C), EMPTY, tl.float32)
+    row_num = tl.zeros((BLOCK_O, BLOCK_C), dtype=tl.float32)
+    row_den = row_num
+    tops = _none(row_num, 1, PARTS)[0]
+    if KEEP == "tokens":
+        # Values of one branch alone would be taken apart, and held in twice the registers: a tile that is not whole
+        # loads others.
+        there = tl.where(whole, base, 0)
+        k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
+        v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
+    elif KEEP == "weights":
+        weights = _none(row_num, PARTS, SUB)
+        v = _none(row_num.to(v_ptr.dtype.element_ty), PARTS, SUB)
+    if whole:
+        if KEEP != "tokens":
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            v = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+        if not INTERPRETED:
+            then = (ahead * STEPS).to(tl.int64) * C
+            if (ahead > 0) & (end >= (ahead + 1) * STEPS):
+                prefetch(k_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
+                prefetch(v_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
+                if SERIAL:
+                    # A program that waits for a word of this tile would first wait for memory. With channels enough
+                    # to keep that busy, which need nothing ahead, reading words costs more.
+                    words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
+                    prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
+        nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+        if KEEP == "tokens":
+            row_m, row_num, row_den, least, tops, _ = _sum_rows(k, v, w, nothing, PARTS, SUB)
+        else:
+            row_m, row_num, row_den, least, tops, weights = _sum_rows(k, v, w, nothing, PARTS, SUB)
+        right = all_at_least(tl.where(mask, least, 1.0))
+    if right == 0:
+        row_m, row_num, row_den = _resum_rows(k_ptr + base, v_ptr + base, w, offs, left, mask, C, BLOCK_I)
+    if SERIAL:
+        all_m, all_num, all_den, in_m, in_num, in_den = join_rows(
+            row_m, row_num, row_den, BLOCK_I * w, offs_o, offs_c, block * BLOCK_C, GATHER, BLOCK_O
+        )  # fmt: skip
+    else:
+        all_m, all_num, all_den, in_m, in_num, in_den = scan_rows(row_m, row_num, row_den, BLOCK_I * w)
+    stride = B.to(tl.int64) * C
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    if SERIAL:
+        m, num, den = pass_state(
+            word_ptr + 2 * batch * C, call, stride, tile, m, num, den, all_m, all_num, all_den, STEPS * w,
+            offs_o, offs_c, block * BLOCK_C, mask_c, PASS, BLOCK_O, LEAST_STATE,
+        )  # fmt: skip
+    elif LOOK > 0:
+        before_m, before_num, before_den = look_back(
+            word_ptr + batch * C, spare_ptr + batch * C, tl.cdiv(T, STEPS), tile, stride, STEPS * w,
+            all_m, all_num, all_den, offs_o, offs_c, mask_c, BLOCK_O, LOOK, LEAST_STATE,
+        )  # fmt: skip
+        m, num, den = add(m - (tile * STEPS).to(tl.float32) * w, num, den, before_m, before_num, before_den)
+    m, num, den = add(m - (offs_o * BLOCK_I).to(tl.float32)[:, None] * w, num, den, in_m, in_num, in_den)
+    states = S * stride
+    if SAVE > 0:
+        saved_ptr += batch * S * C
+    last_m, last_num, last_den = m, num, den
+    right = whole
+    if whole:
+        if KEEP == "nothing":
+            k = _load_runs(k_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            values = _load_runs(v_ptr + base, offs, mask, C, BLOCK_C, PARTS, SUB)
+            nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
+            weights = ()
+            for part in tl.static_range(PARTS):
+                weights = weights + (weights_under(k[part], tops[part], nothing, SUB),)
+        elif KEEP == "tokens":
+            weights, values = (), ()
+            for part in tl.static_range(PARTS):
+                weights = weights + (weights_under(widen_anew(k[part], SUB), tops[part], 0.0, SUB),)
+                values = values + (widen_anew(v[part], SUB),)
+        else:
+            values = v
+        last_m, last_num, last_den, right = _run_rows(
+            y_ptr + base, saved_ptr, states, weights, values, m, num, den, tops, w, u, step, offs_c, offs, mask,
+            C, SAVE, PRECISE, PARTS, SUB,
+        )  # fmt: skip
+    if right == 0:
+        tl.debug_barrier()
+        # What is cut of a heavy past's weight is nothing beside a den of order 1.
+        m, num, den = tighten(m, num, den)
+        last_m, last_num, last_den = _rerun_rows(
+            y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
+            mask, C, SAVE, PRECISE, BLOCK_I,
+        )  # fmt: skip
+    if last_ptr is not None:
+        at = tl.broadcast_to(batch * C + offs_c[None, :], (BLOCK_O, BLOCK_C))
+        last_row = (left > 0) & (left <= BLOCK_I) & mask
+        _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
+
+
+@triton.jit(do_not_specialize=["B", "T", "S"])
+def walk_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    saved_ptr,
+    B,
+    T,
+    S,
+    C: tl.constexpr,
+    SAVE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Walk through all of time, BLOCK_I steps at once.
+
+    Grid: (B * ceil(C / BLOCK_C),). Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
+    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    BLOCK_I: tl.constexpr = TILE.block_i
+    BLOCK_C: tl.constexpr = TILE.block_c
+    blocks = tl.cdiv(C, BLOCK_C)
+    batch = (tl.program_id(0) // blocks).to(tl.int64)
+    offs_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, batch * C + offs_c, mask_c)
+    offs_o = tl.arange(0, 1)
+    stride = B.to(tl.int64) * C
+    states = S * stride
+    if SAVE > 0:
+        saved_ptr += batch * S * C
+    whole = T // BLOCK_I * BLOCK_I
+    for start in range(0, whole, BLOCK_I):
+        base = (batch * T + start) * C
+        offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
+        k = load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        v = load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
+        # The state before step n of the row lies on m - n slow, and behind the row num and den decay.
+        slow, fast = split_rate(m, w, BLOCK_I)
+        for n in tl.static_range(BLOCK_I):
+            if SAVE > 0:
+                if n % SAVE == 0:
+                    _save_state(saved_ptr, states, m - n * slow, num, den, start + n + offs_o, offs_c, mask, C, SAVE)
+            token_k, token_v = k[n].to(tl.float32), v[n].to(tl.float32)
+            y = _output(m, num, den, tl.fma(slow, n * 1.0, token_k), token_v, u, PRECISE)
+            tl.store(y_ptr + base + n * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+            m, num, den = advance(m, num, den, tl.fma(slow, n + 1.0, token_k), token_v, fast)
+        decay = decay_factor(BLOCK_I * slow)
+        m, num, den = renew_whole(m, num * decay, den * decay, LEAST_STATE)
+    for t in range(whole, T):
+        offs = (batch * T + t) * C + offs_c[None, :]
+        if SAVE > 0:
+            if t % SAVE == 0:
+                _save_state(saved_ptr, states, m, num, den, t + offs_o, offs_c, mask_c[None, :], C, SAVE)
+        token_k = tl.load(k_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        token_v = tl.load(v_ptr + offs, mask=mask_c[None, :], other=0.0).to(tl.float32)
+        y = _output(m, num, den, token_k, token_v, u, PRECISE)
+        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
+        m, num, den = advance(m, num, den, token_k, token_v, w)
+    if last_ptr is not None:
+        _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])
+
+
+@triton.jit(do_not_specialize=["B"])
+def step_kernel(
+    k_ptr,
+    v_ptr,
+    w_ptr,
+    u_ptr,
+    num_ptr,
+    den_ptr,
+    max_ptr,
+    y_ptr,
+    last_ptr,
+    B,
+    C: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Advance BLOCK_C channels of one sequence by one token.
+
+    Grid: (B, ceil(C / BLOCK_C)). Reads k, v [B, 1, C], w, u [C] and the state, num, den, max [B, C]; writes y [B, 1, C]
+    and the new state [3, B, C].
+    """
+    PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+    offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < C
+    offs = tl.program_id(0).to(tl.int64) * C + offs_c
+    k = tl.load(k_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    v = tl.load(v_ptr + offs, mask=mask_c, other=0.0).to(tl.float32)[None, :]
+    w = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0)[None, :]
+    m, num, den = load_state(num_ptr, den_ptr, max_ptr, offs, mask_c)
+    y = _output(m, num, den, k, v, u, PRECISE)
+    tl.store(y_ptr + offs[None, :], y.to(y_ptr.dtype.element_ty), mask=mask_c[None, :])
+    m, num, den = advance(m, num, den, k, v, w)
+    _store_state(last_ptr, B.to(tl.int64) * C, m, num, den, offs[None, :], mask_c[None, :])

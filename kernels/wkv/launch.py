@@ -1,0 +1,197 @@
+"""Launches and autograd of WKV's kernels: the parallel scan, the walk and the decoding step.
+
+Nothing but the inputs, a float32 state every few steps and the last state is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..common.channel_tensors import check_kernel_support, check_one_token
+from ..common.device import capability, on_device_of
+from ..common.exchange import NO_CODE, exchange_words
+from .backward import scan_gradient_kernel, walk_gradient_kernel
+from .config import WkvConfig, invalid_reason, select_config
+from .exchange import exchange_sums, gather_code, pass_code
+from .forward import scan_kernel, step_kernel, walk_kernel
+from .reference import State
+
+STEP_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What one call computes, beside its tensors: strategy ("scan" or "walk"), launches, what is returned and kept."""
+
+    strategy: str
+    config: WkvConfig
+    want_last: bool
+    save: bool
+
+
+def run(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    strategy: str,
+    initial_state: State | None,
+    return_last_state: bool,
+    config: WkvConfig | None,
+) -> Tensor | tuple[Tensor, State]:
+    """Run WKV on checked k, v, w, u with strategy "scan" or "walk"; return y, or y and the last state.
+
+    Raises:
+        ValueError: on a dtype, device, number of channels or launches that the kernels do not take.
+    """
+    k = tensors[0]
+    check_kernel_support("k", k)
+    num, den, top = initial_state or (None, None, None)
+    # A state's max has no gradient, so it alone asks for none.
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, num, den))
+    if config is None:
+        config = select_config(
+            strategy=strategy, capability=capability(k.device), item_bytes=k.element_size(), batch=k.shape[0],
+            channels=k.shape[2], saving=save,
+        )  # fmt: skip
+    if reason := invalid_reason(config, walk=strategy == "walk"):
+        raise ValueError(f"config: {reason}")
+    problem = Problem(strategy=strategy, config=config, want_last=return_last_state, save=save)
+    y, num, den, top = _Wkv.apply(*tensors, num, den, top, problem)
+    return (y, (num, den, top)) if return_last_state else y
+
+
+class _Wkv(torch.autograd.Function):
+    """y and the last state, with gradients of k, v, w, u and the first state's num and den."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        u: Tensor,
+        num: Tensor | None,
+        den: Tensor | None,
+        top: Tensor | None,
+        problem: Problem,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        y, last, saved = run_forward(problem, k, v, w, u, num, den, top)
+        ctx.save_for_backward(k, v, w, u, top, saved, last)
+        ctx.problem = problem
+        ctx.set_materialize_grads(False)
+        if last is None:
+            return y, None, None, None
+        # Copies: what a caller does to a state must not change what is kept.
+        parts = tuple(x.clone() for x in last)
+        ctx.mark_non_differentiable(parts[2])
+        return y, *parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dy: Tensor | None, dnum: Tensor | None, dden: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        k, v, w, u, top, saved, last = ctx.saved_tensors
+        dy = torch.zeros_like(k) if dy is None else dy.contiguous()
+        dlast = None
+        if dnum is not None or dden is not None:
+            dlast = tuple(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden))
+        want_dfirst = any(ctx.needs_input_grad[4:6])
+        dk, dv, dw, du, dfirst = run_backward(ctx.problem, k, v, w, u, top, saved, dy, last, dlast, want_dfirst)
+        first = (None, None) if dfirst is None else (dfirst[0], dfirst[1])
+        return dk, dv, dw, du, *first, None, None
+
+
+@on_device_of("k")
+def run_step(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None) -> tuple[Tensor, State]:
+    """Return y [B, 1, C] and the state after one token."""
+    check_kernel_support("k", k)
+    check_one_token(k)
+    B, _, C = k.shape
+    y, last = torch.empty_like(k), _states(k)
+    first = [None if x is None else x.detach() for x in initial_state or (None,) * 3]
+    inputs = (x.detach() for x in (k, v, w, u))
+    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](*inputs, *first, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
+    return y, (last[0], last[1], last[2])
+
+
+@on_device_of("k")
+def run_forward(
+    problem: Problem,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    num: Tensor | None,
+    den: Tensor | None,
+    top: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] that the backward pass starts from."""
+    B, T, C = k.shape
+    tile, save = problem.config.forward, problem.config.backward.block_i
+    slots = triton.cdiv(T, save)
+    y = torch.empty_like(k)
+    last = _states(k) if problem.want_last else None
+    saved = torch.empty(3, B, slots, C, device=k.device, dtype=torch.float32) if problem.save else None
+    tensors = (k, v, w, u, num, den, top, y, last, saved)
+    flags = {"C": C, "SAVE": save if problem.save else 0, **tile.options}
+    if problem.strategy == "walk":
+        walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
+        return y, last, saved
+    config = problem.config
+    # A sequence shorter than a tile has nothing to hold, and one alone no steps to load in their place.
+    hold = config.hold and tile.steps <= B * T
+    flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
+    grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
+    tiles = triton.cdiv(T, tile.steps)
+    if config.serial:
+        words, call = exchange_words(k, tiles * B * C, width=2)
+        codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
+        gather, passing = (NO_CODE, NO_CODE) if triton.knobs.runtime.interpret else codes
+        scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
+    else:
+        with exchange_sums(k, tiles, config.look) as (words, spare, look):
+            scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
+    return y, last, saved
+
+
+@on_device_of("k")
+def run_backward(
+    problem: Problem,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    top: Tensor | None,
+    saved: Tensor,
+    dy: Tensor,
+    last: Tensor | None,
+    dlast: tuple[Tensor, ...] | None,
+    want_dfirst: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of k, v [B, T, C], w, u [C] and the first state's num and den [2, B, C]."""
+    B, T, C = k.shape
+    tile, slots = problem.config.backward, saved.shape[2]
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    parts = 1 if problem.strategy == "walk" else triton.cdiv(T, tile.steps)
+    dw, du = (torch.empty(parts, B, C, device=k.device, dtype=torch.float32) for _ in range(2))
+    dfirst = torch.empty(2, B, C, device=k.device, dtype=torch.float32) if want_dfirst else None
+    tensors = (k, v, w, u, top, saved, dy, *((None,) * 3 if dlast is None else (last, *dlast)), dk, dv, dw, du, dfirst)
+    flags = {"C": C, **tile.options}
+    if problem.strategy == "walk":
+        walk_gradient_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
+    else:
+        with exchange_sums(k, parts, problem.config.look) as (words, spare, look):
+            scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](
+                *tensors, words, spare, B, T, slots, LOOK=look, **flags
+            )
+    return dk, dv, dw.sum((0, 1)), du.sum((0, 1)), dfirst
+
+
+def _states(k: Tensor) -> Tensor:
+    """Return room for a state [3, B, C]."""
+    return torch.empty(3, k.shape[0], k.shape[2], device=k.device, dtype=torch.float32)

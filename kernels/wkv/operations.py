@@ -1,0 +1,102 @@
+"""RWKV-4's WKV: the public function and the decoding step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..common.arguments import check_chunk_size
+from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from . import OPERATION, launch, portable
+from .config import WkvConfig
+from .reference import State, associative
+
+STRATEGIES = {"scan": "scan", "recurrent": "walk"}
+"""Implementation in Triton -> how it goes through time, see launch.py."""
+
+
+def wkv4(
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    *,
+    impl: str = "scan",
+    chunk_size: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    config: WkvConfig | None = None,
+) -> Tensor | tuple[Tensor, State]:
+    """Compute WKV, the mean of the values so far, weighted by exp(key) that decays over time.
+
+        y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
+        num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
+
+    Args:
+        k, v: [B, T, C], contiguous; float32, float16 or bfloat16, for the forms in torch float64 too. C is a multiple
+            of 8 for the kernels. A key of minus infinity leaves its token out.
+        w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
+        u: [C], bonus of the current token, as w.
+        impl: ``scan``, one pass over memory, time split over programs; ``recurrent``, where one program walks all of
+            time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative`` and
+            ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator.
+        chunk_size: steps, of ``torch``; at least 1, need not divide T; None chooses one.
+        state_dtype: float32; float64 inputs hold float64 states.
+        initial_state: (num, den, max) [B, C], as w, for num e^max and den e^max; None has seen nothing. max carries no
+            gradient.
+        return_last_state: also return (num, den, max) after the last token.
+        config: launches of the kernels; chosen for the device when None.
+
+    Returns:
+        y [B, T, C] in v's dtype, or (y, (num, den, max)); differentiable once (scans over whole tensors: any number of
+        times), in all tensors but max.
+
+    Raises:
+        ValueError: on an argument that the implementation does not take; the message names it, what was expected and
+            what came.
+
+    Source: Peng et al., RWKV (2023), equations 16 and 22 to 26.
+    """
+    _check(k, v, w, u, initial_state, state_dtype)
+    check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config)
+    if impl in STRATEGIES:
+        return launch.run((k, v, w, u), STRATEGIES[impl], initial_state, return_last_state, config)
+    if impl == "torch":
+        chunk_size = default_chunk_size(k) if chunk_size is None else chunk_size
+        check_chunk_size(chunk_size)
+        y, last = portable.chunkwise(k, v, w, u, initial_state, chunk_size)
+    else:
+        y, last = associative(k, v, w, u, initial_state, torchs_own=impl == "torch_associative_scan")
+    return (y, last) if return_last_state else y
+
+
+def wkv4_step(
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    *,
+    state_dtype: torch.dtype = torch.float32,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """Advance by one token (T = 1); arguments and result as in :func:`wkv4`. Not differentiable."""
+    _check(k, v, w, u, initial_state, state_dtype)
+    y, last = launch.run_step(k, v, w, u, initial_state)
+    return (y, last) if return_last_state else y
+
+
+wkv4_associative = partial(wkv4, impl="associative")
+
+
+def _check(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, state_dtype: torch.dtype) -> None:
+    if initial_state is not None and (not isinstance(initial_state, tuple | list) or len(initial_state) != 3):
+        is_list = isinstance(initial_state, tuple | list)
+        given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__
+        raise ValueError(f"initial_state must be three tensors (num, den, max), got {given}")
+    names = ("initial_state num", "initial_state den", "initial_state max")
+    states = dict(zip(names, initial_state or (None,) * 3, strict=True))
+    check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)

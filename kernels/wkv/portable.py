@@ -1,0 +1,197 @@
+"""WKV in plain torch, chunk by chunk; runs anywhere.
+
+The sum of every chunk is taken at once, then the states between chunks, then all chunks run through their tokens side
+by side, one step at a time. The gradients of the states are a diagonal recurrence, whose coefficients are the weights
+that the states ran through; backward.py has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..common.arguments import compute_dtype
+from .reference import EMPTY, State, add, first_state
+
+MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
+"""What logarithms of weights are cut at: nothing beside 1, yet no denormal number, which processors are slow at."""
+
+MAX_RATIOS = {torch.float32: 40.0, torch.float64: 200.0}
+"""Logarithm of how much heavier than a token its past can be: the token is then far below the dtype's epsilon."""
+
+RUN = 8
+"""Steps after which exponents get a new origin."""
+
+SLOW_RATE = 0.25
+"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
+
+USUAL_DEN = (1e-6, 1e6)
+"""Denominators of a given state that are left as they are."""
+
+
+def chunkwise(
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, chunk_size: int
+) -> tuple[Tensor, State]:
+    """Compute y [B, T, C] and the last state of checked tensors, chunk by chunk; differentiable once."""
+    dtype = compute_dtype(k.dtype)
+    keys, values = k.to(dtype), v.to(dtype)
+    seq_len = k.shape[1]
+    whole = seq_len // chunk_size * chunk_size
+    state, ys = first_state(k, initial_state), []
+    for start, stop in ((0, whole), (whole, seq_len)):
+        if start < stop:
+            part = slice(start, stop)
+            y, *last = _Chunkwise.apply(keys[:, part], values[:, part], w, u, *state, min(chunk_size, stop - start))
+            state = (last[0], last[1], last[2])
+            ys.append(y)
+    return (torch.cat(ys, dim=1) if len(ys) > 1 else ys[0]).to(v.dtype), state
+
+
+class _Chunkwise(torch.autograd.Function):
+    """y and the last state, with gradients of k, v, w, u and the first state; keeps a state a chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, k: Tensor, v: Tensor, w: Tensor, u: Tensor, num: Tensor, den: Tensor, top: Tensor, size: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        keys, values = _chunks(k, size), _chunks(v, size)
+        steps = torch.arange(size, dtype=k.dtype, device=k.device)[:, None]
+        start = top
+        sums = _sum(keys - (size - 1 - steps) * w, values)
+        # Where the denominator is of order 1 a state's exponent says how heavy it is.
+        scale = torch.where((den > 0) & ((den < USUAL_DEN[0]) | (den > USUAL_DEN[1])), den, 1.0)
+        first = (num / scale, den / scale, torch.where(den > 0, top + scale.log(), EMPTY))
+        states, last = _run_through(first, sums, size * w)
+        y = torch.empty_like(keys)
+        rates = _rates(w)
+        num, den, top = states
+        for t, n, key, value in _tokens(keys, values, rates):
+            past = _exp_((top - key).sub_(u).clamp_(max=MAX_RATIOS[k.dtype]))
+            numerator, denominator = torch.addcmul(value, past, num), past.mul_(den).add_(1)
+            torch.div(numerator, denominator, out=y[:, :, t])
+            num, den, top, _, _ = _advance(num, den, top, key, value, rates, (n + 1) * _ends_run(t, size))
+        ctx.save_for_backward(k, v, w, u, *states, last[2], start)
+        ctx.size = size
+        ctx.mark_non_differentiable(last[2])
+        ctx.set_materialize_grads(False)
+        return y.flatten(1, 2), *last
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dy: Tensor | None, dnum: Tensor | None, dden: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        k, v, w, u, num, den, top, end, start = ctx.saved_tensors
+        size = ctx.size
+        dy = torch.zeros_like(k) if dy is None else dy
+        keys, values, dys = _chunks(k, size), _chunks(v, size), _chunks(dy, size)
+        behind, first = torch.cat((top[:, 1:], end[:, None]), dim=1), top[:, 0]
+        rates = _rates(w)
+        # All relative to the exponents of the states: none of the weights exceeds 1, and the gradients (a, b) of a
+        # state's num and den run backwards through those that it ran forward through. What is left of them at a chunk's
+        # start, and what the chunk adds, comes with the states.
+        left, sum_a, sum_b = torch.ones_like(num), torch.zeros_like(num), torch.zeros_like(num)
+        steps = []
+        for t, n, key, value in _tokens(keys, values, rates):
+            token = key + u
+            exponent = torch.maximum(top, token)
+            past, now = _exp_(top - exponent), _exp_(token.sub_(exponent))
+            inverse = torch.addcmul(now, past, den).reciprocal_()
+            mean = torch.addcmul(past * num, now, value).mul_(inverse)
+            p = inverse.mul_(dys[:, :, t])
+            # Zero where the output is the token's own value, which p v - p y need not be.
+            d_token = (value - mean).mul_(p).mul_(now)
+            d_value, d_num = now.mul_(p), past.mul_(p)
+            d_den = mean.mul_(d_num).neg_()
+            before = num, den
+            num, den, top, old, new = _advance(num, den, top, key, value, rates, (n + 1) * _ends_run(t, size))
+            if t == size - 1:
+                change = torch.exp(top - behind)
+                old, new = old * change, new * change
+            sum_a.addcmul_(left, d_num)
+            sum_b.addcmul_(left, d_den)
+            left.mul_(old)
+            steps.append((d_token, d_value, d_num, d_den, *before, old, new))
+        a, b = (torch.zeros_like(end) if x is None else x for x in (dnum, dden))
+        after_a, after_b = torch.empty_like(left), torch.empty_like(left)
+        for n in range(keys.shape[1] - 1, -1, -1):
+            after_a[:, n], after_b[:, n] = a, b
+            a, b = torch.addcmul(sum_a[:, n], left[:, n], a), torch.addcmul(sum_b[:, n], left[:, n], b)
+        worth = torch.exp(start - first)
+        d_first = a * worth, b * worth
+        a, b = after_a, after_b
+        dk, dv = torch.empty_like(keys), torch.empty_like(keys)
+        dw, du = torch.zeros_like(a), torch.zeros_like(a)
+        for t in range(size - 1, -1, -1):
+            d_token, d_value, d_num, d_den, num, den, old, new = steps.pop()
+            dw.addcmul_(old, torch.addcmul(num * a, den, b), value=-1)
+            du += d_token
+            torch.addcmul(d_value, new, a, out=dv[:, :, t])
+            torch.addcmul(d_token, new, torch.addcmul(b, a, values[:, :, t]), out=dk[:, :, t])
+            a, b = d_num.addcmul_(old, a), d_den.addcmul_(old, b)
+        return dk.flatten(1, 2), dv.flatten(1, 2), dw.sum((0, 1)), du.sum((0, 1)), *d_first, None, None
+
+
+def _chunks(x: Tensor, size: int) -> Tensor:
+    """Return x [B, T, C] as [B, N, size, C]."""
+    return x.reshape(x.shape[0], -1, size, x.shape[2])
+
+
+def _sum(log_weight: Tensor, v: Tensor) -> State:
+    """Return the sums over a chunk of e^log_weight v and e^log_weight, and their max [B, N, C]."""
+    top = log_weight.amax(2).clamp_(min=EMPTY)
+    weight = _exp_(log_weight - top[:, :, None])
+    return (weight * v).sum(2), weight.sum(2), top
+
+
+def _exp_(x: Tensor) -> Tensor:
+    """Replace x by e^x and return it."""
+    return x.clamp_(min=MIN_EXPONENTS[x.dtype]).exp_()
+
+
+def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State]:
+    """Return the states before all chunks [B, N, C] and the state behind them [B, C]."""
+    states = tuple(torch.empty_like(x) for x in sums)
+    state = first
+    for n in range(sums[0].shape[1]):
+        for x, part in zip(states, state, strict=True):
+            x[:, n] = part
+        state = add(state[0], state[1], state[2] - decay, *(x[:, n] for x in sums))
+    return (states[0], states[1], states[2]), state
+
+
+def _rates(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return w as a slow and a fast rate, one of them zero."""
+    slow = torch.where(w < SLOW_RATE, w, 0.0)
+    return slow, w - slow
+
+
+def _tokens(keys: Tensor, values: Tensor, rates: tuple[Tensor, Tensor]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Yield every step of all chunks [B, N, size, C], its place n in a run of RUN steps, keys + n slow, and values.
+
+    A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
+    state before the step lies on max - n slow.
+    """
+    for t in range(keys.shape[2]):
+        n = t % RUN
+        yield t, n, keys[:, :, t] + n * rates[0], values[:, :, t]
+
+
+def _ends_run(t: int, size: int) -> bool:
+    return t % RUN == RUN - 1 or t == size - 1
+
+
+def _advance(
+    num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], run: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return num, den and max after one more token, and the weights of past and token; ``run`` steps end with it."""
+    slow, fast = rates
+    k, top = k + slow, top - fast
+    after = torch.maximum(top, k)
+    old, new = _exp_(top.sub_(after)), _exp_(k.sub_(after))
+    num, den = (new * v).addcmul_(old, num), new.addcmul(old, den)
+    return num, den, after - run * slow if run else after, old, new

@@ -1,0 +1,163 @@
+"""RWKV-4's WKV: definition, associative form and inputs.
+
+    y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
+    num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
+
+A state is (num, den, max) and stands for num e^max and den e^max, so that no exponential overflows; its max is the
+implementation's choice and carries no gradient. Before the first token it is (0, 0, -1e38), and y_1 = v_1. Nothing is
+ever multiplied by e^(t w): exponents are relative to the position they are at, and so keep their digits at any length.
+
+Source: Peng et al., RWKV: Reinventing RNNs for the Transformer Era (2023), equations 16 and 22 to 26, with w the
+positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for the associative form.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..common.arguments import compute_dtype
+
+TORCHS_OWN = "torch._higher_order_ops.associative_scan"
+
+EMPTY = -1e38
+"""max of a state that has seen nothing; differences of it are finite."""
+
+State = tuple[Tensor, Tensor, Tensor]
+"""num, den, max [B, C]."""
+
+
+def first_state(k: Tensor, initial_state: State | None) -> State:
+    """Return the state before the first step of k [B, T, C], in the dtype of the computation; max has no gradient."""
+    dtype = compute_dtype(k.dtype)
+    if initial_state is None:
+        zero = torch.zeros(k.shape[0], k.shape[2], dtype=dtype, device=k.device)
+        return zero, zero, torch.full_like(zero, EMPTY)
+    num, den, top = (x.to(dtype) for x in initial_state)
+    return num, den, top.detach()
+
+
+def add(num1: Tensor, den1: Tensor, max1: Tensor, num2: Tensor, den2: Tensor, max2: Tensor) -> State:
+    """Return the sum of two weighted sums at the same position."""
+    top = torch.maximum(max1, max2).detach()
+    first, second = torch.exp(max1 - top), torch.exp(max2 - top)
+    return first * num1 + second * num2, first * den1 + second * den2, top
+
+
+def outputs(num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+    """Return y from the states before the tokens k, v; v where the token is left out and nothing is before it."""
+    num, den, _ = add(num, den, top, v, torch.ones_like(v), (u + k).clamp(min=EMPTY))
+    return num / den
+
+
+def recurrent(
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    *,
+    initial_state: State | None = None,
+    return_last_state: bool = False,
+    state_dtype: torch.dtype = torch.float32,
+) -> Tensor | tuple[Tensor, State]:
+    """Run WKV one step at a time.
+
+    Args:
+        k, v: [B, T, C]; float64 is computed in float64, all else in float32.
+        w: [C], positive; a step decays the past by e^-w.
+        u: [C], bonus of the current token.
+        initial_state: (num, den, max) [B, C]; None has seen nothing. max carries no gradient.
+        return_last_state: also return (num, den, max) after the last step.
+        state_dtype: taken for the common signature; states have the dtype of the computation.
+
+    Returns:
+        y [B, T, C] in v's dtype, or (y, (num, den, max)).
+    """
+    dtype = compute_dtype(v.dtype)
+    keys, values, rate, bonus = (x.to(dtype) for x in (k, v, w, u))
+    num, den, top = first_state(k, initial_state)
+    ys = []
+    for key, value in zip(keys.unbind(1), values.unbind(1), strict=True):
+        ys.append(outputs(num, den, top, key, value, bonus))
+        num, den, top = add(num, den, top - rate, value, torch.ones_like(value), key)
+    y = torch.stack(ys, dim=1).to(v.dtype)
+    return (y, (num, den, top)) if return_last_state else y
+
+
+def associative(
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, *, torchs_own: bool = False
+) -> tuple[Tensor, State]:
+    """Compute y [B, T, C] and the last state as one associative scan over time.
+
+    In ceil(log2 T) steps, sums of runs of 1, 2, 4, ... tokens are added to the run before, which decays over the run's
+    length. Source: Hillis and Steele, "Data parallel algorithms" (1986).
+
+    Args:
+        torchs_own: by torch's own associative_scan, a prototype higher-order operator, which is what torch.compile has
+            for such recurrences; eager mode runs it in log2(T) passes over whole tensors, forward and backward.
+    """
+    dtype = compute_dtype(v.dtype)
+    keys, values, rate, bonus = (x.to(dtype) for x in (k, v, w, u))
+    sums = tokens(keys, values)
+    if torchs_own:
+        elements = (rate.expand_as(keys).contiguous(), *sums)
+        _, *summed = importlib.import_module(TORCHS_OWN).associative_scan(
+            _combine, elements, dim=1, combine_mode="generic"
+        )
+        sums = (summed[0], summed[1], summed[2])
+    distance = 1
+    while not torchs_own and distance < keys.shape[1]:
+        earlier = (sums[0][:, :-distance], sums[1][:, :-distance], sums[2][:, :-distance] - distance * rate)
+        later = add(*earlier, *(x[:, distance:] for x in sums))
+        num, den, top = (torch.cat((x[:, :distance], y), dim=1) for x, y in zip(sums, later, strict=True))
+        sums = (num, den, top)
+        distance *= 2
+    y, last = finish(first_state(k, initial_state), sums, keys, values, rate, bonus)
+    return y.to(v.dtype), last
+
+
+def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the decay and the sum of two neighbouring runs."""
+    (decay1, num1, den1, top1), (decay2, num2, den2, top2) = earlier, later
+    return decay1 + decay2, *add(num1, den1, top1 - decay2, num2, den2, top2)
+
+
+def tokens(k: Tensor, v: Tensor) -> State:
+    """Return every token as a sum of one: (v, 1, k). max is a constant to all that adds, so k's gradient is den's."""
+    top = k.detach().clamp(min=EMPTY)
+    den = torch.exp(k.clamp(min=EMPTY) - top)
+    return den * v, den, top
+
+
+def finish(first: State, sums: State, k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, State]:
+    """Return y and the last state from the inclusive sums [B, T, C] of all tokens and the state before them."""
+    steps = torch.arange(1, k.shape[1] + 1, dtype=k.dtype, device=k.device)[:, None]
+    num, den, top = (x[:, None] for x in first)
+    states = add(num, den, top - steps * w, *sums)
+    before = (torch.cat((x[:, None], y[:, :-1]), dim=1) for x, y in zip(first, states, strict=True))
+    num, den, top = before
+    y = outputs(num, den, top, k, v, u)
+    num, den, top = (x[:, -1].contiguous() for x in states)
+    return y, (num, den, top)
+
+
+def wkv4_inputs(
+    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> dict[str, Tensor]:
+    """Draw k, v ~ N(0, 1) and, as a layer's initial weights, w = exp(-5 ... 3) and u = log 0.3 + (-0.5, 0, 0.5).
+
+    w and u are float32 (float64 beside float64 inputs). Source: Peng et al., RWKV (2023), appendix on initialisation.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
+    k, v = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device).to(dtype) for _ in range(2))
+    channel = torch.arange(shape[2], dtype=draw_dtype, device=device)
+    jitter = torch.randn(2, shape[2], generator=generator, dtype=draw_dtype, device=device)
+    log_rate = -5.0 + 8.0 * (channel / max(shape[2] - 1, 1)) ** 0.7 + 0.1 * jitter[0]
+    u = -1.2 + 0.5 * ((channel + 1) % 3 - 1) + 0.1 * jitter[1]
+    parameters = compute_dtype(dtype)
+    return {"k": k, "v": v, "w": log_rate.exp().to(parameters), "u": u.to(parameters)}
