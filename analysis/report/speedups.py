@@ -15,7 +15,7 @@ from ...results.schema import SIZE_COLUMNS
 from ...results.select import best_rows
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from .markup import ABSENT, Cell, Html, numeric, table
-from .subject import OURS, Subject, name_cell, problem_in_words
+from .subject import OURS, Subject, known, name_cell, name_of, problem_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_versio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Speedup:
     """One of our kernels beside a baseline, on the same problem.
 
     Attributes:
@@ -48,8 +48,13 @@ class Comparison:
 
     @property
     def same_run(self) -> bool:
-        """Whether one run measured both: an interval does not tell how runs differ."""
+        """Whether one run measured both: an interval says nothing of how runs differ."""
         return bool(self.ours.run_id == self.theirs.run_id)
+
+    @property
+    def theirs_name(self) -> str:
+        """How the baseline is called."""
+        return name_of(self.theirs)
 
     @property
     def same_operation(self) -> bool:
@@ -61,8 +66,9 @@ class Comparison:
         pairs = [(name, getattr(self.ours, name), getattr(self.theirs, name)) for name in ENVIRONMENT]
         return [f"{name.removesuffix('_version')} {a} beside {b}" for name, a, b in pairs if _differ(a, b)]
 
+    @property
     def interval(self) -> str:
-        """Return the interval in words, or an empty text."""
+        """The interval in words, or an empty text."""
         return "" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
 
 
@@ -71,7 +77,7 @@ def _differ(a: Any, b: Any) -> bool:
     return isinstance(a, str) and isinstance(b, str) and a != b
 
 
-def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
+def compare(ours: Any, theirs: Any, *, again: bool = False) -> Speedup:
     """Compare two measured rows."""
     low = high = None
     samples = [row.time_samples_ms for row in (theirs, ours)]
@@ -80,7 +86,7 @@ def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
         low, high = interval.low, interval.high
     held = [each.peak_memory_bytes - each.input_bytes for each in (ours, theirs)]
     memory = held[0] / held[1] if held[1] else math.nan
-    return Comparison(
+    return Speedup(
         ours=ours,
         theirs=theirs,
         ratio=theirs.time_ms / ours.time_ms,
@@ -91,7 +97,7 @@ def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
     )
 
 
-def comparisons(subject: Subject) -> list[Comparison]:
+def speedups(subject: Subject) -> list[Speedup]:
     """Return our fastest kernel beside every baseline, for every problem that both were measured on.
 
     Newest rows are compared. Where clocks were lowered, a time depends on what ran before it: then the newest run that
@@ -129,7 +135,7 @@ def _together(rows: pd.DataFrame) -> Runs:
     return {_key(row, ("run_id", "op", *SAME_SIZES)): row for row in ours.itertuples(index=False)}, theirs
 
 
-def _of_one_run(pair: tuple[Any, Any], runs: Runs) -> Comparison:
+def _of_one_run(pair: tuple[Any, Any], runs: Runs) -> Speedup:
     """Compare a pair as the newest run that has both measured it, or as it is."""
     ours, theirs = runs
     mine, row = pair
@@ -165,7 +171,7 @@ def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> lis
 
 def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
     values = (getattr(row, name) for name in by)
-    return tuple(None if value != value else value for value in values)
+    return tuple(map(known, values))
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -174,9 +180,9 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
+def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
-    lines: dict[tuple[Any, ...], list[Comparison]] = {}
+    lines: dict[tuple[Any, ...], list[Speedup]] = {}
     for each in found:
         lines.setdefault(_line(subject, each), []).append(each)
     columns = sorted({int(each.theirs.seq_len) for each in found})
@@ -213,7 +219,7 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
     return table(caption, header, rows)
 
 
-def _line(subject: Subject, each: Comparison) -> tuple[Any, ...]:
+def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:
     theirs, ours = each.theirs, each.ours
     dims = _key(ours, ("num_heads", "head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff", "state_dtype"))
     # Where no number of tokens is held they are the sequence length, which has columns of its own.
@@ -221,23 +227,23 @@ def _line(subject: Subject, each: Comparison) -> tuple[Any, ...]:
     return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, tokens)
 
 
-def _ours_cell(group: list[Comparison]) -> Cell:
+def _ours_cell(group: list[Speedup]) -> Cell:
     """Return a cell that names our implementations, the fastest at each length, in the order of the lengths."""
     by_length = sorted(group, key=lambda each: each.theirs.seq_len)
     cells = [name_cell(each.ours) for each in by_length]
     return Cell(text=cells[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in cells)))
 
 
-def _ratio_cell(each: Comparison | None) -> str | Cell:
-    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval())
+def _ratio_cell(each: Speedup | None) -> str | Cell:
+    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval)
 
 
-def _memory_cell(group: list[Comparison]) -> str | Cell:
+def _memory_cell(group: list[Speedup]) -> str | Cell:
     ratios = [each.memory for each in group if each.memory]
     return numeric(geometric_mean(ratios), unit=TIMES) if ratios else ABSENT
 
 
-def remarks(group: list[Comparison]) -> str:
+def remarks(group: list[Speedup]) -> str:
     """Return what a reader of these ratios should know: other mathematics, other runs, other versions."""
     notes = [] if group[0].same_operation else ["other mathematics"]
     apart = sum(not each.same_run for each in group)

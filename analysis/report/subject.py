@@ -198,6 +198,11 @@ def _device(frame: pd.DataFrame, wanted: str) -> str:
     return str(measured.mode()[0])
 
 
+def known(value: Any) -> Any:
+    """Return a value of a frame, None for one that is null."""
+    return None if value != value else value
+
+
 def name_of(row: Any) -> str:
     """Return how an implementation is called, from anything with ``op`` and ``impl``."""
     return series_label(str(row.op), str(row.impl))
@@ -225,7 +230,6 @@ def sizes_in_words(values: Sequence[float]) -> str:
 def problem_in_words(row: Any) -> str:
     """Return the sizes of a row's problem and its dtypes in a few words, without batch, sequence and chunk length."""
     columns = (*SIZE_COLUMNS, "dtype", "state_dtype")
-    values = {name: getattr(row, name) for name in columns}
-    known: dict[str, Any] = {name: value if value == value else None for name, value in values.items()}
-    known |= {name: int(known[name]) for name in SIZE_COLUMNS if known[name] is not None}
-    return describe_sizes(known | dict.fromkeys(("batch", "seq_len", "chunk_size")))
+    values: dict[str, Any] = {name: known(getattr(row, name)) for name in columns}
+    values |= {name: int(values[name]) for name in SIZE_COLUMNS if values[name] is not None}
+    return describe_sizes(values | dict.fromkeys(("batch", "seq_len", "chunk_size")))

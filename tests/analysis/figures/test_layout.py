@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from lrbench.analysis.figures.layout import Line, Panel, Words, compose, spread
+from lrbench.analysis.figures.layout import Drawing, Line, Panel, spread
 from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS, plot
 from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
@@ -164,13 +164,13 @@ def flat(value: float = 1.0) -> list[list[Panel]]:
 
 
 def test_a_constant_line_has_ticks() -> None:
-    figure = compose(flat(0.33), Words(title="Constant", setting="a test"))
+    figure = Drawing(grid=flat(0.33), title="Constant", setting="a test").at()
     low, high = figure.axes[0].get_ylim()
     assert any(low <= tick <= high for tick in figure.axes[0].get_yticks())
 
 
 def test_bad_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"width must be at least 2.5 inches, got 1"):
-        compose(flat(), Words(title="t", setting="s"), 1.0)
+        Drawing(grid=flat(), title="t", setting="s").at(1.0)
     with pytest.raises(ValueError, match="dpi must be positive, got 0"):
-        save_figure(compose(flat(), Words(title="t", setting="s")), tmp_path / "a.png", dpi=0)
+        save_figure(Drawing(grid=flat(), title="t", setting="s").at(), tmp_path / "a.png", dpi=0)
