@@ -104,47 +104,7 @@ _DASHES: Mapping[str, Any] = MappingProxyType(
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#882255", "#E69F00", "#56B4E9", "#222222", "#117733")
 """Colours of lines that stand for no operation: accelerators, head dims, factors."""
 
-INK, MUTED, GRID = "#1A1A1A", "#6B6B6B", "#E3E3E3"
-WARNING = "#B00020"
-
-RC: Mapping[str, Any] = MappingProxyType(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        # Just above the panel: by default its height is looked for in every drawing.
-        "axes.titley": 1.0,
-        "axes.labelsize": 9,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "axes.linewidth": 0.7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "xtick.labelsize": 8.5,
-        "ytick.labelsize": 8.5,
-        "xtick.major.width": 0.7,
-        "ytick.major.width": 0.7,
-        "ytick.minor.size": 0,
-        "xtick.minor.size": 0,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-        "lines.solid_capstyle": "round",
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "lrbench",
-        "savefig.facecolor": "white",
-    }
-)
+INK, MUTED, WARNING = "#1A1A1A", "#6B6B6B", "#B00020"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,8 +270,11 @@ def styled(scale: float = 1.0) -> AbstractContextManager[None]:
     """Return a context in which matplotlib draws in this style, its text ``scale`` times as large."""
     import matplotlib
 
-    settings: Any = {name: value * scale if name.endswith("size") else value for name, value in RC.items()}
-    return matplotlib.rc_context(settings)
+    settings = matplotlib.rc_params_from_file(Path(__file__).with_name("lrbench.mplstyle"), use_default_template=False)
+    for name in settings:
+        if name.endswith("size"):
+            settings[name] = settings[name] * scale
+    return matplotlib.rc_context(dict(settings))
 
 
 def new_figure(width: float, height: float) -> Figure:

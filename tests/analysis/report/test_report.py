@@ -167,7 +167,7 @@ def test_comparisons_match_problem_by_problem() -> None:
     found = [c for c in speedups(subject) if c.theirs.op == "mlstm_sig"]
     assert len(expected) > 30
     assert sorted(c.ratio for c in found) == pytest.approx(expected)
-    assert all(c.low <= c.ratio <= c.high for c in found if c.low is not None and c.high is not None)
+    assert all(c.ends[0] <= c.ratio <= c.ends[1] for c in found if c.ends is not None)
 
 
 def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None:
