@@ -19,6 +19,7 @@ from lrbench.results.select import load_results
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 
+
 def test_styles_are_the_same_everywhere_and_tell_implementations_apart() -> None:
     ours = ("tfla", "xl_chunk", "limit_chunk", "torch", "parallel")
     known = [
