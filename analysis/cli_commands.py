@@ -403,16 +403,10 @@ def register(
         said otherwise.
         """
         from ..results.select import load_results
-        from .figures.plots import (
-            MODEL,
-            RESULT_KINDS,
-            Selection,
-            Theory,
-            check_kind,
-            modelled_operation,
-            plot,
-        )
+        from .figures.plots import MODEL, RESULT_KINDS, check_kind, modelled_operation, plot
+        from .figures.selection import Selection
         from .figures.style import check_format, save_figure
+        from .figures.theory import Theory
 
         check_format(output)
         check_kind(kind, results=bool(results))

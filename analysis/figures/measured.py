@@ -1,17 +1,17 @@
 """Figures from results: runtime and memory over sequence length, chunk size and head dim. Rooflines: :mod:`.roofline`.
 
-Every function takes a frame of result rows (:func:`.frames.load_results`) and returns what a figure of them shows.
-Cases that were not measured are named under the figure, never dropped silently.
+Every function takes a frame of result rows and returns what a figure of them shows: rows are selected, a panel is made
+of each mode, and a note names the cases that were not measured; none is dropped silently.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...results.select import best_rows, ok_rows
-from .layout import Drawing, Line, Panel, Words
+from .layout import Drawing, Line, Panel
 from .selection import (
     MODE_TITLES,
     Chosen,
@@ -35,68 +35,36 @@ LABELS = {
     "head_dim_v": "value head dim (elements)",
     "embedding_dim": "channels",
 }
-TOKENS = "tokens"
-"""What stands for the sequence length of operations that mix nothing along it."""
-TIME = "time per call (ms)"
-TIME_PER_TOKEN = "time per token (ns)"
 INCLUDED = "memory includes inputs"
 
-Quantity = Callable[["pd.DataFrame"], "pd.Series"]
-"""What an axis shows, from rows."""
+
+class Quantity(NamedTuple):
+    """What an axis shows: its values from rows, its label, and its name in a panel's title."""
+
+    of: Callable[[pd.DataFrame], pd.Series]
+    label: str
+    name: str
 
 
-def _time_ms(rows: pd.DataFrame) -> pd.Series:
-    return rows["time_ms"]
+TIME = Quantity(lambda rows: rows["time_ms"], "time per call (ms)", "runtime")
+TIME_PER_TOKEN = Quantity(lambda rows: 1e6 * rows["time_ms"] / rows["tokens"], "time per token (ns)", "runtime")
 
 
-def _time(chosen: Chosen) -> tuple[Quantity, str]:
-    """Return time and its label: per token where tokens have no order, whose times all grow as they do."""
-    if chosen.without_order:
-        return lambda each: 1e6 * each["time_ms"] / each["tokens"], TIME_PER_TOKEN
-    return _time_ms, TIME
+def _time(chosen: Chosen) -> Quantity:
+    """Return time: per token where tokens have no order, whose times all grow as they do."""
+    return TIME_PER_TOKEN if chosen.without_order else TIME
 
 
-def _memory(rows: pd.DataFrame) -> tuple[Quantity, str]:
-    """Return peak memory as a quantity and its label, in the unit that suits ``rows``."""
+def _memory(rows: pd.DataFrame) -> Quantity:
+    """Return peak memory in the unit that suits ``rows``."""
     unit, size = ("GiB", 2**30) if rows["peak_memory_bytes"].max() >= 2**30 / 10 else ("MiB", 2**20)
-    return lambda each: each["peak_memory_bytes"] / size, f"peak memory ({unit})"
+    return Quantity(lambda each: each["peak_memory_bytes"] / size, f"peak memory ({unit})", "memory")
 
 
-def _prefixed(rows: pd.DataFrame, flops: Quantity, unit: str) -> tuple[Quantity, str]:
-    """Return FLOPs or FLOP/s as a quantity and its label, with the prefix that suits ``rows``."""
+def _prefixed(rows: pd.DataFrame, flops: Callable[[pd.DataFrame], pd.Series], unit: str, name: str) -> Quantity:
+    """Return FLOPs or FLOP/s with the prefix that suits ``rows``."""
     factor, prefix = axis_prefix(float(flops(rows).max()))
-    return lambda each: flops(each) / factor, f"{prefix}{unit}"
-
-
-def panel(
-    rows: pd.DataFrame,
-    mode: str,
-    x: str,
-    y: Quantity,
-    y_label: str,
-    *,
-    title: str | None = None,
-) -> Panel:
-    """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
-    shown = rows[rows["mode"] == mode]
-    lines = []
-    for (op, impl), line in shown.groupby(["op", "impl"], sort=True):
-        line = line.sort_values(x)
-        lines.append(
-            Line(
-                x=line[x].tolist(),
-                y=y(line).tolist(),
-                style=series_style(str(op), str(impl)),
-                ringed=line["suspect"].notna().to_numpy().nonzero()[0].tolist(),
-            )
-        )
-    return Panel(
-        title=MODE_TITLES[mode] if title is None else title,
-        lines=lines,
-        x_label=TOKENS if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x],
-        y_label=y_label,
-        sizes=sorted(float(value) for value in set(rows[x])),
-    )
+    return Quantity(lambda each: flops(each) / factor, f"{prefix}{unit}", name)
 
 
 def modes_of(rows: pd.DataFrame) -> list[str]:
@@ -104,15 +72,48 @@ def modes_of(rows: pd.DataFrame) -> list[str]:
     return [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
 
 
-def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
+def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Panel:
+    """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
+    shown = rows[rows["mode"] == mode].sort_values(x)
+    lines = [
+        Line(
+            x=line[x].tolist(),
+            y=y.of(line).tolist(),
+            style=series_style(str(op), str(impl)),
+            ringed=line["suspect"].notna().to_numpy().nonzero()[0].tolist(),
+        )
+        for (op, impl), line in shown.groupby(["op", "impl"], sort=True)
+    ]
+    label = "tokens" if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x]
+    return Panel(title=title, lines=lines, x_label=label, y_label=y.label, sizes=sorted(map(float, set(rows[x]))))
+
+
+def _drawing(
+    chosen: Chosen,
+    x: str,
+    rows: pd.DataFrame,
+    quantities: Sequence[Quantity],
+    title: str,
+    *setting: str,
+    row_per_mode: bool = False,
+) -> Drawing:
+    """Return a figure of quantities over ``x``: a column of panels for each mode, or a row."""
+    modes = modes_of(rows)
+    if row_per_mode or (len(modes) == 1 < len(quantities)):
+        grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in quantities] for m in modes]
+    else:
+        grid = [[_panel(rows, m, x, q, MODE_TITLES[m]) for m in modes] for q in quantities]
+    return Drawing(grid=grid, title=title, setting=describe(chosen, *setting), note=_notes(chosen, x, rows))
+
+
+def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
     """Return what stands under a figure: other head dims, why points are ringed, and what was not measured."""
     doubts = [
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
     ]
-    lowered = shown[shown["throttled"].notna()]
     runs = shown["run_id"].nunique()
-    if len(lowered) > len(shown) / 2 and runs > 1:
+    if shown["throttled"].notna().sum() > len(shown) / 2 and runs > 1:
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."
@@ -120,13 +121,16 @@ def notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
     return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
 
 
-def _length(chosen: Chosen) -> str:
-    return "tokens" if chosen.without_order else "sequence length"
-
-
-def _best(rows: pd.DataFrame, x: str) -> pd.DataFrame:
-    """Keep the fastest row per implementation, mode and x."""
-    return best_rows(rows, ("op", "impl", "mode", x))
+def _best(chosen: Chosen, x: str, needs: str | None = None) -> pd.DataFrame:
+    """Keep the fastest row per implementation, mode and x; ValueError where none has the column that a figure needs."""
+    rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
+    if needs is None:
+        return rows
+    rows = rows[rows[needs].notna()]
+    if rows.empty:
+        lacking = {"peak_memory_bytes": "rows with measured memory", "flops": "counted rows"}[needs]
+        raise ValueError(f"results must hold {lacking} for this figure, got none")
+    return rows
 
 
 def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
@@ -138,97 +142,60 @@ def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
     return dataclasses.replace(chosen, rows=rows)
 
 
+def _over(chosen: Chosen) -> str:
+    return "tokens" if chosen.without_order else "sequence length"
+
+
 def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over sequence length at constant tokens, every implementation at its best chunk size.
 
     TFLA paper, figure 5.
     """
     chosen = choose(frame, selection)
-    rows = _best(chosen.rows, "seq_len")
-    words = Words(
-        title=f"Runtime over {_length(chosen)}",
-        setting=describe(chosen, at_best_chunk(chosen), "median"),
-        note=notes(chosen, "seq_len", rows),
-    )
-    y, label = _time(chosen)
-    return Drawing(grid=[[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words=words)
+    rows, title = _best(chosen, "seq_len"), f"Runtime over {_over(chosen)}"
+    return _drawing(chosen, "seq_len", rows, [_time(chosen)], title, at_best_chunk(chosen), "median")
 
 
 def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
     chosen = choose(frame, selection)
-    rows = _with_memory(_best(chosen.rows, "seq_len"))
-    words = Words(
-        title=f"Memory over {_length(chosen)}",
-        setting=describe(chosen, at_best_chunk(chosen, "fastest"), INCLUDED),
-        note=notes(chosen, "seq_len", rows),
-    )
-    y, label = _memory(rows)
-    return Drawing(grid=[[panel(rows, mode, "seq_len", y, label) for mode in modes_of(rows)]], words=words)
+    rows, title = _best(chosen, "seq_len", needs="peak_memory_bytes"), f"Memory over {_over(chosen)}"
+    return _drawing(chosen, "seq_len", rows, [_memory(rows)], title, at_best_chunk(chosen, "fastest"), INCLUDED)
 
 
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)
-    rows = _with_memory(_best(chosen.rows, "seq_len"))
-    words = Words(
-        title=f"Runtime and memory over {_length(chosen)}",
-        setting=describe(chosen, at_best_chunk(chosen, "fastest"), "median time", INCLUDED),
-        note=notes(chosen, "seq_len", rows),
-    )
-    modes = modes_of(rows)
-    time, taken = _time(chosen)
-    held, memory = _memory(rows)
-    if len(modes) == 1:
-        title = MODE_TITLES[modes[0]]
-        pair = ((time, taken, f"{title}: runtime"), (held, memory, f"{title}: memory"))
-        return Drawing(
-            grid=[[panel(rows, modes[0], "seq_len", y, label, title=t) for y, label, t in pair]], words=words
-        )
-    grid = [[panel(rows, mode, "seq_len", y, label) for mode in modes] for y, label in ((time, taken), (held, memory))]
-    return Drawing(grid=grid, words=words)
-
-
-def _with_memory(rows: pd.DataFrame) -> pd.DataFrame:
-    rows = rows[rows["peak_memory_bytes"].notna()]
-    if rows.empty:
-        raise ValueError("results must hold rows with measured memory for this figure, got none")
-    return rows
+    rows, title = _best(chosen, "seq_len", needs="peak_memory_bytes"), f"Runtime and memory over {_over(chosen)}"
+    setting = (at_best_chunk(chosen, "fastest"), "median time", INCLUDED)
+    return _drawing(chosen, "seq_len", rows, [_time(chosen), _memory(rows)], title, *setting)
 
 
 def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over chunk size, implementations with a chunk axis."""
     chosen = _chunked(frame, selection)
-    rows = _best(chosen.rows, "chunk_size")
-    words = Words(
-        title="Runtime over chunk size",
-        setting=describe(chosen, "median"),
-        note=notes(chosen, "chunk_size", rows),
-    )
-    return Drawing(grid=[[panel(rows, mode, "chunk_size", _time_ms, TIME) for mode in modes_of(rows)]], words=words)
+    rows = _best(chosen, "chunk_size")
+    return _drawing(chosen, "chunk_size", rows, [TIME], "Runtime over chunk size", "median")
 
 
 def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
     chosen = _chunked(frame, selection)
-    rows = _with_memory(_best(chosen.rows, "chunk_size"))
-    row_of_panels = []
-    peak, label = _memory(rows)
+    rows = _best(chosen, "chunk_size", needs="peak_memory_bytes")
+    memory = _memory(rows)
+    panels = []
     for mode in modes_of(rows):
-        over_chunks = panel(rows, mode, "chunk_size", _time_ms, TIME)
-        memory = panel(rows, mode, "chunk_size", peak, label)
+        times, peaks = (_panel(rows, mode, "chunk_size", each, MODE_TITLES[mode]) for each in (TIME, memory))
         lines = []
-        for time, held in zip(over_chunks.lines, memory.lines, strict=True):
+        for time, peak in zip(times.lines, peaks.lines, strict=True):
             named = time.style.bold and len(time.x) > 2
             ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
-            lines.append(dataclasses.replace(time, x=held.y, ends=ends))
-        row_of_panels.append(dataclasses.replace(over_chunks, lines=lines, x_label=label, sizes=None, leaders=False))
-    words = Words(
-        title="Runtime against memory, over chunk size",
-        setting=describe(chosen, "median time", INCLUDED),
-        note=notes(chosen, "chunk_size", rows),
+            lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
+        panels.append(dataclasses.replace(times, lines=lines, x_label=memory.label, sizes=None, leaders=False))
+    drawing = _drawing(
+        chosen, "chunk_size", rows, [TIME], "Runtime against memory, over chunk size", "median time", INCLUDED
     )
-    return Drawing(grid=[row_of_panels], words=words)
+    return dataclasses.replace(drawing, grid=[panels])
 
 
 def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
@@ -237,37 +204,18 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
     Implementations with one width only are left out. TFLA paper, figure 17.
     """
     chosen, x = choose_over_width(frame, selection)
-    best = _best(chosen.rows, x)
-    words = Words(
-        title="Runtime over head dim" if x == "head_dim_v" else "Runtime over channels",
-        setting=describe(chosen, at_best_chunk(chosen), "median"),
-        note=notes(chosen, x, best),
-    )
-    return Drawing(grid=[[panel(best, mode, x, _time_ms, TIME) for mode in modes_of(best)]], words=words)
+    title = "Runtime over head dim" if x == "head_dim_v" else "Runtime over channels"
+    return _drawing(chosen, x, _best(chosen, x), [TIME], title, at_best_chunk(chosen), "median")
 
 
 def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
     chosen = _chunked(frame, selection)
-    rows = _best(chosen.rows, "chunk_size")
-    rows = rows[rows["flops"].notna()]
-    if rows.empty:
-        raise ValueError("results must hold counted rows for this figure, got none")
-    quantities: tuple[tuple[Quantity, str, str], ...] = (
-        (*_prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s"), "rate"),
-        (*_prefixed(rows, lambda each: each["flops"], "FLOP per call"), "work"),
-        (_time_ms, TIME, "time"),
+    rows = _best(chosen, "chunk_size", needs="flops")
+    quantities = (
+        _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate"),
+        _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work"),
+        TIME._replace(name="time"),
     )
-    grid = [
-        [
-            panel(rows, mode, "chunk_size", y, label, title=f"{MODE_TITLES[mode]}: {what}")
-            for y, label, what in quantities
-        ]
-        for mode in modes_of(rows)
-    ]
-    words = Words(
-        title="FLOP/s, FLOPs and runtime over chunk size",
-        setting=describe(chosen, "counted FLOPs", "median"),
-        note=notes(chosen, "chunk_size", rows),
-    )
-    return Drawing(grid=grid, words=words)
+    title, setting = "FLOP/s, FLOPs and runtime over chunk size", ("counted FLOPs", "median")
+    return _drawing(chosen, "chunk_size", rows, quantities, title, *setting, row_per_mode=True)

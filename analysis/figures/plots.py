@@ -1,7 +1,4 @@
-"""Figures by their name on the command line: those drawn from results, and those that need none.
-
-Each stands in its own module: :mod:`.result_figures`, :mod:`.theory_figures`; rooflines in :mod:`.roofline`.
-"""
+"""Figures by their name on the command line: of results (:mod:`.measured`) and of the counts (:mod:`.theory`)."""
 
 from __future__ import annotations
 
@@ -11,50 +8,36 @@ from typing import TYPE_CHECKING
 
 from ...results.select import ok_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS
-from . import measured as result_figures
-from . import theory as theory_figures
+from . import measured
+from . import theory as theories
 from .layout import Drawing
-from .selection import MODE_TITLES, Chosen, Selection, choose
+from .selection import Selection
 from .theory import Theory
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = [
-    "KINDS",
-    "MODE_TITLES",
-    "RESULT_KINDS",
-    "THEORY_KINDS",
-    "Chosen",
-    "Selection",
-    "Theory",
-    "check_kind",
-    "choose",
-    "drawing",
-    "plot",
-]
-
 RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = MappingProxyType(
     {
-        "runtime": result_figures.runtime_over_length,
-        "memory": result_figures.memory_over_length,
-        "runtime-memory": result_figures.runtime_and_memory,
-        "chunk-size": result_figures.runtime_over_chunk_size,
-        "trade-off": result_figures.memory_against_runtime,
-        "head-dim": result_figures.runtime_over_width,
-        "rate": result_figures.rate_flops_and_runtime,
+        "runtime": measured.runtime_over_length,
+        "memory": measured.memory_over_length,
+        "runtime-memory": measured.runtime_and_memory,
+        "chunk-size": measured.runtime_over_chunk_size,
+        "trade-off": measured.memory_against_runtime,
+        "head-dim": measured.runtime_over_width,
+        "rate": measured.rate_flops_and_runtime,
     }
 )
 """Figures of measured rows."""
 
 THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = MappingProxyType(
     {
-        "flops": theory_figures.flops_over_chunk_size,
-        "flop-optimal": theory_figures.flop_optimal_over_head_dim,
-        "runtime-optimal": theory_figures.runtime_optimal_over_head_dim,
-        "intensity-optimal": theory_figures.runtime_optimal_over_intensity,
-        "intensity": theory_figures.intensity_over_chunk_size,
+        "flops": theories.flops_over_chunk_size,
+        "flop-optimal": theories.flop_optimal_over_head_dim,
+        "runtime-optimal": theories.runtime_optimal_over_head_dim,
+        "intensity-optimal": theories.runtime_optimal_over_intensity,
+        "intensity": theories.intensity_over_chunk_size,
     }
 )
 """Figures of the counts and the model."""
@@ -98,34 +81,32 @@ def plot(
     *,
     width: float | None = None,
 ) -> Figure:
-    """Draw the figure called ``kind``; arguments as :func:`drawing`, ``width`` in inches [what suits the figure].
+    """Draw the figure called ``kind``.
+
+    Args:
+        frame: result rows, for the kinds that show some.
+        selection: which rows.
+        theory: the problem, for the kinds that are drawn from the counts.
+        width: inches [what suits the figure].
 
     Raises:
-        ValueError: as :func:`drawing`, or a width in which nothing can be read.
+        ValueError: an unknown kind, results missing or not wanted, nothing to show, or a width in which nothing can be
+            read.
     """
     return drawing(kind, frame, selection, theory).at(width)
 
 
 def drawing(
     kind: str,
-    frame: pd.DataFrame | None = None,
-    selection: Selection = Selection(),  # noqa: B008, frozen
+    frame: pd.DataFrame | None,
+    selection: Selection,
     theory: Theory = Theory(),  # noqa: B008, frozen
 ) -> Drawing:
-    """Return what the figure called ``kind`` shows, to be drawn at one width or several.
-
-    Args:
-        frame: result rows, for the kinds that show some.
-        selection: which rows.
-        theory: the problem, for the kinds that are drawn from the counts.
-
-    Raises:
-        ValueError: an unknown kind, results missing or not wanted, or nothing to show.
-    """
+    """Return what :func:`plot` draws, to be drawn at one width or several."""
     check_kind(kind, results=frame is not None)
     if kind in THEORY_KINDS:
         return THEORY_KINDS[kind](theory)
     if kind == MODEL:
-        return theory_figures.runtime_over_chunk_size(theory, frame)
+        return theories.runtime_over_chunk_size(theory, frame)
     assert frame is not None
     return RESULT_KINDS[kind](frame, selection)

@@ -7,9 +7,8 @@ it and on no other: rows from a CPU or from another GPU are left out of a GPU's 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
@@ -18,8 +17,8 @@ from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case
 from ..model.runtime_model import SUSPECT_MARGIN
-from .layout import Drawing, Line, Panel, Words
-from .measured import modes_of
+from .layout import Drawing, Line, Panel, write
+from .measured import LABELS, modes_of
 from .selection import (
     MODE_TITLES,
     Chosen,
@@ -30,12 +29,15 @@ from .selection import (
     other_head_dims,
     unmeasured,
 )
-from .style import INK, MUTED, SeriesStyle, axis_prefix, binary, rate, series_style
+from .style import INK, MUTED, axis_prefix, binary, rate, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Points = Sequence[tuple[Accelerator, "pd.DataFrame"]]
+"""Accelerators with the points measured on them."""
 
 
 def roofline(
@@ -68,80 +70,83 @@ def roofline_drawing(
     Raises:
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
-    named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
-    listed = [get_accelerator(each) if isinstance(each, str) else each for each in named]
-    accelerators = list({each.key: each for each in reversed(listed)}.values())[::-1]
-    keys = [each.key for each in accelerators]
-    if "cpu" in keys and len(keys) > 1:
-        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
-    having = [key for key in keys if not ok_rows(frame[frame["device_accelerator"] == key]).empty]
-    if not having:
-        found = ", ".join(sorted({str(v) for v in ok_rows(frame)["device_accelerator"].dropna()})) or "none"
-        raise ValueError(
-            f"results must hold rows measured on {' or '.join(keys)} for its roofline, got rows of: {found}"
-        )
-    accelerators.sort(key=lambda each: each.key != having[0])
+    accelerators, having = _accelerators(frame, gpus)
     main = accelerators[0]
-    if not main.is_measured:
-        main = accelerators[0] = with_stored_roofs(main)
     chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
     points = [(each, _points(frame, each, chosen, selection)) for each in accelerators if each.key in having]
-    modes = modes_of(points[0][1])
-    shown = [rows for _, rows in points]
-    low = 0.6 * min(float(rows["intensity"].min()) for rows in shown)
-    high = 1.8 * max(float(rows["intensity"].max()) for rows in shown)
+    rows = [each for _, each in points]
     ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
-    low, high = min(low, min(ridges) / 12), max(high, 4 * max(ridges))
-    floor = 10 ** math.floor(math.log10(0.7e12 * min(float(rows["tflops"].min()) for rows in shown)))
+    low = min(0.6 * min(float(each["intensity"].min()) for each in rows), min(ridges) / 12)
+    high = max(1.8 * max(float(each["intensity"].max()) for each in rows), 4 * max(ridges))
     peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
-    unit = axis_prefix(peak)
-    top = max(peak * 2.2, 1.5e12 * max(float(rows["tflops"].max()) for rows in shown))
-    chunks = sorted({float(chunk) for rows in shown for chunk in rows["chunk_size"].dropna()})
+    unit, prefix = axis_prefix(peak)
+    floor = 10 ** math.floor(math.log10(0.7e12 * min(float(each["tflops"].min()) for each in rows)))
+    top = max(peak * 2.2, 1.5e12 * max(float(each["tflops"].max()) for each in rows))
+    chunks = sorted({float(chunk) for each in rows for chunk in each["chunk_size"].dropna()})
+    beyond = 2 * max(chunks, default=8)
     roofs, shares = [], []
-    for mode in modes:
-        of_mode = [(each, rows[rows["mode"] == mode]) for each, rows in points]
-        lines = [line for n, (_, rows) in enumerate(of_mode) for line in _trajectories(rows, unit[0], hollow=n > 0)]
+    for mode in modes_of(rows[0]):
+        lines = _lines(points, mode, lambda each: (each["intensity"], each["tflops"] * (1e12 / unit)), ends=True)
         roofs.append(
             Panel(
                 title=MODE_TITLES[mode],
                 lines=lines,
                 x_label="arithmetic intensity (FLOP per byte moved)",
-                y_label=f"{unit[1]}FLOP/s",
+                y_label=f"{prefix}FLOP/s",
                 x_limits=(low, high),
-                y_limits=(floor / unit[0], top / unit[0]),
-                decorate=functools.partial(
-                    _roofs, accelerators=accelerators, dtype=chosen.dtype, unit=unit[0], low=low, high=high, lines=lines
-                ),
+                y_limits=(floor / unit, top / unit),
+                decorate=_roofs(accelerators, chosen.dtype, unit, lines),
                 leaders=False,
             )
         )
         shares.append(
             Panel(
                 title=f"{MODE_TITLES[mode]}: % of roof",
-                lines=[line for n, (_, rows) in enumerate(of_mode) for line in _shares(rows, chunks, hollow=n > 0)],
-                x_label="chunk size L (tokens)",
+                lines=_lines(
+                    points, mode, lambda each: (each["chunk_size"].astype(float).fillna(beyond), each["share"])
+                ),
+                x_label=LABELS["chunk_size"],
                 y_label="% of the roof",
-                sizes=[*chunks, 2 * max(chunks, default=8)],
-                y_limits=(0, max(100.0, 1.05 * max(float(rows["share"].max()) for rows in shown))),
+                sizes=[*chunks, beyond],
+                y_limits=(0, max(100.0, 1.05 * max(float(each["share"].max()) for each in rows))),
                 y_log=False,
-                decorate=functools.partial(_share_axis, chunks=chunks),
+                decorate=_share_axis(chunks, beyond),
                 leaders=False,
             )
         )
-    words = Words(
+    notes = (
+        other_head_dims(chosen),
+        *_notes(frame, points, accelerators, chosen.dtype),
+        failure_note(unmeasured(chosen, "seq_len")),
+    )
+    return Drawing(
+        grid=[[*roofs, *shares]] if len(roofs) == 1 else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
         setting=describe(chosen, "counted FLOPs and bytes"),
-        note=" ".join(
-            (
-                other_head_dims(chosen),
-                _note(frame, points, accelerators, chosen.dtype),
-                failure_note(unmeasured(chosen, "seq_len")),
-            )
-        ),
+        note=" ".join(filter(None, notes)),
+        heights=None if len(roofs) == 1 else (1.3, 0.85),
     )
-    if len(modes) == 1:
-        return Drawing(grid=[[*roofs, *shares]], words=words)
-    return Drawing(grid=[roofs, shares], words=words, heights=(1.3, 0.85))
+
+
+def _accelerators(
+    frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]
+) -> tuple[list[Accelerator], list[str]]:
+    """Return the accelerators named, the first that has rows in front, and the keys of those that have some."""
+    named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
+    known = {each.key: each for each in (get_accelerator(n) if isinstance(n, str) else n for n in reversed(named))}
+    keys = [*known][::-1]
+    if "cpu" in keys and len(keys) > 1:
+        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
+    present = {str(key) for key in ok_rows(frame)["device_accelerator"].dropna()}
+    having = [key for key in keys if key in present]
+    if not having:
+        raise ValueError(
+            f"results must hold rows measured on {' or '.join(keys)} for its roofline, got rows of: "
+            f"{', '.join(sorted(present)) or 'none'}"
+        )
+    main = known[having[0]]
+    others = [known[key] for key in keys if key != having[0]]
+    return [main if main.is_measured else with_stored_roofs(main), *others], having
 
 
 def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
@@ -194,148 +199,132 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
     return None
 
 
-def _trajectories(rows: pd.DataFrame, unit: float, *, hollow: bool) -> list[Line]:
-    """Return a line per implementation, FLOP/s in ``unit`` over intensity in the order of chunk size."""
-    labelled = None if hollow else _longest_trajectory(rows)
+def _lines(
+    points: Points,
+    mode: str,
+    place: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
+    *,
+    ends: bool = False,
+) -> list[Line]:
+    """Return a line per implementation and accelerator in the order of chunk size; all but the first's are hollow.
+
+    Args:
+        place: x and y of rows.
+        ends: whether the longest trajectory's ends are named and doubtful points ringed.
+    """
     lines = []
-    for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
-        line = line.sort_values("chunk_size")
-        ends = None
-        if (op, impl) == labelled:
-            ends = (f"L = {binary(line['chunk_size'].iloc[0])}", f"L = {binary(line['chunk_size'].iloc[-1])}")
-        lines.append(
-            Line(
-                x=line["intensity"].tolist(),
-                y=(line["tflops"] * (1e12 / unit)).tolist(),
-                style=_style(str(op), str(impl), line, hollow=hollow),
-                ends=ends,
-                ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist(),
+    for n, (accelerator, rows) in enumerate(points):
+        rows = rows[rows["mode"] == mode].sort_values("chunk_size")
+        labelled = _longest_trajectory(rows) if ends and not n else None
+        for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
+            style = series_style(str(op), str(impl))
+            if n:
+                style = dataclasses.replace(style, hollow=True, label=f"{style.label}, {accelerator.key}")
+            x, y = place(line)
+            chunks = [f"L = {binary(chunk)}" for chunk in line["chunk_size"].iloc[[0, -1]]]
+            lines.append(
+                Line(
+                    x=x.tolist(),
+                    y=y.tolist(),
+                    style=style,
+                    ends=(chunks[0], chunks[1]) if (op, impl) == labelled else None,
+                    ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist() if ends else (),
+                )
             )
-        )
     return lines
 
 
-def _style(op: str, impl: str, line: pd.DataFrame, *, hollow: bool) -> SeriesStyle:
-    style = series_style(op, impl)
-    if not hollow:
-        return style
-    return dataclasses.replace(style, hollow=True, label=f"{style.label}, {line['device'].iloc[0]}")
+def _longest_trajectory(points: pd.DataFrame) -> object:
+    """Return the (op, impl) whose chunk sizes are named: most chunk sizes, then fastest; None without trajectories."""
+    chunked = points[points["chunk_size"].notna()]
+    groups = chunked.groupby(["op", "impl"]).agg(chunks=("chunk_size", "size"), tflops=("tflops", "max"))
+    groups = groups[groups["chunks"] > 1].sort_values(["chunks", "tflops"])
+    return None if groups.empty else groups.index[-1]
 
 
-def _shares(rows: pd.DataFrame, chunks: Sequence[float], *, hollow: bool) -> list[Line]:
-    """Return a line per implementation, % of the roof over chunk size; beyond the chunks those without any."""
-    beyond = 2 * max(chunks, default=8)
-    lines = []
-    for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
-        line = line.assign(chunk=line["chunk_size"].astype(float).fillna(beyond)).sort_values("chunk")
-        style = _style(str(op), str(impl), line, hollow=hollow)
-        lines.append(Line(x=line["chunk"].tolist(), y=line["share"].tolist(), style=style))
-    return lines
+def _share_axis(chunks: Sequence[float], beyond: float) -> Callable[[Axes], None]:
+    """Return what names the place of implementations without a chunk axis and draws the roof."""
 
+    def decorate(axes: Axes) -> None:
+        ticks = [tick for tick in axes.get_xticks() if tick < beyond]
+        if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
+            ticks = ticks[:-1]
+        axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
+        axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
 
-def _share_axis(axes: Axes, chunks: Sequence[float]) -> None:
-    """Name the place of implementations without a chunk axis, and draw the roof."""
-    beyond = 2 * max(chunks, default=8)
-    ticks = [tick for tick in axes.get_xticks() if tick < beyond]
-    if len(ticks) > 1 and ticks[-1] * 4 > beyond and len(ticks) < len(chunks):
-        ticks = ticks[:-1]
-    axes.set_xticks([*ticks, beyond], [*map(binary, ticks), "none"])
-    axes.axhline(100, color=INK, linewidth=1.0, zorder=2)
+    return decorate
 
 
 def _roofs(
-    axes: Axes,
-    *,
-    accelerators: Sequence[Accelerator],
-    dtype: str,
-    unit: float,
-    low: float,
-    high: float,
-    lines: Sequence[Line],
-) -> None:
-    for n, accelerator in reversed(list(enumerate(accelerators))):
-        named = len(accelerators) > 1
-        _roof(axes, accelerator, dtype, unit, low, high, main=n == 0, named=named, lines=lines)
+    accelerators: Sequence[Accelerator], dtype: str, unit: float, lines: Sequence[Line]
+) -> Callable[[Axes], None]:
+    """Return what draws the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
+
+    def decorate(axes: Axes) -> None:
+        for n, accelerator in reversed([*enumerate(accelerators)]):
+            peak = accelerator.peak_flops(dtype)
+            if peak is None:
+                continue
+            name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
+            colour, width = (MUTED, 0.8) if n else (INK, 1.3)
+            _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
+            _label_level(axes, f"{name}{rate(peak, 'FLOP/s')}", peak / unit, accelerator, dtype, lines, colour)
+            if not n:
+                _beside_the_roof(axes, accelerator, dtype, unit)
+
+    return decorate
 
 
-def _roof(
-    axes: Axes,
-    accelerator: Accelerator,
-    dtype: str,
-    unit: float,
-    low: float,
-    high: float,
-    *,
-    main: bool,
-    named: bool,
-    lines: Sequence[Line],
-) -> None:
-    """Draw min(beta I, alpha) in ``unit``: specified solid, measured dashed, labelled along both legs."""
-    peak, bandwidth = accelerator.peak_flops(dtype), accelerator.bandwidth_bytes_s
-    if peak is None:
-        return
-    ridge = peak / bandwidth
-    colour = INK if main else MUTED
-    xs = [low, ridge, high]
-    ys = [min(bandwidth * x, peak) / unit for x in xs]
-    axes.plot(xs, ys, color=colour, linewidth=1.3 if main else 0.8, zorder=2)
-    name = f"{accelerator.name.removeprefix('NVIDIA ')} " if named else ""
-    _label_level(axes, f"{name}{rate(peak, 'FLOP/s')}", peak / unit, ridge, high, colour, lines)
-    if not main:
-        return
+def _roof(axes: Axes, peak: float, bandwidth: float, **look: Any) -> None:
+    """Draw min(beta I, alpha) over the whole axis."""
+    low, high = axes.get_xlim()
+    xs = [low, peak / bandwidth, high]
+    axes.plot(xs, [min(bandwidth * x, peak) for x in xs], **{"zorder": 2, **look})
+
+
+def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: float) -> None:
+    """Draw what goes with the main roof: the bandwidth along its slope, the measured roof, the vector units' rate."""
+    low, high = axes.get_xlim()
+    bandwidth, peak = accelerator.bandwidth_bytes_s, accelerator.peak_flops(dtype) or math.inf
     measured = _measured_beside(accelerator, dtype)
     if measured is not None:
-        reached, copied = measured.matrix_flops[dtype], measured.bandwidth_bytes_s
-        xs = [low, reached / copied, high]
-        ys = [min(copied * x, reached) / unit for x in xs]
-        axes.plot(xs, ys, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
+        ends = measured.matrix_flops[dtype] / unit, measured.bandwidth_bytes_s / unit
+        _roof(axes, *ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
-    start = low * (ridge / low) ** 0.12
-    axes.annotate(
-        rate(bandwidth, "B/s"),
-        (start, bandwidth * start / unit),
-        xytext=(-3, 3),
-        textcoords="offset points",
-        rotation=45,
-        rotation_mode="anchor",
-        transform_rotates_text=True,
-        ha="left",
-        va="bottom",
-        fontsize="small",
-        color=INK,
-    )
-    if accelerator.vector_flops < peak:
-        _vector_roof(axes, accelerator, unit, high)
+    start = low * (peak / bandwidth / low) ** 0.12
+    turned = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True, "path_effects": ()}
+    write(axes, rate(bandwidth, "B/s"), (start, bandwidth * start / unit), (-3, 3), ha="left", color=INK, **turned)
+    vector = accelerator.vector_flops
+    if vector < peak:
+        axes.axhline(vector / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
+        write(axes, f"vector {rate(vector, 'FLOP/s')}", (high, vector / unit), (-3, 2), color=MUTED, zorder=3)
 
 
 def _label_level(
-    axes: Axes, label: str, level: float, left: float, right: float, colour: str, lines: Sequence[Line]
+    axes: Axes,
+    label: str,
+    level: float,
+    accelerator: Accelerator,
+    dtype: str,
+    lines: Sequence[Line],
+    colour: str,
 ) -> None:
-    """Write a label along a level from ``left`` to ``right``, where it covers no point if there is such a place."""
+    """Write a label along the level part of a roof, where it covers no point if there is such a place."""
     x_range, y_range = (math.log(b / a) for a, b in (axes.get_xlim(), axes.get_ylim()))
+    left, right = accelerator.intensity(dtype) or 1.0, axes.get_xlim()[1]
     # Shares of the panel that a letter's width and a line's height take, marks included, in a panel of usual size.
     long, tall = 0.026 * len(label) + 0.03, 0.13
-    places = ((right, "right", "bottom"), (right, "right", "top"), (left, "left", "bottom"), (left, "left", "top"))
 
-    def covers(x: float, ha: str, va: str) -> bool:
-        across = (-1 if ha == "right" else 1) / x_range
-        up = (-1 if va == "top" else 1) / y_range
+    def covers(x: float, across: int, up: int) -> bool:
         points = ((px, py) for line in lines for px, py in zip(line.x, line.y, strict=True))
         return any(
-            -0.02 < across * math.log(px / x) < long and -0.02 < up * math.log(py / level) < tall for px, py in points
+            -0.02 < across * math.log(px / x) / x_range < long and -0.02 < up * math.log(py / level) / y_range < tall
+            for px, py in points
         )
 
-    x, ha, va = next((place for place in places if not covers(*place)), places[0])
-    axes.annotate(
-        label,
-        (x, level),
-        xytext=(-3 if ha == "right" else 3, 2 if va == "bottom" else -3),
-        textcoords="offset points",
-        ha=ha,
-        va=va,
-        fontsize="small",
-        color=colour,
-    )
+    places = [(x, across, up) for x, across in ((right, -1), (left, 1)) for up in (1, -1)]
+    x, across, up = next((place for place in places if not covers(*place)), places[0])
+    write(axes, label, (x, level), (3 * across, 2.5 * up), color=colour, path_effects=())
 
 
 def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
@@ -344,50 +333,14 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _vector_roof(axes: Axes, accelerator: Accelerator, unit: float, high: float) -> None:
-    """Draw where work without matrix products ends: the rate of the vector units."""
-    from matplotlib.patheffects import withStroke
-
-    axes.axhline(accelerator.vector_flops / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
-    axes.annotate(
-        f"vector {rate(accelerator.vector_flops, 'FLOP/s')}",
-        (high, accelerator.vector_flops / unit),
-        xytext=(-3, 2),
-        textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize="small",
-        color=MUTED,
-        path_effects=[withStroke(linewidth=2.5, foreground="white")],
-    )
-
-
-def _longest_trajectory(points: pd.DataFrame) -> object:
-    """Return the (op, impl) whose chunk sizes are named: most chunk sizes, then fastest; None without trajectories."""
-    chunked = points[points["chunk_size"].notna()]
-    if chunked.empty:
-        return None
-    groups = chunked.groupby(["op", "impl"]).agg(chunks=("chunk_size", "size"), tflops=("tflops", "max"))
-    groups = groups[groups["chunks"] > 1].sort_values(["chunks", "tflops"])
-    return None if groups.empty else groups.index[-1]
-
-
-def _note(
-    frame: pd.DataFrame,
-    points: Sequence[tuple[Accelerator, pd.DataFrame]],
-    accelerators: Sequence[Accelerator],
-    dtype: str,
-) -> str:
-    main = accelerators[0]
-    parts = []
+def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
+    main, parts = accelerators[0], []
     if any(rows["chunk_size"].isna().any() for _, rows in points):
         parts.append("None: no chunk axis.")
     measured = _measured_beside(main, dtype)
     if measured is not None:
-        parts.append(
-            f"Dashed: measured, {rate(measured.matrix_flops[dtype], 'FLOP/s')} and "
-            f"{rate(measured.bandwidth_bytes_s, 'B/s')} ({measured.source})."
-        )
+        reached = f"{rate(measured.matrix_flops[dtype], 'FLOP/s')} and {rate(measured.bandwidth_bytes_s, 'B/s')}"
+        parts.append(f"Dashed: measured, {reached} ({measured.source}).")
     elif main.is_measured:
         parts.append(f"The roof is measured: {main.source}.")
     bare = [each.name for each in accelerators if each.key not in {known.key for known, _ in points}]
@@ -402,4 +355,4 @@ def _note(
         for row in rows.loc[rows["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
             chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
             parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
-    return " ".join(parts)
+    return parts

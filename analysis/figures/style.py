@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
 )
 """Ten operations of one family differ for every kind of colour vision; those of other families share their colours."""
 
-_PROVIDER_MARKERS: Mapping[str, str] = MappingProxyType(
+_MARKERS: Mapping[str, str] = MappingProxyType(
     {
         "lrbench": "o",
         "mlstm_kernels": "s",
@@ -70,76 +70,41 @@ _PROVIDER_MARKERS: Mapping[str, str] = MappingProxyType(
         "jax": "h",
     }
 )
+"""Of packages; others take one of the spare ones, by their names."""
+
 _SPARE_MARKERS = ("*", "d", "H", "8")
-_SOLID = "solid"
-_DASHED, _DASH_DOTTED, _DOTTED, _LONG_DASHED = (0, (4, 1.6)), (0, (5, 1.4, 1, 1.4)), (0, (1, 1.4)), (0, (7, 1.2))
+_SOLID, _DASHED, _DASH_DOTTED = "solid", (0, (4, 1.6)), (0, (5, 1.4, 1, 1.4))
+_DOTTED, _LONG_DASHED = (0, (1, 1.4)), (0, (7, 1.2))
 _FILLINGS: Mapping[Any, str] = MappingProxyType(
     {_DASHED: "bottom", _DASH_DOTTED: "right", _DOTTED: "left", _LONG_DASHED: "top"}
 )
 """Half of a marker that is filled, which tells variants apart where there is but a point; all of a solid line's is."""
 
-_DASHES: tuple[tuple[str, Any], ...] = (
-    ("limit", _DASHED),
-    ("cudnn", _DASHED),
-    ("parallel", _DASH_DOTTED),
-    ("recurrent", _DOTTED),
-    ("native_autograd", _DOTTED),
-    ("fused_save", _DOTTED),
-    ("fused", _DASHED),
-    ("joint", _DASHED),
-    ("lightning1", _DOTTED),
-    ("lightning2", _DASHED),
-    ("custbw", _DASH_DOTTED),
-    ("xl_chunk", _LONG_DASHED),
-    ("cpu", _DOTTED),
-    ("v2", _DOTTED),
-    ("v3", _DASHED),
+_DASHES: Mapping[str, Any] = MappingProxyType(
+    {
+        "limit": _DASHED,
+        "cudnn": _DASHED,
+        "parallel": _DASH_DOTTED,
+        "recurrent": _DOTTED,
+        "native_autograd": _DOTTED,
+        "fused_save": _DOTTED,
+        "fused": _DASHED,
+        "joint": _DASHED,
+        "lightning1": _DOTTED,
+        "lightning2": _DASHED,
+        "custbw": _DASH_DOTTED,
+        "xl_chunk": _LONG_DASHED,
+        "cpu": _DOTTED,
+        "v2": _DOTTED,
+        "v3": _DASHED,
+    }
 )
+"""Of variants, by a part of their names, the first that is in them; solid for all others."""
 
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#882255", "#E69F00", "#56B4E9", "#222222", "#117733")
 """Colours of lines that stand for no operation: accelerators, head dims, factors."""
 
-INK, MUTED, GRID = "#1A1A1A", "#6B6B6B", "#E3E3E3"
-WARNING = "#B00020"
-
-RC: Mapping[str, Any] = MappingProxyType(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        # Just above the panel: by default its height is looked for in every drawing.
-        "axes.titley": 1.0,
-        "axes.labelsize": 9,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "axes.linewidth": 0.7,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": GRID,
-        "grid.linewidth": 0.6,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "xtick.labelsize": 8.5,
-        "ytick.labelsize": 8.5,
-        "xtick.major.width": 0.7,
-        "ytick.major.width": 0.7,
-        "ytick.minor.size": 0,
-        "xtick.minor.size": 0,
-        "legend.frameon": False,
-        "legend.fontsize": 8.5,
-        "lines.solid_capstyle": "round",
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "lrbench",
-        "savefig.facecolor": "white",
-    }
-)
+INK, MUTED, WARNING = "#1A1A1A", "#6B6B6B", "#B00020"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,20 +142,19 @@ class SeriesStyle:
 def series_label(op: str, impl: str) -> str:
     """Return the name of an implementation in legends: operation, author, variant."""
     provider, _, variant = impl.rpartition(".")
-    operation = OPERATION_LABELS.get(op, op)
-    return f"{operation} · {provider or 'lrbench'} {variant}"
+    return f"{OPERATION_LABELS.get(op, op)} · {provider or 'lrbench'} {variant}"
 
 
 def series_style(op: str, impl: str) -> SeriesStyle:
     """Return the style of an implementation; it depends on nothing but its names."""
     provider, _, variant = impl.rpartition(".")
-    provider = provider or "lrbench"
-    ours = provider == "lrbench"
-    dashes = next((dash for part, dash in _DASHES if part in variant), _SOLID)
+    ours = provider in ("", "lrbench")
+    dashes = next((dash for part, dash in _DASHES.items() if part in variant), _SOLID)
     return SeriesStyle(
         colour=operation_colour(op),
-        marker=_PROVIDER_MARKERS.get(provider) or _SPARE_MARKERS[zlib.crc32(provider.encode()) % len(_SPARE_MARKERS)],
-        dashes=_DOTTED if impl == "torch" else dashes,
+        marker=_MARKERS["lrbench"] if ours else _MARKERS.get(provider) or _by_name(_SPARE_MARKERS, provider),
+        # Our main kernel is solid, and our torch form is dotted.
+        dashes={"fused_chunk": _SOLID, "torch": _DOTTED}.get(impl, dashes),
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
@@ -200,7 +164,12 @@ def series_style(op: str, impl: str) -> SeriesStyle:
 
 def operation_colour(op: str) -> str:
     """Return the colour of an operation wherever no other of its colour stands beside it."""
-    return _OPERATION_COLOURS.get(op) or CURVES[zlib.crc32(op.encode()) % len(CURVES)]
+    return _OPERATION_COLOURS.get(op) or _by_name(CURVES, op)
+
+
+def _by_name(choices: Sequence[str], name: str) -> str:
+    """Return one of several looks for a name that has none of its own, the same one every time."""
+    return choices[zlib.crc32(name.encode()) % len(choices)]
 
 
 def other_colours(ops: Iterable[str]) -> dict[str, str]:
@@ -215,13 +184,8 @@ def other_colours(ops: Iterable[str]) -> dict[str, str]:
 
 def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:
     """Return the style of the ``index``-th line that stands for no operation and has no measured points."""
-    return SeriesStyle(
-        colour=CURVES[index % len(CURVES)],
-        marker="",
-        dashes=_DASHED if dashed else _SOLID,
-        width=1.6,
-        label=label,
-    )
+    colour, dashes = CURVES[index % len(CURVES)], _DASHED if dashed else _SOLID
+    return SeriesStyle(colour=colour, marker="", dashes=dashes, width=1.6, label=label)
 
 
 def binary(value: float) -> str:
@@ -254,72 +218,63 @@ def quantity(value: float) -> str:
     return f"{value:.10f}".rstrip("0").rstrip(".") if abs(value) < 1 else f"{value:,.10g}"
 
 
-def size_axis(axes: Axes, values: list[float], label: str) -> None:
-    """Make the x axis a base-2 scale with ticks at the sizes that occur, and no further away than half a step."""
-    from matplotlib.ticker import FixedLocator, NullLocator
+def size_axis(axes: Axes, sizes: Sequence[float], width: float) -> None:
+    """Make the x axis a base-2 scale with ticks at those of the sizes that there is room for in ``width`` inches."""
+    from matplotlib.ticker import NullLocator
 
+    sizes = sorted(sizes)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(values, [binary(value) for value in values])
-    if values:
-        axes.set_xlim(min(values) / 2**0.35, max(values) * 2**0.35)
-    axes.set_xlabel(label)
+    shown = sizes[:: -math.ceil(len(sizes) * 0.3 / width)][::-1]
+    axes.set_xticks(shown, [*map(binary, shown)])
+    axes.set_xlim(min(sizes) / 2**0.35, max(sizes) * 2**0.35)
 
 
-def log_axis(axis: Any, low: float, high: float, width: float | None = None) -> None:
-    """Label a log axis with plain numbers, at 1, 2, 5 of every decade or finer where ``high`` / ``low`` is small.
+_DECADES = (
+    (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9),
+    (1, 1.5, 2, 3, 4, 5, 7),
+    (1, 2, 5),
+    (1, 3),
+    (1,),
+)
+"""Where a log axis may have its ticks in a decade, the most of them first."""
 
-    Args:
-        width: inches of a horizontal axis, in which the labels must stand apart.
-    """
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-    span = high / low
-    subs: tuple[float, ...] = (1, 2, 5)
-    if span <= 8:
-        subs = (1, 1.5, 2, 3, 4, 5, 7) if span > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
-    elif span > 200:
-        subs = (1, 3) if span <= 5000 else (1,)
-    locator: Any = LogLocator(base=10, subs=subs, numticks=30)
-    if width is not None:
-        locator = FixedLocator(_ticks_apart(locator, low, high, width))
-    axis.set_major_locator(locator)
+def log_axis(axis: Any, low: float, high: float, length: float) -> None:
+    """Label a log axis of ``length`` inches with plain numbers, as many as stand apart."""
+    import matplotlib
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    em = float(matplotlib.rcParams["xtick.labelsize"]) / 72
+
+    def apart(a: float, b: float) -> bool:
+        """Whether two labels have room: digits are 0.64 em wide, and one more keeps two numbers apart."""
+        upright = axis.axis_name == "y"
+        needed = 1.8 * em if upright else 0.64 * em * ((len(quantity(a)) + len(quantity(b))) / 2 + 1)
+        return math.log(b / a) * length / math.log(high / low) >= needed
+
+    locators: list[Any] = [LogLocator(base=10, subs=subs, numticks=30) for subs in _DECADES]
+    locators += [MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]) for count in (5, 4, 3, 2, 1)]
+    for locator in locators:
+        ticks = [float(f"{value:.6g}") for value in locator.tick_values(low, high) if low <= value <= high]
+        if len(ticks) > 1 and all(apart(a, b) for a, b in itertools.pairwise(ticks)):
+            break
+    else:
+        ticks = ticks[:1]
+    axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value)))
-
-
-def _ticks_apart(locator: Any, low: float, high: float, width: float) -> list[float]:
-    """Return the most ticks whose labels stand apart along ``width`` inches: the locator's, or fewer."""
-    import matplotlib
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
-    # Digits of DejaVu Sans are 0.64 em wide; one more keeps two numbers apart.
-    digit = 0.64 * float(matplotlib.rcParams["xtick.labelsize"]) / 72
-
-    def ticks(locator: Any) -> list[float]:
-        return [float(f"{value:.6g}") for value in locator.tick_values(low, high) if low <= value <= high]
-
-    def apart(values: list[float]) -> bool:
-        pairs = itertools.pairwise(values)
-        room = width / math.log(high / low)
-        return all(math.log(b / a) * room >= digit * ((len(quantity(a)) + len(quantity(b))) / 2 + 1) for a, b in pairs)
-
-    coarser = [LogLocator(base=10, subs=subs, numticks=30) for subs in ((1, 2, 5), (1, 3), (1,))]
-    linear = [MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]) for count in (5, 4, 3, 2, 1)]
-    for each in (locator, *coarser, *linear):
-        found = ticks(each)
-        if len(found) > 1 and apart(found):
-            return found
-    return ticks(linear[-1])[:1]
 
 
 def styled(scale: float = 1.0) -> AbstractContextManager[None]:
     """Return a context in which matplotlib draws in this style, its text ``scale`` times as large."""
     import matplotlib
 
-    settings: Any = {name: value * scale if name.endswith("size") else value for name, value in RC.items()}
-    return matplotlib.rc_context(settings)
+    settings = matplotlib.rc_params_from_file(Path(__file__).with_name("lrbench.mplstyle"), use_default_template=False)
+    for name in settings:
+        if name.endswith("size"):
+            settings[name] = settings[name] * scale
+    return matplotlib.rc_context(dict(settings))
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -343,7 +298,7 @@ def check_format(path: str | Path) -> Path:
 
 
 def set_alt_text(figure: Figure, text: str) -> None:
-    """Give a figure the sentence that says what it shows to who cannot see it."""
+    """Give a figure the sentence that says what it shows to readers who cannot see it."""
     figure.set_label(text)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_operation
 from ...results.select import best_rows, latest_rows, ok_rows
@@ -21,9 +21,9 @@ from ..model.chunk_size import check_chunkwise, coefficients, feasible_chunks
 from ..model.launch_model import fit_launches
 from ..model.runtime_model import runtime_model
 from ..model.schedule import launches_of
-from .layout import Drawing, Line, Panel, Words
+from .layout import Drawing, Line, Panel, same_limits, write
 from .selection import MODE_TITLES
-from .style import CURVES, MUTED, OPERATION_LABELS, SeriesStyle, curve_style, series_style
+from .style import CURVES, MUTED, OPERATION_LABELS, curve_style, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
 CHUNK = "chunk size L (tokens)"
+HEAD_DIM = "value head dim d_v (elements)"
 OPTIMUM = "best chunk size L (tokens)"
+THIN: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (1, 2)), "zorder": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,17 @@ class Theory:
             return self.head_dim_qk / self.head_dim
         return get_operation(self.op).qk_ratio
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the whole problem, without the chunk length."""
+        return {
+            "batch": max(1, self.tokens // self.seq_len),
+            "seq_len": self.seq_len,
+            "num_heads": max(1, 4096 // self.head_dim),
+            "head_dim_qk": _key_dim(self.head_dim, self.share),
+            "head_dim_v": self.head_dim,
+        }
+
     def accelerators(self) -> list[Accelerator]:
         """Return the accelerators named; ValueError for an unknown one."""
         return [get_accelerator(name) for name in dict.fromkeys(self.gpus)]
@@ -96,7 +109,7 @@ def _key_dim(head_dim: int, share: float) -> int:
 
 
 def _counted(
-    theory: Theory, formulation: str, head_dim: int, chunk_size: int | None, *, heads: int, batch: int
+    theory: Theory, formulation: str, head_dim: int, chunk_size: int | None, *, heads: int = 1, batch: int = 1
 ) -> Count:
     return count(
         theory.op,
@@ -114,17 +127,13 @@ def _counted(
     )
 
 
-def _closed(theory: Theory, head_dim: int, *, intensity: float | None = None, share: float | None = None) -> float:
-    """Return L_opt,FLOP, or L_opt,Runtime at an accelerator's intensity."""
-    each = coefficients(
-        theory.op,
-        head_dim_qk=_key_dim(head_dim, theory.share if share is None else share),
-        head_dim_v=head_dim,
-        causal_factor=theory.causal_factor,
-        dtype=theory.dtype,
-        state_dtype=theory.state_dtype,
-        mode=theory.mode,
-    )
+def _closed(
+    theory: Theory, head_dim: int, *, intensity: float | None = None, share: float | None = None, **changed: Any
+) -> float:
+    """Return L_opt,FLOP, or L_opt,Runtime at an accelerator's intensity; ``changed``: other than the theory's."""
+    settings = {name: getattr(theory, name) for name in ("causal_factor", "dtype", "state_dtype", "mode")}
+    key_dim = _key_dim(head_dim, theory.share if share is None else share)
+    each = coefficients(theory.op, head_dim_qk=key_dim, head_dim_v=head_dim, **{**settings, **changed})
     return each.flop_optimal() if intensity is None else each.runtime_optimal(intensity)
 
 
@@ -164,35 +173,24 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
         f for f in ("recurrent", "parallel") if f in FORMULATIONS[theory.op] and is_counted(theory.op, f, theory.mode)
     ]
     panels = []
-    for head_dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
-        lines = [
-            Line(
-                x=chunks,
-                y=[_counted(theory, "chunkwise", head_dim, chunk, heads=1, batch=1).flops / 1e9 for chunk in chunks],
-                style=curve_style(0, "chunkwise"),
-            )
-        ]
+    for dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
+        chunkwise = [_counted(theory, "chunkwise", dim, chunk).flops / 1e9 for chunk in chunks]
+        lines = [Line(x=chunks, y=chunkwise, style=curve_style(0, "chunkwise"))]
         for n, formulation in enumerate(constant, start=1):
-            flops = _counted(theory, formulation, head_dim, None, heads=1, batch=1).flops / 1e9
-            lines.append(
-                Line(x=[chunks[0], chunks[-1]], y=[flops, flops], style=curve_style(n, formulation, dashed=True))
-            )
-        panels.append(
-            Panel(
-                title=f"head dim {_key_dim(head_dim, theory.share)} (qk), {head_dim} (v)",
-                lines=lines,
-                x_label=CHUNK,
-                y_label="GFLOP per head",
-                sizes=chunks,
-            )
-        )
-    values = [value for panel in panels for line in panel.lines for value in line.y]
-    limits = (0.7 * min(values), 1.4 * max(values))
-    words = Words(
+            flops = _counted(theory, formulation, dim, None).flops / 1e9
+            style = curve_style(n, formulation, dashed=True)
+            lines.append(Line(x=[chunks[0], chunks[-1]], y=[flops, flops], style=style))
+        title = f"head dim {_key_dim(dim, theory.share)} (qk), {dim} (v)"
+        panels.append(Panel(title=title, lines=lines, x_label=CHUNK, y_label="GFLOP per head", sizes=chunks))
+    return Drawing(
+        grid=[same_limits(panels, 0.7, 1.4)],
         title="FLOPs between the recurrent and the parallel form",
         setting=theory.setting(f"T = {theory.seq_len:,}", f"causal factor {theory.causal_factor:g}"),
     )
-    return Drawing(grid=[[dataclasses.replace(panel, y_limits=limits) for panel in panels]], words=words)
+
+
+def _optima(title: str, lines: Sequence[Line]) -> Panel:
+    return Panel(title=title, lines=lines, x_label=HEAD_DIM, y_label=OPTIMUM, sizes=HEAD_DIMS)
 
 
 def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
@@ -201,56 +199,31 @@ def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
     for share in (0.5, 1.0):
         lines = []
         for n, factor in enumerate((0.5, 0.75, 1.0)):
-            each = dataclasses.replace(theory, causal_factor=factor)
-            optima = [_closed(each, head_dim, share=share) for head_dim in HEAD_DIMS]
+            optima = [_closed(theory, dim, share=share, causal_factor=factor) for dim in HEAD_DIMS]
             lines.append(Line(x=HEAD_DIMS, y=optima, style=curve_style(n, f"causal factor {factor:g}")))
-        panels.append(
-            Panel(
-                title=f"d_qk = {share:g} d_v",
-                lines=lines,
-                x_label="value head dim d_v (elements)",
-                y_label=OPTIMUM,
-                sizes=HEAD_DIMS,
-            )
-        )
-    words = Words(
-        title="FLOP-optimal chunk size over head dim", setting=theory.setting("closed form, grows as the square root")
+        panels.append(_optima(f"d_qk = {share:g} d_v", lines))
+    return Drawing(
+        grid=[same_limits(panels)],
+        title="FLOP-optimal chunk size over head dim",
+        setting=theory.setting("closed form, grows as the square root"),
     )
-    return Drawing(grid=[_same_limits(panels)], words=words)
 
 
 def runtime_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over head dim, by accelerator and dtype of states (TFLA, figure 24)."""
+    known = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
+    styles = [curve_style(n, name) for n, (name, _) in enumerate(known)]
+    styles.append(dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2))
     panels = []
-    for state_dtype in ("fp32", "bf16"):
-        each = dataclasses.replace(theory, state_dtype=state_dtype)
+    for states in ("fp32", "bf16"):
         lines = []
-        for n, accelerator in enumerate(theory.accelerators()):
-            intensity = _intensity(accelerator, theory.dtype)
-            optima = [_closed(each, head_dim, intensity=intensity) for head_dim in HEAD_DIMS]
-            lines.append(Line(x=HEAD_DIMS, y=optima, style=curve_style(n, _short(accelerator))))
-        optima = [_closed(each, head_dim) for head_dim in HEAD_DIMS]
-        lines.append(
-            Line(
-                x=HEAD_DIMS, y=optima, style=dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2)
-            )
-        )
-        panels.append(
-            Panel(
-                title=f"{state_dtype} states",
-                lines=lines,
-                x_label="value head dim d_v (elements)",
-                y_label=OPTIMUM,
-                sizes=HEAD_DIMS,
-            )
-        )
-    words = Words(
-        title="Runtime-optimal chunk size over head dim",
-        setting=theory.setting(
-            f"d_qk = {theory.share:g} d_v", theory.dtype, f"causal factor {theory.causal_factor:g}", "closed form"
-        ),
-    )
-    return Drawing(grid=[_same_limits(panels)], words=words)
+        for style, intensity in zip(styles, [*(intensity for _, intensity in known), None], strict=True):
+            optima = [_closed(theory, dim, intensity=intensity, state_dtype=states) for dim in HEAD_DIMS]
+            lines.append(Line(x=HEAD_DIMS, y=optima, style=style))
+        panels.append(_optima(f"{states} states", lines))
+    parts = (f"d_qk = {theory.share:g} d_v", theory.dtype, f"causal factor {theory.causal_factor:g}", "closed form")
+    title = "Runtime-optimal chunk size over head dim"
+    return Drawing(grid=[same_limits(panels)], title=title, setting=theory.setting(*parts))
 
 
 def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
@@ -258,14 +231,9 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     marked = _marked(theory)
     low, high = 0.6 * min(50.0, *(i for _, i in marked)), 1.6 * max(500.0, *(i for _, i in marked))
     xs = [low * (high / low) ** (n / 60) for n in range(61)]
-    dims = HEAD_DIMS[1:]
     lines = [
-        Line(
-            x=xs,
-            y=[_closed(theory, head_dim, intensity=x) for x in xs],
-            style=curve_style(n, f"d_v = {head_dim}"),
-        )
-        for n, head_dim in enumerate(dims)
+        Line(x=xs, y=[_closed(theory, dim, intensity=x) for x in xs], style=curve_style(n, f"d_v = {dim}"))
+        for n, dim in enumerate(HEAD_DIMS[1:])
     ]
     panel = Panel(
         title="",
@@ -275,37 +243,28 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
         x_limits=(low, high),
         decorate=lambda axes: _mark_across(axes, marked),
     )
-    words = Words(
+    parts = (f"d_qk = {theory.share:g} d_v", f"{theory.state_dtype} states", f"causal factor {theory.causal_factor:g}")
+    return Drawing(
+        grid=[[panel]],
         title="Runtime-optimal chunk size over accelerator intensity",
-        setting=theory.setting(
-            f"d_qk = {theory.share:g} d_v",
-            f"{theory.state_dtype} states",
-            f"causal factor {theory.causal_factor:g}",
-            "closed form",
-        ),
+        setting=theory.setting(*parts, "closed form"),
         note=f"Dotted, in FLOP per byte: {', '.join(f'{name} {intensity:.0f}' for name, intensity in marked)}.",
+        usual_width=6.6,
     )
-    return Drawing(grid=[[panel]], words=words, usual_width=6.6)
 
 
 def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
-    marked = _marked(theory)
-    chunks = list(feasible_chunks(theory.seq_len))
-    panels = []
-    for state_dtype in ("fp32", "bf16"):
-        each = dataclasses.replace(theory, state_dtype=state_dtype)
-        lines = [
-            Line(
-                x=chunks,
-                y=[_counted(each, "chunkwise", head_dim, chunk, heads=1, batch=1).intensity for chunk in chunks],
-                style=curve_style(n, f"d_v = {head_dim}"),
-            )
-            for n, head_dim in enumerate((64, 128, 256, 512))
-        ]
+    marked, chunks, panels = _marked(theory), list(feasible_chunks(theory.seq_len)), []
+    for states in ("fp32", "bf16"):
+        each = dataclasses.replace(theory, state_dtype=states)
+        lines = []
+        for n, dim in enumerate((64, 128, 256, 512)):
+            intensities = [_counted(each, "chunkwise", dim, chunk).intensity for chunk in chunks]
+            lines.append(Line(x=chunks, y=intensities, style=curve_style(n, f"d_v = {dim}")))
         panels.append(
             Panel(
-                title=f"{state_dtype} states",
+                title=f"{states} states",
                 lines=lines,
                 x_label=CHUNK,
                 y_label="FLOP per byte moved",
@@ -313,59 +272,36 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
                 decorate=lambda axes: _mark_along(axes, marked),
             )
         )
-    words = Words(
+    parts = (f"T = {theory.seq_len:,}", f"d_qk = {theory.share:g} d_v", f"causal factor {theory.causal_factor:g}")
+    return Drawing(
+        grid=[same_limits(panels)],
         title="Arithmetic intensity over chunk size",
-        setting=theory.setting(
-            f"T = {theory.seq_len:,}", f"d_qk = {theory.share:g} d_v", f"causal factor {theory.causal_factor:g}"
-        ),
+        setting=theory.setting(*parts),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
     )
-    return Drawing(grid=[_same_limits(panels)], words=words)
 
 
 def _mark_across(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
     """Draw accelerators' intensities as upright thin lines, their names above the panel."""
     for group in _neighbours(marked):
         for _, intensity in group:
-            axes.axvline(intensity, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
-        axes.annotate(
-            ", ".join(name for name, _ in group),
-            (group[0][1], 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(2, 2),
-            textcoords="offset points",
-            rotation=45,
-            rotation_mode="anchor",
-            ha="left",
-            va="bottom",
-            fontsize="small",
-            color=MUTED,
-        )
+            axes.axvline(intensity, **THIN)
+        name, at = ", ".join(name for name, _ in group), (group[0][1], 1.0)
+        turned = {"rotation": 45, "rotation_mode": "anchor", "xycoords": axes.get_xaxis_transform()}
+        write(axes, name, at, (2, 2), color=MUTED, **turned)
 
 
 def _mark_along(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
     """Draw accelerators' intensities as level thin lines with their names on them, at two ends in turn where close."""
-    from matplotlib.patheffects import withStroke
-
     previous, right = 0.0, False
     for group in _neighbours(marked):
         for _, intensity in group:
-            axes.axhline(intensity, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=1)
+            axes.axhline(intensity, **THIN)
         right = not right and group[0][1] < 1.4 * previous
         previous = group[0][1]
-        axes.annotate(
-            ", ".join(f"{name} ({intensity:.0f})" for name, intensity in group),
-            (0.99 if right else 0.02, previous),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(0, 1),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="bottom",
-            fontsize="small",
-            color=MUTED,
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-            zorder=6,
-        )
+        names = ", ".join(f"{name} ({intensity:.0f})" for name, intensity in group)
+        at, side = (0.99 if right else 0.02, previous), "right" if right else "left"
+        write(axes, names, at, (0, 1), ha=side, color=MUTED, xycoords=axes.get_yaxis_transform())
 
 
 def _neighbours(marked: Sequence[tuple[str, float]]) -> list[list[tuple[str, float]]]:
@@ -379,12 +315,6 @@ def _neighbours(marked: Sequence[tuple[str, float]]) -> list[list[tuple[str, flo
     return groups
 
 
-def _same_limits(panels: Sequence[Panel]) -> list[Panel]:
-    values = [value for panel in panels for line in panel.lines for value in line.y]
-    limits = (0.8 * min(values), 1.25 * max(values))
-    return [dataclasses.replace(panel, y_limits=limits) for panel in panels]
-
-
 def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -> Drawing:
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
@@ -395,93 +325,73 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
     Raises:
         ValueError: no row of ``frame`` is of this problem.
     """
-    heads, batch = max(1, 4096 // theory.head_dim), max(1, theory.tokens // theory.seq_len)
-    measured = None if frame is None else _same_problem(frame, theory, heads, batch)
+    measured = None if frame is None else _same_problem(frame, theory)
     keys = [each.key for each in theory.accelerators()]
     keys += [] if measured is None else [key for key in measured["device_accelerator"].unique() if key not in keys]
-    chunks = list(feasible_chunks(theory.seq_len))
+    chunks, sizes = list(feasible_chunks(theory.seq_len)), theory.sizes
+    heads, batch = sizes["num_heads"], sizes["batch"]
     counted = [_counted(theory, "chunkwise", theory.head_dim, chunk, heads=heads, batch=batch) for chunk in chunks]
-    lines = []
+    lines, launched = [], False
+    for n, accelerator in enumerate(map(get_accelerator, keys)):
+        dtype = _dtype_on(accelerator, theory.dtype)
+        times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
+        lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{_short(accelerator)}, model")))
+        if frame is None or measured is None:
+            continue
+        here = measured[measured["device_accelerator"] == accelerator.key]
+        lines += _measured_lines(here, theory.op, _short(accelerator), n)
+        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == "tfla").any() else None
+        if launches is not None:
+            launched = True
+            lines.append(
+                Line(x=chunks, y=launches, style=curve_style(n, f"{_short(accelerator)}, tfla launches", dashed=True))
+            )
     note = (
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
         f"{theory.causal_factor:g}."
     )
-    for n, key in enumerate(keys):
-        accelerator = get_accelerator(key)
-        dtype = _dtype_on(accelerator, theory.dtype)
-        times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
-        lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{_short(accelerator)}, model")))
-        if measured is not None:
-            here = measured[measured["device_accelerator"] == key]
-            lines += _measured_lines(here, theory.op, _short(accelerator), n)
-            if frame is not None and (here["impl"] == "tfla").any():
-                launched = _launch_lines(frame, theory, accelerator, chunks, heads, batch, n)
-                lines += launched
-                note += " Launches: grids, serial steps and states of tfla, fitted to its rows." if launched else ""
-    panel = Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)
-    words = Words(
-        title="Runtime over chunk size, model and measurement"
-        if measured is not None
-        else "Modelled runtime over chunk size",
-        setting=theory.setting(
-            f"T = {theory.seq_len:,}",
-            f"batch {batch}",
-            f"{heads} heads",
-            f"head dim {_key_dim(theory.head_dim, theory.share)} (qk), {theory.head_dim} (v)",
-            f"{theory.dtype}, {theory.state_dtype} states",
-        ),
-        note=note,
+    parts = (
+        f"T = {theory.seq_len:,}",
+        f"batch {batch}",
+        f"{heads} heads",
+        f"head dim {sizes['head_dim_qk']} (qk), {theory.head_dim} (v)",
+        f"{theory.dtype}, {theory.state_dtype} states",
     )
-    return Drawing(grid=[[panel]], words=words, usual_width=6.8)
+    return Drawing(
+        grid=[[Panel(title="", lines=lines, x_label=CHUNK, y_label="time per call (ms)", sizes=chunks)]],
+        title="Modelled runtime over chunk size"
+        if measured is None
+        else "Runtime over chunk size, model and measurement",
+        setting=theory.setting(*parts),
+        note=note + " Launches: grids, serial steps and states of tfla, fitted to its rows." * launched,
+        usual_width=6.8,
+    )
 
 
-def _launch_lines(
-    frame: pd.DataFrame,
-    theory: Theory,
-    accelerator: Accelerator,
-    chunks: Sequence[int],
-    heads: int,
-    batch: int,
-    index: int,
-) -> list[Line]:
-    """Return the time that tfla's launches take over chunk size, fitted to what the accelerator measured of it."""
+def _launch_times(
+    frame: pd.DataFrame, theory: Theory, accelerator: Accelerator, chunks: Sequence[int]
+) -> list[float] | None:
+    """Return the times that tfla's launches take at each chunk size, fitted to what the accelerator measured of it."""
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == "tfla") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
     fit = fit_launches(rows.to_dict("records"), theory.op, "tfla", theory.mode, theory.dtype)
     if fit is None:
-        return []
+        return None
     times = []
     for chunk in chunks:
-        sizes = {
-            "batch": batch,
-            "seq_len": theory.seq_len,
-            "num_heads": heads,
-            "head_dim_qk": _key_dim(theory.head_dim, theory.share),
-            "head_dim_v": theory.head_dim,
-            "chunk_size": chunk,
-        }
+        sizes = {**theory.sizes, "chunk_size": chunk}
         case = (theory.op, "tfla", theory.mode, theory.dtype, theory.state_dtype, sizes)
         launches, count = launches_of(*case), count_case(*case)
         assert launches is not None and count is not None
         times.append(fit.time_ms(launches, accelerator, count))
-    style = curve_style(index, f"{_short(accelerator)}, tfla launches", dashed=True)
-    return [Line(x=list(chunks), y=times, style=style)]
+    return times
 
 
-def _same_problem(frame: pd.DataFrame, theory: Theory, heads: int, batch: int) -> pd.DataFrame:
+def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:
     """Return the fastest measured row per implementation, device and chunk size of the problem that is modelled."""
-    wanted = {
-        "op": theory.op,
-        "mode": theory.mode,
-        "dtype": theory.dtype,
-        "state_dtype": theory.state_dtype,
-        "seq_len": theory.seq_len,
-        "batch": batch,
-        "num_heads": heads,
-        "head_dim_v": theory.head_dim,
-        "head_dim_qk": _key_dim(theory.head_dim, theory.share),
-    }
+    names = ("op", "mode", "dtype", "state_dtype")
+    wanted = {**{name: getattr(theory, name) for name in names}, **theory.sizes}
     rows = latest_rows(frame)
     for name, value in wanted.items():
         rows = rows[rows[name] == value]
@@ -494,17 +404,15 @@ def _same_problem(frame: pd.DataFrame, theory: Theory, heads: int, batch: int) -
 
 
 def _measured_lines(rows: pd.DataFrame, op: str, device: str, index: int) -> list[Line]:
+    """Return a line for each implementation, in the colour of its device."""
     lines = []
-    for impl, line in rows.groupby("impl", sort=True):
-        line = line.sort_values("chunk_size")
-        own = series_style(op, str(impl))
-        style = SeriesStyle(
+    for impl, line in rows.sort_values("chunk_size").groupby("impl", sort=True):
+        style = dataclasses.replace(
+            series_style(op, str(impl)),
             colour=CURVES[index % len(CURVES)],
-            marker=own.marker,
-            dashes=own.dashes,
             width=1.2,
             label=f"{device}, {impl} measured",
-            bold=own.bold,
+            op="",
         )
         ringed = line["suspect"].notna().to_numpy().nonzero()[0].tolist()
         lines.append(Line(x=line["chunk_size"].tolist(), y=line["time_ms"].tolist(), style=style, ringed=ringed))

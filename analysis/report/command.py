@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
         from . import export
-        from .subject import load_subject
+        from .subject import load_subjects
 
         export.check_extra()
         if output.suffix.lower() not in (".html", ".htm"):
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
             raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
         paths = results or default_results(gpu)
         # Bad input is refused here in a line, before a notebook is run on it.
-        load_subject(paths, gpu)
+        load_subjects(paths, gpu)
         page = export.build({"results": [str(path) for path in paths], "gpu": gpu}, output)
         print(page)
         if browser is None:

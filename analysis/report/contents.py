@@ -1,22 +1,21 @@
-"""What the report's notebook calls: one function a section, each returns HTML that Jupyter shows."""
+"""What the report's notebook calls: one method a section, each returns HTML that Jupyter shows."""
 
 from __future__ import annotations
 
 import base64
 import functools
-import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...results.select import is_ok, ok_rows
 from ..figures.style import OPERATION_LABELS
 from . import chunks, failures, figures, speedups, summary
-from .markup import ABSENT, Cell, Html, details, join, number, numeric, paragraph, size, table, terms
-from .subject import MODE_TITLES, Subject, load_subjects, name_cell
+from .markup import ABSENT, Cell, Html, join, number, numeric, paragraph, render, size, table
+from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,17 +55,17 @@ class Report:
             parts = tuple(part for part in parts if part._has(needs))
         if not parts:
             return section(self)
-        return join(*(join(Html(f"<h3>{html.escape(part.subject.family)}</h3>"), section(part)) for part in parts))
+        return join(*(render("family", part.subject.family, section(part)) for part in parts))
 
     def _has(self, column: str) -> bool:
-        return bool(self.subject.rows[column][is_ok(self.subject.rows)].notna().any())
+        return bool(ok_rows(self.subject.rows)[column].notna().any())
 
     @functools.cached_property
-    def comparisons(self) -> list[speedups.Comparison]:
+    def speedups_found(self) -> list[speedups.Speedup]:
         """Our kernels beside every baseline."""
         if self.parts:
-            return [each for part in self.parts for each in part.comparisons]
-        return speedups.comparisons(self.subject)
+            return [each for part in self.parts for each in part.speedups_found]
+        return speedups.speedups(self.subject)
 
     @functools.cached_property
     def choices(self) -> list[chunks.Choice]:
@@ -77,22 +76,21 @@ class Report:
 
     def title(self) -> Html:
         """Return the heading: which operations, on which device, from which results."""
-        subject = self.subject
+        operations = [OPERATION_LABELS.get(op, op) for op in sorted(set(self.subject.rows["op"]))]
         made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-        return Html(
-            f"<h1>{html.escape(summary.heading(subject))}</h1>"
-            f'<p class="made">{html.escape(summary.operations(subject.rows))}. From '
-            f"{html.escape(', '.join(subject.results))}; lrbench {__version__}, {made}.</p>"
-        )
+        heading = summary.heading(self.subject)
+        return render("title", heading, operations, self.subject.results, __version__, made)
 
     def summary(self) -> Html:
         """Return what the rows say, in sentences."""
+        whole = self._summary(all=bool(self.parts))
         if not self.parts:
-            return terms(summary.sentences(self.subject, self.comparisons, self.choices))
-        return join(
-            terms(summary.of_all(self.subject, self.comparisons)),
-            self._each(lambda part: terms(summary.of_family(part.subject, part.comparisons, part.choices))),
-        )
+            return whole
+        return join(whole, self._each(lambda part: part._summary(family=True)))
+
+    def _summary(self, *, all: bool = False, family: bool = False) -> Html:
+        told = summary.facts(self.subject, self.speedups_found, self.choices)
+        return render("summary", told, all=all, family=family)
 
     def results(self) -> Html:
         """Return every implementation at its fastest chunk size, at the report's sequence length."""
@@ -103,7 +101,7 @@ class Report:
         length = subject.seq_len
         if length is None:
             return paragraph("Nothing was timed.")
-        rows: list[list[str | Cell]] = []
+        rows = []
         for mode in subject.modes:
             best = subject.best(mode)
             at = best[best["seq_len"] == length].sort_values("time_ms")
@@ -111,165 +109,85 @@ class Report:
         if not rows:
             return paragraph(f"Nothing was timed at {subject.at(length)}.")
         header = [
-            "implementation",
-            "mode",
-            "time (ms)",
-            "L",
-            "peak memory (GiB)",
-            "TFLOP/s",
-            "roof (%)",
-            "relative error",
+            "implementation", "mode", "time (ms)", "L", "peak memory (GiB)", "TFLOP/s", "roof (%)", "relative error",
             "note",
-        ]
+        ]  # fmt: skip
         caption = f"{subject.at(length)}, {subject.setting()}, {subject.device_name}"
-        chunked = ok_rows(subject.rows)["chunk_size"].notna().any()
-        said = f"Each implementation{' at its fastest chunk size L' if chunked else ''}; times are medians with their "
-        said += "95 % interval."
-        return join(paragraph(said), table(caption, header, rows))
+        return render("results", self._has("chunk_size"), table(caption, header, rows))
 
     def runtime(self) -> Html:
         """Return time over sequence length, and the modelled time where the accelerator was not measured."""
-        return self._each(Report._runtime)
-
-    def _runtime(self) -> Html:
-        drawn = figures.over(
-            self.subject, "runtime", "seq_len", "time_ms", x_name=self.subject.axis, y_name="time per call (ms)"
-        )
-        return self._or_nothing(join(drawn, self._modelled()))
+        return self._each(lambda part: _or_nothing(join(figures.runtime(part.subject), part._modelled())))
 
     def memory(self) -> Html:
         """Return peak memory over sequence length."""
-        return self._each(Report._memory)
-
-    def _memory(self) -> Html:
-        drawn = figures.over(
-            self.subject,
-            "memory",
-            "seq_len",
-            "peak_memory_bytes",
-            x_name=self.subject.axis,
-            y_name="peak memory (GiB)",
-            scale=GIB,
-        )
-        return self._or_nothing(drawn)
+        return self._each(lambda part: _or_nothing(figures.memory(part.subject)))
 
     def head_dim(self) -> Html:
         """Return time over head dim, or over channels."""
-        return self._each(Report._head_dim, needs="embedding_dim")
-
-    def _head_dim(self) -> Html:
-        return self._or_nothing(figures.over_width(self.subject))
+        return self._each(lambda part: _or_nothing(figures.over_width(part.subject)), needs="embedding_dim")
 
     def chunk_size(self) -> Html:
         """Return time over chunk size, and against memory."""
-        return self._each(Report._chunk_size, needs="chunk_size")
 
-    def _chunk_size(self) -> Html:
-        drawn = figures.over(
-            self.subject, "chunk-size", "chunk_size", "time_ms", x_name="chunk size", y_name="time per call (ms)"
-        )
-        has_chunks = ok_rows(self.subject.rows)["chunk_size"].notna().any()
-        return self._or_nothing(join(drawn, figures.trade_off(self.subject) if has_chunks else Html("")))
+        def section(part: Report) -> Html:
+            over_chunks = figures.over_chunk_size(part.subject)
+            trade_off = figures.trade_off(part.subject) if part._has("chunk_size") else Html("")
+            return _or_nothing(join(over_chunks, trade_off))
+
+        return self._each(section, needs="chunk_size")
 
     def rooflines(self) -> Html:
         """Return the rooflines."""
-        return self._each(Report._rooflines)
-
-    def _rooflines(self) -> Html:
-        return self._or_nothing(figures.rooflines(self.subject))
+        return self._each(lambda part: _or_nothing(figures.rooflines(part.subject)))
 
     def optimal_chunks(self) -> Html:
         """Return the best chunk lengths, modelled and measured, and what the modelled ones cost."""
         return self._each(Report._optimal_chunks, needs="chunk_size")
 
     def _optimal_chunks(self) -> Html:
-        subject = self.subject
-        if not self.choices:
+        subject, found = self.subject, self.choices
+        if not found:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
-        length = subject.seq_len
-        at = [each for each in self.choices if each.row.seq_len == length]
-        parts = []
-        if any(each.report is not None for each in self.choices):
-            parts.append(paragraph(self._models()))
-        if any(each.report is None for each in self.choices):
-            names = sorted({OPERATION_LABELS.get(each.row.op, each.row.op) for each in self.choices if not each.report})
-            parts.append(paragraph(f"No model chooses for {', '.join(names)}: what stands there is measured."))
-        if at:
-            parts.append(chunks.choice_table(subject, at))
-        if len(at) < len(self.choices):
-            parts.append(details(f"All {len(self.choices):,} problems", chunks.choice_table(subject, self.choices)))
-        return join(*parts)
-
-    def _models(self) -> str:
-        """Return which models choose chunk lengths, in words."""
-        subject = self.subject
-        said = (
-            "Two models choose. Formulation: FLOPs and bytes of the chunkwise form at full rate. Launches, for tfla "
-            "where enough rows are there: its grids, serial steps and states, with constants fitted to these rows; "
-            "tfla walks a chunk tile by tile and does no more work in a long one. Rows from before they changed are "
-            "left aside here."
+        at = [each for each in found if each.row.seq_len == subject.seq_len]
+        return render(
+            "chunks",
+            modelled=any(each.report is not None for each in found),
+            unmodelled=sorted({OPERATION_LABELS.get(each.row.op, each.row.op) for each in found if not each.report}),
+            elsewhere="" if subject.on_target else subject.accelerator.name,
+            here=chunks.choice_table(subject, at) if at else "",
+            all=chunks.choice_table(subject, found) if len(at) < len(found) else "",
+            count=len(found),
         )
-        if not subject.on_target:
-            said += f" The model is that of {subject.accelerator.name}; its choice has no regret on another device."
-        return said
 
     def speedups(self) -> Html:
         """Return how many times as fast as each baseline."""
         return self._each(Report._speedups)
 
     def _speedups(self) -> Html:
-        found = self.comparisons
+        found = self.speedups_found
         if not found:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
-        chunked = any(side.chunk_size == side.chunk_size for each in found for side in (each.ours, each.theirs))
-        said = (
-            f"{'Each side at its fastest chunk size. ' if chunked else ''}Above 1 ours is faster. The interval is the "
-            "95 % bootstrap interval of the ratio of medians, from the stored samples of both; it covers the scatter "
-            "within a run."
-        )
-        return join(paragraph(said), speedups.speedup_table(self.subject, found))
+        chunked = any(known(side.chunk_size) is not None for each in found for side in (each.ours, each.theirs))
+        return render("speedups", chunked, speedups.speedup_table(self.subject, found))
 
     def failures(self) -> Html:
         """Return the cases without a time, and why."""
         groups = failures.failure_groups(self.subject)
-        if not groups:
-            return paragraph("Every case was timed.")
-        return failures.failure_table(groups)
+        return failures.failure_table(groups) if groups else paragraph("Every case was timed.")
 
     def environment(self) -> Html:
         """Return where each run was made, and with which versions."""
-        subject = self.subject
-        differ = summary.differing(subject.rows)
-        said = (
-            "All rows have the same versions."
-            if not differ
-            else (f"Versions that differ between rows: {', '.join(name.removesuffix('_version') for name in differ)}.")
-        )
-        roofs = subject.accelerator.measured
-        calibration = "" if roofs is None else f"Measured roofs of {subject.accelerator.name}: {roofs.source}."
-        return join(
-            paragraph(said),
-            paragraph(f"Specified rates of {subject.accelerator.part}: {subject.accelerator.source}."),
-            paragraph(calibration),
-            _runs(subject.rows),
-            _providers(subject.rows),
-        )
+        rows = self.subject.rows
+        tables = [each for each in (_runs(rows), _providers(rows)) if each.text]
+        return render("environment", [*summary.differing(rows)], self.subject.accelerator, tables)
 
     def data(self) -> Html:
         """Return a link that holds the rows as CSV."""
         rows = self.subject.everything.drop(columns="time_samples_ms")
         text = rows.to_csv(index=False).encode()
-        size = f"{len(rows):,} rows, {len(text) / 2**20:.1f} MiB"
-        if len(text) > MAX_EMBEDDED_BYTES:
-            return paragraph(f"The rows ({size}) are too many to lie in this page; they are in the results it names.")
         uri = f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text).decode()}"
-        return Html(
-            f'<p><a class="download" download="lrbench-rows.csv" href="{uri}">Download the rows as CSV</a> ({size}): '
-            f"the newest row of every case, every column but the single samples.</p>"
-        )
-
-    def _or_nothing(self, drawn: Html) -> Html:
-        return drawn if drawn.text.strip() else paragraph("Nothing was timed, so there is nothing to draw.")
+        return render("data", len(rows), len(text), uri if len(text) <= MAX_EMBEDDED_BYTES else "")
 
     def _modelled(self) -> Html:
         """Return the runtime model's time of the accelerator beside the times of the device that was measured."""
@@ -281,34 +199,30 @@ class Report:
             best = subject.best(mode)
             best = best[(best["accelerator"] == subject.accelerator.key) & best["model_time_ms"].notna()]
             rows += [
-                [
-                    name_cell(row),
-                    MODE_TITLES[mode],
-                    size(row.seq_len),
-                    numeric(row.time_ms),
-                    numeric(row.model_time_ms),
-                ]
+                [name_cell(row), MODE_TITLES[mode], size(row.seq_len), numeric(row.time_ms), numeric(row.model_time_ms)]
                 for row in best.itertuples(index=False)
             ]
         if not rows:
             return Html("")
-        header = [
-            "implementation",
-            "mode",
-            "T",
-            f"measured on {subject.device_name} (ms)",
-            f"modelled for {subject.accelerator.name} (ms)",
-        ]
+        measured = f"measured on {subject.device_name} (ms)"
+        modelled = f"modelled for {subject.accelerator.name} (ms)"
+        header = ["implementation", "mode", "T", measured, modelled]
         return table(f"What the runtime model gives for {subject.accelerator.part}", header, rows)
 
 
-def _result(row, mode: str) -> list[str | Cell]:  # type: ignore[no-untyped-def]
+def _or_nothing(drawn: Html) -> Html:
+    return drawn if drawn.text else paragraph("Nothing was timed, so there is nothing to draw.")
+
+
+def _result(row: Any, mode: str) -> list[str | Cell]:
     interval = ""
-    if row.time_ci_low_ms == row.time_ci_low_ms:
+    if known(row.time_ci_low_ms) is not None:
         interval = f"{number(row.time_ci_low_ms, 4)} to {number(row.time_ci_high_ms, 4)}"
-    notes = [] if row.same_math or row.same_math is None else ["other mathematics"]
-    notes += ["clocks lowered"] if isinstance(row.throttled, str) else []
-    notes += [] if row.checked in (None, "same shape", "exempt") or row.checked != row.checked else ["checked smaller"]
+    notes = {
+        "other mathematics": not (row.same_math or row.same_math is None),
+        "clocks lowered": isinstance(row.throttled, str),
+        "checked smaller": known(row.checked) not in (None, "same shape", "exempt"),
+    }
     return [
         name_cell(row),
         mode,
@@ -318,15 +232,16 @@ def _result(row, mode: str) -> list[str | Cell]:  # type: ignore[no-untyped-def]
         numeric(row.tflops),
         numeric(100 * row.roofline_fraction, 2),
         numeric(row.rel_error, 2),
-        "; ".join(notes),
+        "; ".join(note for note, holds in notes.items() if holds),
     ]
 
 
 def _runs(rows: pd.DataFrame) -> Html:
     body: list[list[str | Cell]] = []
+    versions = {"driver": "driver", "CUDA": "cuda", "torch": "torch", "Triton": "triton", "Python": "python",
+                "lrbench": "lrbench"}  # fmt: skip
     for run, group in rows.groupby("run_id", sort=False):
-        measured = ok_rows(group)
-        first = group.iloc[0]
+        measured, commit = group[is_ok(group)], group["git_commit"].iloc[0]
         dirty = " with uncommitted changes" if group["git_dirty"].fillna(False).astype(bool).any() else ""
         body.append(
             [
@@ -334,31 +249,22 @@ def _runs(rows: pd.DataFrame) -> Html:
                 str(group["measured_at"].min())[:16].replace("T", " "),
                 size(len(group)),
                 _values(group, "device_name"),
-                *(
-                    _values(group, f"{name}_version")
-                    for name in ("driver", "cuda", "torch", "triton", "python", "lrbench")
-                ),
-                f"{str(first['git_commit'])[:7]}{dirty}" if isinstance(first["git_commit"], str) else ABSENT,
-                _span(measured["sm_clock_mhz"]),
-                _span(measured["power_w"]),
-                _span(measured["temperature_c"]),
+                *(_values(group, f"{name}_version") for name in versions.values()),
+                f"{commit[:7]}{dirty}" if isinstance(commit, str) else ABSENT,
+                *(_span(measured[name]) for name in ("sm_clock_mhz", "power_w", "temperature_c")),
                 size(measured["throttled"].notna().sum()),
             ]
         )
-    header = [
-        "run", "from (UTC)", "cases", "device", "driver", "CUDA", "torch", "Triton", "Python", "lrbench", "commit",
-        "clock (MHz)", "power (W)", "temperature (°C)", "lowered clocks",
-    ]  # fmt: skip
-    return table("Runs", header, body)
+    header = ["run", "from (UTC)", "cases", "device", *versions, "commit"]
+    return table("Runs", [*header, "clock (MHz)", "power (W)", "temperature (°C)", "lowered clocks"], body)
 
 
 def _providers(rows: pd.DataFrame) -> Html:
-    known = (
-        rows[["provider", "provider_version"]].dropna().drop_duplicates().sort_values(["provider", "provider_version"])
-    )
-    if known.empty:
+    columns = ["provider", "provider_version"]
+    found = rows[columns].dropna().drop_duplicates().sort_values(columns)
+    if found.empty:
         return Html("")
-    return table("Packages", ["package", "version"], [[str(p), str(v)] for p, v in known.itertuples(index=False)])
+    return table("Packages", ["package", "version"], [[str(p), str(v)] for p, v in found.itertuples(index=False)])
 
 
 def _values(rows: pd.DataFrame, column: str) -> str:

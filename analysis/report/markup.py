@@ -1,4 +1,4 @@
-"""HTML of a report: sentences, sortable tables, embedded figures, formulas set as SVG. Nothing here needs a network."""
+"""HTML of a report: sections of ``sections.html.j2``, tables, embedded figures and formulas; all lies in the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..figures.style import alt_text, binary, rate, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,23 +31,45 @@ class Html:
     def _repr_html_(self) -> str:
         return self.text
 
+    def __html__(self) -> str:
+        """Return the text, which templates take as it is."""
+        return self.text
+
     def __repr__(self) -> str:
         return f"<{len(self.text)} characters of HTML>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A table's cell.
-
-    Attributes:
-        text: what it shows.
-        value: what it is sorted by, where that is a number.
-        detail: shown small after the text.
-    """
+class Cell(NamedTuple):
+    """A table's cell: what it shows, the number it is sorted by, and what is shown small after the text."""
 
     text: str
     value: float | None = None
     detail: str = ""
+
+
+@functools.cache
+def _sections() -> Any:
+    """Return the template's macros."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "binary": binary,
+        "listed": listed,
+        "many": lambda count, noun: f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s",
+        "number": number,
+        "rate": rate,
+        "was": lambda count: "was" if count == 1 else "were",
+        "whole": lambda count: f"{count:,}",
+    }
+    return environment.get_template("sections.html.j2").module
+
+
+def render(section: str, *values: Any, **named: Any) -> Html:
+    """Return a section of the template with its values."""
+    return Html(str(getattr(_sections(), section)(*values, **named)).strip())
 
 
 def join(*parts: Html) -> Html:
@@ -54,16 +79,13 @@ def join(*parts: Html) -> Html:
 
 def paragraph(text: str) -> Html:
     """Return a paragraph; nothing for an empty text."""
-    return Html(f"<p>{html.escape(text)}</p>" if text else "")
+    return render("paragraph", text)
 
 
-def terms(parts: Iterable[tuple[str, Sequence[str]]]) -> Html:
-    """Return a list of (what it is about, the sentences on it)."""
-    each = (
-        f"<dt>{html.escape(about)}</dt><dd>{''.join(f'<p>{html.escape(one)}</p>' for one in said)}</dd>"
-        for about, said in parts
-    )
-    return Html("<dl>" + "\n".join(each) + "</dl>")
+def listed(parts: Iterable[str]) -> str:
+    """Return texts as a list in words: a; a and b; a, b and c."""
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -79,54 +101,33 @@ def number(value: float | None, digits: int = 3) -> str:
 def numeric(value: float | None, digits: int = 3, *, unit: str = "", detail: str = "") -> Cell:
     """Return a cell that shows a number and sorts by it."""
     if value is None or math.isnan(value):
-        return Cell(text=ABSENT)
-    return Cell(text=f"{number(value, digits)}{unit}", value=float(value), detail=detail)
+        return Cell(ABSENT)
+    return Cell(f"{number(value, digits)}{unit}", float(value), detail)
 
 
 def size(value: float | None) -> Cell:
     """Return a cell that shows a whole number in full and sorts by it; a dash for None and NaN."""
-    if value is None or math.isnan(value):
-        return Cell(text=ABSENT)
-    return Cell(text=f"{int(value):,}", value=float(value))
+    return Cell(ABSENT) if value is None or math.isnan(value) else Cell(f"{int(value):,}", float(value))
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> Html:
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> Html:
     """Return a table that the page's script makes sortable; columns with numbers are set right.
 
     Args:
         header: names of the columns.
         rows: cells, as many in each row as in the header; the first names the row.
     """
-    right = [any(isinstance(row[n], Cell) and row[n].value is not None for row in rows) for n in range(len(header))]  # type: ignore[union-attr]
-    head = "".join(
-        f'<th scope="col"{_number_class(on_right)}>{html.escape(name)}</th>'
-        for name, on_right in zip(header, right, strict=True)
-    )
-    body = "\n".join(
-        "<tr>" + "".join(_cell(cell, n == 0, right[n]) for n, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return Html(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(caption, quote=True)}">'
-        f'<table class="sortable"><caption>{html.escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
-    )
+    cells = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    right = [any(row[n].value is not None for row in cells) for n in range(len(header))]
+    return render("table", caption, header, cells, right)
 
 
-def _number_class(on_right: bool) -> str:
-    return ' class="number"' if on_right else ""
+class Image(NamedTuple):
+    """A picture to embed, its size in points."""
 
-
-def _cell(cell: str | Cell, first: bool, on_right: bool) -> str:
-    cell = Cell(text=cell) if isinstance(cell, str) else cell
-    tag, scope = ("th", ' scope="row"') if first else ("td", "")
-    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-    detail = f" <small>{html.escape(cell.detail)}</small>" if cell.detail else ""
-    return f"<{tag}{scope}{_number_class(on_right)}{value}>{html.escape(cell.text)}{detail}</{tag}>"
-
-
-def details(summary: str, inner: Html) -> Html:
-    """Return something that opens on demand; in print it is open."""
-    return Html(f"<details><summary>{html.escape(summary)}</summary>{inner.text}</details>")
+    width: str
+    height: str
+    uri: str
 
 
 def figure(wide: Figure, narrow: Figure | None = None) -> Html:
@@ -135,29 +136,18 @@ def figure(wide: Figure, narrow: Figure | None = None) -> Html:
     Args:
         narrow: the same figure for narrow screens, whose width it fills.
     """
-    from ..figures.style import alt_text
-
-    alt = html.escape(alt_text(wide), quote=True)
-    source = "" if narrow is None else f'<source media="(max-width: 40rem)" {_embedded(narrow, "srcset", crop=False)}>'
-    return Html(f'<figure><picture>{source}<img alt="{alt}" {_embedded(wide, "src", crop=True)}></picture></figure>')
+    return render("figure", alt_text(wide), _image(wide, crop=True), narrow and _image(narrow, crop=False))
 
 
-def _embedded(drawn: Figure, attribute: str, *, crop: bool) -> str:
-    """Return the attributes of an image: its size, and itself, ``crop`` to what is drawn."""
-    from ..figures.style import styled
-
+def _image(drawn: Figure, *, crop: bool) -> Image:
+    """Return a figure as an image, ``crop``: cut to what is drawn."""
     buffer = io.StringIO()
     with styled():
         # What is drawn is looked for here: savefig would draw it all a second time for that.
         box = drawn.get_tightbbox().padded(0.06) if crop else None
         drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
     width, height = _svg_size(buffer.getvalue())
-    return f'width="{width:.0f}" height="{height:.0f}" {attribute}="{_data_uri(buffer.getvalue())}"'
-
-
-def grid(parts: Sequence[Html]) -> Html:
-    """Return parts side by side where the page is wide enough."""
-    return Html('<div class="grid">' + "\n".join(part.text for part in parts) + "</div>") if parts else Html("")
+    return Image(f"{width:.0f}", f"{height:.0f}", _data_uri(buffer.getvalue()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -167,12 +157,13 @@ def formula(tex: str) -> str:
     Raises:
         ValueError: matplotlib cannot set it.
     """
+    import matplotlib
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import math_to_image
 
     buffer = io.StringIO()
     size = 12
-    with _math_font():
+    with matplotlib.rc_context({"mathtext.fontset": "stix", "svg.fonttype": "path", "svg.hashsalt": "lrbench"}):
         depth = math_to_image(f"${tex}$", buffer, prop=FontProperties(size=size), format="svg")
     width, height = _svg_size(buffer.getvalue())
     alt = html.escape(tex.replace("\\", ""), quote=True)
@@ -184,12 +175,6 @@ def formula(tex: str) -> str:
 def with_formulas(markdown: str) -> str:
     """Replace every $formula$ of a text by its image."""
     return re.sub(r"\$([^$\n]+)\$", lambda match: formula(match[1]), markdown)
-
-
-def _math_font():  # type: ignore[no-untyped-def]
-    import matplotlib
-
-    return matplotlib.rc_context({"mathtext.fontset": "stix", "svg.fonttype": "path", "svg.hashsalt": "lrbench"})
 
 
 def _svg_size(svg: str) -> tuple[float, float]:

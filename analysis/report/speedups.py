@@ -6,6 +6,8 @@ tokens, sequence length and embedding dim, in the setting of the figures.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from ...results.schema import SIZE_COLUMNS
 from ...results.select import best_rows
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from .markup import ABSENT, Cell, Html, numeric, table
-from .subject import OURS, Subject, name_cell, problem_in_words
+from .subject import OURS, Subject, known, name_cell, name_of, problem_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,29 +28,52 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_version")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True)
+class Speedup:
     """One of our kernels beside a baseline, on the same problem.
 
     Attributes:
         ours, theirs: the rows, as named tuples of their columns.
-        ratio: theirs over our median time; above 1 ours is faster.
-        low, high: 95 % bootstrap interval of it, from the samples of both; None where they were not stored.
-        memory: our peak memory beyond inputs over theirs, or None.
         again: whether there is a newer row of one side, of another run.
     """
 
     ours: Any
     theirs: Any
-    ratio: float
-    low: float | None
-    high: float | None
-    memory: float | None
     again: bool = False
 
     @property
+    def ratio(self) -> float:
+        """Their median time over ours; above 1 ours is faster."""
+        return float(self.theirs.time_ms / self.ours.time_ms)
+
+    @functools.cached_property
+    def ends(self) -> tuple[float, float] | None:
+        """The 95 % bootstrap interval of the ratio, from the samples of both; None where too few were stored."""
+        samples = [row.time_samples_ms for row in (self.theirs, self.ours)]
+        if any(each is None or len(each) < MIN_SAMPLES for each in samples):
+            return None
+        interval = ratio_interval(*samples)
+        return interval.low, interval.high
+
+    @property
+    def interval(self) -> str:
+        """The interval in words, or an empty text."""
+        return "" if self.ends is None else "{:.2f} to {:.2f}".format(*self.ends)
+
+    @property
+    def memory(self) -> float | None:
+        """Our peak memory beyond inputs over theirs, where both are known."""
+        ours, theirs = (each.peak_memory_bytes - each.input_bytes for each in (self.ours, self.theirs))
+        return known(float(ours / theirs)) if theirs else None
+
+    @property
+    def theirs_name(self) -> str:
+        """How the baseline is called."""
+        return name_of(self.theirs)
+
+    @property
     def same_run(self) -> bool:
-        """Whether one run measured both: an interval does not tell how runs differ."""
+        """Whether one run measured both: an interval says nothing of how runs differ."""
         return bool(self.ours.run_id == self.theirs.run_id)
 
     @property
@@ -56,94 +81,56 @@ class Comparison:
         """Whether both compute the same function."""
         return bool(self.ours.op == self.theirs.op)
 
+    @property
+    def clocks_lowered(self) -> bool:
+        """Whether clocks were lowered while one of the sides was measured."""
+        return isinstance(self.ours.throttled, str) or isinstance(self.theirs.throttled, str)
+
     def differences(self) -> list[str]:
-        """Return in which versions the two sides' environments differ."""
-        pairs = [(name, getattr(self.ours, name), getattr(self.theirs, name)) for name in ENVIRONMENT]
-        return [f"{name.removesuffix('_version')} {a} beside {b}" for name, a, b in pairs if _differ(a, b)]
-
-    def interval(self) -> str:
-        """Return the interval in words, or an empty text."""
-        return "" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
-
-
-def _differ(a: Any, b: Any) -> bool:
-    """Whether two versions are both known, and not the same."""
-    return isinstance(a, str) and isinstance(b, str) and a != b
+        """Return which versions are known of both sides and differ."""
+        sides = {name: (getattr(self.ours, name), getattr(self.theirs, name)) for name in ENVIRONMENT}
+        return [
+            f"{name.removesuffix('_version')} {ours} beside {theirs}"
+            for name, (ours, theirs) in sides.items()
+            if isinstance(ours, str) and isinstance(theirs, str) and ours != theirs
+        ]
 
 
-def compare(ours: Any, theirs: Any, *, again: bool = False) -> Comparison:
-    """Compare two measured rows."""
-    low = high = None
-    samples = [row.time_samples_ms for row in (theirs, ours)]
-    if all(each is not None and len(each) >= MIN_SAMPLES for each in samples):
-        interval = ratio_interval(*samples)
-        low, high = interval.low, interval.high
-    held = [each.peak_memory_bytes - each.input_bytes for each in (ours, theirs)]
-    memory = held[0] / held[1] if held[1] else math.nan
-    return Comparison(
-        ours=ours,
-        theirs=theirs,
-        ratio=theirs.time_ms / ours.time_ms,
-        low=low,
-        high=high,
-        memory=None if math.isnan(memory) else float(memory),
-        again=again,
-    )
-
-
-def comparisons(subject: Subject) -> list[Comparison]:
+def speedups(subject: Subject) -> list[Speedup]:
     """Return our fastest kernel beside every baseline, for every problem that both were measured on.
 
     Newest rows are compared. Where clocks were lowered, a time depends on what ran before it: then the newest run that
     measured both sides counts, where there is one.
     """
-    rows = subject.trusted
-    best = best_rows(rows, ("op", "impl", *SAME_SIZES))
+    best = best_rows(subject.trusted, ("op", "impl", *SAME_SIZES))
     ours = best_rows(best[best["provider"] == OURS], ("op", *SAME_SIZES))
     baselines = best[best["provider"] != OURS]
-    known = set(ours["op"])
-    same = _matched(ours, baselines[baselines["op"].isin(known)], ("op", *SAME_SIZES))
-    other = baselines[~baselines["op"].isin(known)]
+    comparable = baselines["op"].isin(set(ours["op"]))
+    same, other = _matched(ours, baselines[comparable], ("op", *SAME_SIZES)), baselines[~comparable]
     if subject.chosen is not None:
         shown = subject.chosen.rows.index
         other, ours = other[other.index.isin(shown)], ours[ours.index.isin(shown)]
-    pairs = [*same, *_matched(_widest(ours), other, SAME_WORK)]
-    apart = {n for n, pair in enumerate(pairs) if pair[0].run_id != pair[1].run_id and _lowered(*pair)}
-    together = _together(subject.repeated) if apart else None
-    return [
-        _of_one_run(pair, together) if n in apart and together is not None else compare(*pair)
-        for n, pair in enumerate(pairs)
-    ]
+    found = [*same, *_matched(_widest(ours), other, SAME_WORK)]
+    if not any(map(_is_doubtful, found)):
+        return found
+    together = _within_runs(subject.repeated)
+    return [together.get(_pair(each), each) if _is_doubtful(each) else each for each in found]
 
 
-Runs = tuple[dict[tuple[Any, ...], Any], dict[tuple[Any, ...], list[Any]]]
-"""Our fastest row by run, operation and sizes; a baseline's rows, the newest last, by operation, name and sizes."""
+def _is_doubtful(each: Speedup) -> bool:
+    return each.clocks_lowered and not each.same_run
 
 
-def _together(rows: pd.DataFrame) -> Runs:
+def _pair(each: Speedup) -> tuple[Any, ...]:
+    return (*_key(each.ours, ("op", *SAME_SIZES)), *_key(each.theirs, ("op", "impl", *SAME_SIZES)))
+
+
+def _within_runs(rows: pd.DataFrame) -> dict[tuple[Any, ...], Speedup]:
+    """Return our fastest kernel beside every baseline in the newest run that measured both."""
     best = best_rows(rows, ("run_id", "op", "impl", *SAME_SIZES)).sort_values("measured_at", kind="stable")
     ours = best_rows(best[best["provider"] == OURS], ("run_id", "op", *SAME_SIZES))
-    theirs: dict[tuple[Any, ...], list[Any]] = {}
-    for row in best[best["provider"] != OURS].itertuples(index=False):
-        theirs.setdefault(_key(row, ("op", "impl", *SAME_SIZES)), []).append(row)
-    return {_key(row, ("run_id", "op", *SAME_SIZES)): row for row in ours.itertuples(index=False)}, theirs
-
-
-def _of_one_run(pair: tuple[Any, Any], runs: Runs) -> Comparison:
-    """Compare a pair as the newest run that has both measured it, or as it is."""
-    ours, theirs = runs
-    mine, row = pair
-    sizes = _key(mine, ("op", *SAME_SIZES))
-    for each in reversed(theirs.get(_key(row, ("op", "impl", *SAME_SIZES)), [])):
-        beside = ours.get((each.run_id, *sizes))
-        if beside is not None:
-            return compare(beside, each, again=True)
-    return compare(mine, row)
-
-
-def _lowered(*rows: Any) -> bool:
-    """Whether clocks were lowered while one of the rows was measured."""
-    return any(isinstance(row.throttled, str) for row in rows)
+    pairs = _matched(ours, best[best["provider"] != OURS], ("run_id", *SAME_WORK))
+    return {_pair(each): dataclasses.replace(each, again=True) for each in pairs}
 
 
 def _widest(ours: pd.DataFrame) -> pd.DataFrame:
@@ -154,18 +141,18 @@ def _widest(ours: pd.DataFrame) -> pd.DataFrame:
     return ours[ours["op"].isin(count.index[count == count.max()])]
 
 
-def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[tuple[Any, Any]]:
-    """Return the pairs of rows that agree in ``by``; null agrees with null."""
+def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[Speedup]:
+    """Return our rows beside theirs where they agree in ``by``; null agrees with null."""
     by = list(by)
     found: dict[tuple[Any, ...], list[Any]] = {}
     for row in ours.itertuples(index=False):
         found.setdefault(_key(row, by), []).append(row)
-    return [(mine, row) for row in theirs.itertuples(index=False) for mine in found.get(_key(row, by), [])]
+    return [Speedup(mine, row) for row in theirs.itertuples(index=False) for mine in found.get(_key(row, by), [])]
 
 
 def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
     values = (getattr(row, name) for name in by)
-    return tuple(None if value != value else value for value in values)
+    return tuple(map(known, values))
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -174,9 +161,9 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
+def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
-    lines: dict[tuple[Any, ...], list[Comparison]] = {}
+    lines: dict[tuple[Any, ...], list[Speedup]] = {}
     for each in found:
         lines.setdefault(_line(subject, each), []).append(each)
     columns = sorted({int(each.theirs.seq_len) for each in found})
@@ -213,7 +200,7 @@ def speedup_table(subject: Subject, found: list[Comparison]) -> Html:
     return table(caption, header, rows)
 
 
-def _line(subject: Subject, each: Comparison) -> tuple[Any, ...]:
+def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:
     theirs, ours = each.theirs, each.ours
     dims = _key(ours, ("num_heads", "head_dim_v", "head_dim_qk", "channels", "d_model", "d_ff", "state_dtype"))
     # Where no number of tokens is held they are the sequence length, which has columns of its own.
@@ -221,30 +208,30 @@ def _line(subject: Subject, each: Comparison) -> tuple[Any, ...]:
     return (not each.same_operation, theirs.op, theirs.impl, ours.op, theirs.mode, theirs.dtype, *dims, tokens)
 
 
-def _ours_cell(group: list[Comparison]) -> Cell:
+def _ours_cell(group: list[Speedup]) -> Cell:
     """Return a cell that names our implementations, the fastest at each length, in the order of the lengths."""
     by_length = sorted(group, key=lambda each: each.theirs.seq_len)
     cells = [name_cell(each.ours) for each in by_length]
     return Cell(text=cells[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in cells)))
 
 
-def _ratio_cell(each: Comparison | None) -> str | Cell:
-    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval())
+def _ratio_cell(each: Speedup | None) -> str | Cell:
+    return ABSENT if each is None else Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=each.interval)
 
 
-def _memory_cell(group: list[Comparison]) -> str | Cell:
+def _memory_cell(group: list[Speedup]) -> str | Cell:
     ratios = [each.memory for each in group if each.memory]
     return numeric(geometric_mean(ratios), unit=TIMES) if ratios else ABSENT
 
 
-def remarks(group: list[Comparison]) -> str:
+def remarks(group: list[Speedup]) -> str:
     """Return what a reader of these ratios should know: other mathematics, other runs, other versions."""
     notes = [] if group[0].same_operation else ["other mathematics"]
     apart = sum(not each.same_run for each in group)
     if apart:
         notes.append("two runs" if apart == len(group) else f"two runs in {apart} of {len(group)}")
     notes += sorted({difference for each in group for difference in each.differences()})
-    if any(_lowered(each.ours, each.theirs) for each in group):
+    if any(each.clocks_lowered for each in group):
         notes.append("clocks lowered in part")
     if any(each.again for each in group):
         notes.append("of the run that measured both; one alone since")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 OURS = "lrbench"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """The rows of a report.
 
@@ -30,27 +32,59 @@ class Subject:
         family: the family of kernels that it is of; "" for a subject of several.
         accelerator: what the report is about (``--gpu``), with its newest calibration.
         results: where the rows are from, as the user named it.
-        everything: the newest row of every case on every device.
+        loaded: all rows, of every device, the older ones of cases measured more than once included.
         device: key of the measured device, or its name where it has none.
-        rows: those of ``everything`` that were measured on ``device``.
-        chosen: what figures show, see :func:`..selection.choose`; None where nothing was measured.
-        state_dtype: the dtype of chunk states that figures show; None: fp32.
-        seq_len: the sequence length at which single figures are given, the one that figures choose; None as ``chosen``.
-        trusted: the measured rows of ``rows`` that are not suspect.
-        repeated: the same, but with the older rows of cases measured more than once.
     """
 
     family: str
     accelerator: Accelerator
     results: tuple[str, ...]
-    everything: pd.DataFrame
+    loaded: pd.DataFrame
     device: str
-    rows: pd.DataFrame
-    chosen: Chosen | None
-    state_dtype: str | None
-    seq_len: int | None
-    trusted: pd.DataFrame
-    repeated: pd.DataFrame
+
+    @functools.cached_property
+    def everything(self) -> pd.DataFrame:
+        """The newest row of every case on every device."""
+        return latest_rows(self.loaded).reset_index(drop=True)
+
+    @functools.cached_property
+    def rows(self) -> pd.DataFrame:
+        """Those of ``everything`` that were measured on ``device``."""
+        return self.everything[_devices(self.everything) == self.device]
+
+    @functools.cached_property
+    def trusted(self) -> pd.DataFrame:
+        """The measured rows of ``rows`` that are not suspect."""
+        measured = ok_rows(self.rows)
+        return measured[measured["suspect"].isna()]
+
+    @functools.cached_property
+    def repeated(self) -> pd.DataFrame:
+        """The same as ``trusted``, but with the older rows of cases measured more than once."""
+        measured = ok_rows(self.loaded)
+        return measured[(_devices(measured) == self.device) & measured["suspect"].isna()]
+
+    @functools.cached_property
+    def setting_shown(self) -> Selection | None:
+        """Device, dtype and dtype of states that all figures show; None where nothing was measured."""
+        measured = ok_rows(self.rows)
+        if measured.empty:
+            return None
+        dtype = str(measured["dtype"].mode()[0])
+        states = measured["state_dtype"][measured["dtype"] == dtype]
+        # fp32 (None) unless there are others only.
+        other = None if states.isna().any() or (states == "fp32").any() else str(states.mode()[0])
+        return Selection(device=self.device, dtype=dtype, state_dtype=other)
+
+    @functools.cached_property
+    def chosen(self) -> Chosen | None:
+        """What figures show, see :func:`..selection.choose`; None where nothing was measured."""
+        return None if self.setting_shown is None else choose(self.rows, self.setting_shown)
+
+    @functools.cached_property
+    def seq_len(self) -> int | None:
+        """The sequence length at which single figures are given, the one that figures choose; None as ``chosen``."""
+        return None if self.setting_shown is None else choose(self.rows, self.setting_shown, seq_len=True).seq_len
 
     @property
     def on_target(self) -> bool:
@@ -70,16 +104,10 @@ class Subject:
 
     def selection(self, mode: str) -> Selection:
         """Return the selection of a figure of one mode, in the setting that the whole report shows."""
-        return Selection(
-            device=self.device,
-            modes=(mode,),
-            dtype=self.chosen.dtype if self.chosen else None,
-            state_dtype=self.state_dtype,
-            tokens=self.chosen.tokens if self.chosen else None,
-            channels=self.chosen.channels if self.chosen else None,
-            d_model=self.chosen.d_model if self.chosen else None,
-            d_ff=self.chosen.d_ff if self.chosen else None,
-        )
+        if self.setting_shown is None or self.chosen is None:
+            return Selection(device=self.device, modes=(mode,))
+        held = {name: getattr(self.chosen, name) for name in ("tokens", "channels", "d_model", "d_ff")}
+        return dataclasses.replace(self.setting_shown, modes=(mode,), **held)
 
     def setting(self) -> str:
         """Return the setting of the figures in words: tokens, widths, dtype, head dim."""
@@ -117,85 +145,50 @@ class Subject:
         return f"{sizes_in_words(seq_lens)} tokens" if self.without_order else lengths(seq_lens)
 
 
-def load_subject(results: Sequence[str | Path], gpu: str) -> Subject:
-    """Load results and decide what the report shows.
+def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
+    """Load results: return a subject of all rows, and after it one for each family of kernels if there are several.
 
-    The device is ``gpu`` where something was measured on it, else the device with most measured rows.
+    The device is ``gpu`` where something was measured on it, else the device with most measured rows. The family with
+    most rows comes first.
 
     Raises:
         ValueError: an unknown accelerator, or bad results, see :func:`.select.load_results`.
-    """
-    return load_subjects(results, gpu)[0]
-
-
-def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
-    """Return the subject of all results, as :func:`load_subject` does, and after it one for each family of kernels.
-
-    The family with most rows comes first. Results of one family make one subject.
     """
     accelerator = with_stored_roofs(get_accelerator(gpu))
     loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
-    device = _device(latest_rows(loaded), accelerator.key)
-    whole = _subject(loaded, "", accelerator, results, device)
+    whole = Subject(
+        family="",
+        accelerator=accelerator,
+        results=tuple(map(str, results)),
+        loaded=loaded,
+        device=_device(latest_rows(loaded), accelerator.key),
+    )
     found = families(whole.rows)
     if len(found) < 2:
         return [whole]
-    return [
-        whole,
-        *(_subject(of_family(loaded, each), each, accelerator, results, device) for each in found),
-    ]
+    return [whole, *(dataclasses.replace(whole, family=each, loaded=of_family(loaded, each)) for each in found)]
 
 
-def _subject(
-    loaded: pd.DataFrame, family: str, accelerator: Accelerator, results: Sequence[str | Path], device: str
-) -> Subject:
-    everything = latest_rows(loaded).reset_index(drop=True)
-    named = everything["device_accelerator"].fillna(everything["device_name"])
-    rows = everything[named == device]
-    measured = ok_rows(rows)
-    chosen = state_dtype = seq_len = None
-    if len(measured):
-        dtype = str(measured["dtype"].mode()[0])
-        state_dtype = _state_dtype(measured[measured["dtype"] == dtype]["state_dtype"])
-        selection = Selection(device=device, dtype=dtype, state_dtype=state_dtype)
-        chosen = choose(rows, selection)
-        seq_len = choose(rows, selection, seq_len=True).seq_len
-    return Subject(
-        family=family,
-        accelerator=accelerator,
-        results=tuple(str(path) for path in results),
-        everything=everything,
-        device=device,
-        rows=rows,
-        chosen=chosen,
-        state_dtype=state_dtype,
-        seq_len=seq_len,
-        trusted=measured[measured["suspect"].isna()],
-        repeated=_trusted(loaded, device),
-    )
-
-
-def _trusted(loaded: pd.DataFrame, device: str) -> pd.DataFrame:
-    measured = ok_rows(loaded)
-    named = measured["device_accelerator"].fillna(measured["device_name"])
-    return measured[(named == device) & measured["suspect"].isna()]
-
-
-def _state_dtype(found: pd.Series) -> str | None:
-    """Return the most frequent dtype of states where none are fp32 and every row has some; else None, for fp32."""
-    return None if found.isna().any() or (found == "fp32").any() else str(found.mode()[0])
+def _devices(frame: pd.DataFrame) -> pd.Series:
+    """Return the devices of rows: their keys, or the names of those that have none."""
+    return frame["device_accelerator"].fillna(frame["device_name"])
 
 
 def _device(frame: pd.DataFrame, wanted: str) -> str:
-    named = frame["device_accelerator"].fillna(frame["device_name"])
+    named = _devices(frame)
     if named.isna().all():
         raise ValueError("results must name the device that they were measured on in device_name, got none")
-    measured = named[frame.index.isin(ok_rows(frame).index)].dropna()
+    measured = named[is_ok(frame)].dropna()
     if wanted in set(measured) or measured.empty:
         return wanted if wanted in set(named) else str(named.mode()[0])
     return str(measured.mode()[0])
+
+
+def known(value: Any) -> Any:
+    """Return a value of a frame, None for one that is null."""
+    return None if value != value else value
 
 
 def name_of(row: Any) -> str:
@@ -225,7 +218,6 @@ def sizes_in_words(values: Sequence[float]) -> str:
 def problem_in_words(row: Any) -> str:
     """Return the sizes of a row's problem and its dtypes in a few words, without batch, sequence and chunk length."""
     columns = (*SIZE_COLUMNS, "dtype", "state_dtype")
-    values = {name: getattr(row, name) for name in columns}
-    known: dict[str, Any] = {name: value if value == value else None for name, value in values.items()}
-    known |= {name: int(known[name]) for name in SIZE_COLUMNS if known[name] is not None}
-    return describe_sizes(known | dict.fromkeys(("batch", "seq_len", "chunk_size")))
+    values: dict[str, Any] = {name: known(getattr(row, name)) for name in columns}
+    values |= {name: int(values[name]) for name in SIZE_COLUMNS if values[name] is not None}
+    return describe_sizes(values | dict.fromkeys(("batch", "seq_len", "chunk_size")))

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.figures.plots import KINDS, RESULT_KINDS, Selection, plot
-from lrbench.analysis.figures.selection import failure_note
+from lrbench.analysis.figures.plots import KINDS, RESULT_KINDS, plot
+from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
 from lrbench.cli import app
 

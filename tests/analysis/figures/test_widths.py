@@ -14,8 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.figures.plots import RESULT_KINDS, Selection, modelled_operation, plot
+from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation, plot
 from lrbench.analysis.figures.roofline import roofline
+from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import alt_text, log_axis, new_figure, save_figure, series_label, styled
 from lrbench.cli import app
 from lrbench.results.schema import Case

@@ -20,8 +20,7 @@ import pytest
 
 from lrbench.analysis.report import export, markup
 from lrbench.analysis.report.contents import Report
-from lrbench.analysis.report.speedups import TIMES, comparisons
-from lrbench.analysis.report.summary import sentences
+from lrbench.analysis.report.speedups import TIMES, speedups
 from lrbench.bench import clock
 from lrbench.results.schema import Case
 from lrbench.results.select import latest_rows, load_results, ok_rows
@@ -56,8 +55,8 @@ def words(piece: markup.Html) -> str:
 
 
 def summary(made_report: Report) -> dict[str, str]:
-    told = sentences(made_report.subject, made_report.comparisons, made_report.choices)
-    return {about: " ".join(each) for about, each in told}
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", made_report.summary().text, re.DOTALL)
+    return {about: words(markup.Html(said)) for about, said in told}
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.25])
@@ -111,9 +110,9 @@ def test_sides_with_lowered_clocks_are_compared_within_a_run(tmp_path: Path) -> 
         mlp(1024, liger, 1.1, "a", measured_at=old),
         mlp(1024, "fused", 1.2, "b", measured_at=new),
     ]
-    (each,) = report(rows, tmp_path).comparisons
+    (each,) = report(rows, tmp_path).speedups_found
     assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1), True, True)
-    (each,) = report([{**one, "throttled": None} for one in rows], tmp_path).comparisons
+    (each,) = report([{**one, "throttled": None} for one in rows], tmp_path).speedups_found
     assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1 / 1.2), False, False)
 
 
@@ -152,7 +151,7 @@ def test_suspect_rows_count_in_no_comparison(tmp_path: Path) -> None:
         row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 6.0),
     ]
     made_report = report(rows, tmp_path)
-    assert [each.ratio for each in made_report.comparisons] == pytest.approx([3.0])
+    assert [each.ratio for each in made_report.speedups_found] == pytest.approx([3.0])
     assert "1 row was suspect (945 TFLOP/s is above the measured roof" in summary(made_report)["With care"]
 
 
@@ -165,10 +164,10 @@ def test_comparisons_match_problem_by_problem() -> None:
     ours = rows[rows["provider"] == "lrbench"].groupby(sizes)["time_ms"].min()
     theirs = rows[rows["provider"] == "mlstm_kernels"].groupby(sizes)["time_ms"].min()
     expected = sorted((theirs / ours).dropna())
-    found = [c for c in comparisons(subject) if c.theirs.op == "mlstm_sig"]
+    found = [c for c in speedups(subject) if c.theirs.op == "mlstm_sig"]
     assert len(expected) > 30
     assert sorted(c.ratio for c in found) == pytest.approx(expected)
-    assert all(c.low <= c.ratio <= c.high for c in found if c.low is not None and c.high is not None)
+    assert all(c.ends[0] <= c.ratio <= c.ends[1] for c in found if c.ends is not None)
 
 
 def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_one_number_of_channels_is_shown(tmp_path: Path) -> None:
     assert "RG-LRU · lrbench torch takes 4.00 ms" in told["Forward"]
     assert "3.00 times as fast as attention" in told["Forward"]
     assert "T = 8,192, 65,536 tokens, 4,096 channels" in words(made_report.results())
-    assert {c.theirs.embedding_dim for c in made_report.comparisons} == {4096}
+    assert {c.theirs.embedding_dim for c in made_report.speedups_found} == {4096}
     numbers = words(made_report.head_dim())
     assert "time per call (ms) over channels implementation 256 4k" in numbers
     assert "RG-LRU lrbench torch 0.250 L 128 4.00 L 128" in numbers
