@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from ..analysis import counts
 from ..analysis.accelerators.roofs import write_roofs
-from ..analysis.check.statistics import Interval, bootstrap_ratio_interval, median
+from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..kernels import baselines, resolve
 from ..kernels.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import SIZE_COLUMNS, Case, Record
-from ..results.toml_tables import read_toml
+from ..results.toml_tables import build, read_toml
 from .calibrate import roof_row
 from .derived import Run, build_record
 from .environment import Environment
@@ -178,7 +178,7 @@ def load_bars(path: Path = FILE) -> Bars:
         ValueError: the file is not as :class:`Bars` says, a problem's family is none of the file's, or a problem has no
             side or a label that names no size.
     """
-    found = read_toml(path, Bars)
+    found = build(Bars, read_toml(path, "bars").values, str(path))
     problems: list[Problem] = []
     for number, problem in enumerate(found.problems):
         where = f"{path}: problems[{number}]"
@@ -391,7 +391,7 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
         our_bytes, their_bytes = memory_bytes(ours), memory_bytes(theirs)
         return replace(verdict, ratio=their_bytes / our_bytes if our_bytes and their_bytes is not None else None)
     pair = theirs.time_samples_ms or [], ours.time_samples_ms or []
-    return replace(verdict, ratio=median(pair[0]) / median(pair[1]), interval=bootstrap_ratio_interval(*pair))
+    return replace(verdict, ratio=median(pair[0]) / median(pair[1]), interval=ratio_interval(*pair))
 
 
 def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
