@@ -32,7 +32,7 @@ from .derived import Run, build_record
 from .environment import Environment
 from .plan import PlannedCase, find_target
 from .run import file_name, run_in_turn
-from .workers import Limits, Session, Started
+from .workers import Limits, ReplaceableWorker, Started
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY = "copy"
@@ -277,7 +277,7 @@ def measure_bars(
     for name, group in itertools.groupby(problems, key=lambda problem: problem.family):
         family, members = bars.families[name], list(group)
         verdicts: list[Verdict] = []
-        with _session(members[0].device) as session:
+        with _worker(members[0].device) as session:
             environment = Environment(**_called(session, "bench.calibrate:environment_here"))
             if environment.device_kind != members[0].device:
                 raise ValueError(f"the bars {name} need an NVIDIA GPU, and none is here")
@@ -293,7 +293,7 @@ def measure_bars(
 
 
 def _measure(
-    session: Session,
+    session: ReplaceableWorker,
     run: Run,
     writer: store.RunWriter,
     kernel: str,
@@ -311,7 +311,7 @@ def _measure(
     copies_ms: list[float] = []
     undecidable = set()
 
-    def race(within: Session, mode: str, impls: Sequence[str]) -> None:
+    def race(within: ReplaceableWorker, mode: str, impls: Sequence[str]) -> None:
         planned = planned_cases(kernel, problem, mode, impls)
         for item, reply in run_in_turn(within, planned, run.environment, limits, started):
             record = build_record(run, item, reply)
@@ -336,7 +336,7 @@ def _measure(
     if on_cpu:
         gain = _thread_gain()
         for bar in problem.bars:
-            with _session("cpu") as own:
+            with _worker("cpu") as own:
                 race(own, bar.mode, [impl for impl in (bar.ours, bar.theirs) if impl != COPY])
             before, gain = gain, _thread_gain()
             note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
@@ -351,11 +351,11 @@ def _measure(
     return entries, [replace(verdict, undecidable=verdict.bar in undecidable) for verdict in found]
 
 
-def _session(device: str) -> Session:
-    return Session({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
+def _worker(device: str) -> ReplaceableWorker:
+    return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
 
 
-def _called(session: Session, function: str, **arguments: Any) -> dict[str, Any]:
+def _called(session: ReplaceableWorker, function: str, **arguments: Any) -> dict[str, Any]:
     reply = session.call(function, **arguments)
     if reply["status"] != "ok":
         raise RuntimeError(f"{function.partition(':')[2]} failed: {reply['reason']}")
@@ -364,7 +364,7 @@ def _called(session: Session, function: str, **arguments: Any) -> dict[str, Any]
 
 def _thread_gain() -> float:
     """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
-    with _session("cpu") as session:
+    with _worker("cpu") as session:
         return _called(session, "bench.calibrate:thread_gain_here")["gain"]
 
 

@@ -25,7 +25,7 @@ from ..analysis.accelerators.roofs import FILE_NAME, RoofRow, as_roofs
 from ..analysis.check import statistics
 from . import clock
 from .environment import Environment, current_environment
-from .workers import Session
+from .workers import ReplaceableWorker
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -106,7 +106,7 @@ def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
         ValueError: the user's accelerator file is bad.
     """
     accelerators.known_accelerators()
-    with Session() as session:
+    with ReplaceableWorker() as session:
         reply = session.call("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
     if reply["status"] != "ok":
         raise RuntimeError(f"cannot find out what this machine is: {reply['reason']}")

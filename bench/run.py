@@ -32,7 +32,7 @@ from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
 from .plan import PlannedCase, find_target, group_by_implementation
-from .workers import Executor, Limits, LocalExecutor, Reply, Session, Started, get_executor
+from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started, get_executor
 
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -269,14 +269,14 @@ def side_by_side(
     """
     run = Run.start(uuid.uuid4().hex, environment, None)
     limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=environment.device_kind)
-    with Session() as session:
+    with ReplaceableWorker() as session:
         for group in groups(planned, ignore):
             for item, reply in run_in_turn(session, group, environment, limits, started):
                 yield build_record(run, item, reply)
 
 
 def run_in_turn(
-    session: Session,
+    session: ReplaceableWorker,
     group: Sequence[PlannedCase],
     environment: Environment,
     limits: Limits,

@@ -285,7 +285,7 @@ def _describe_frame(frame: tuple[str, str, str]) -> str:
     return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
 
 
-class Session:
+class ReplaceableWorker:
     """A worker process that starts when it is first asked and is replaced after a crash, a hang or a lost device.
 
     Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
@@ -299,7 +299,7 @@ class Session:
         self._environ, self._stop = environ, stop
         self._worker: WorkerProcess | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> ReplaceableWorker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -351,7 +351,7 @@ def run_group(
     stop: threading.Event | None = None,
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     """Run cases one after the other in one session; closing the iterator kills its worker."""
-    with contextlib.suppress(WorkerStoppedError), Session(environ, stop) as session:
+    with contextlib.suppress(WorkerStoppedError), ReplaceableWorker(environ, stop) as session:
         for item in group:
             if stop is not None and stop.is_set():
                 return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.bench import workers
-from lrbench.bench.workers import Limits, LocalExecutor, Session, decode_request, encode_request, get_executor
+from lrbench.bench.workers import Limits, LocalExecutor, ReplaceableWorker, decode_request, encode_request, get_executor
 from lrbench.tests.bench import faults
 
 
@@ -45,7 +45,7 @@ def test_a_worker_that_writes_no_stack_is_ended_all_the_same(monkeypatch: pytest
 def test_cases_in_turn_share_a_process_and_its_end() -> None:
     """A request of several cases has an outcome for each; what kills the process ends all of them."""
     limits = Limits(timeout_s=120.0, rounds=4)
-    with Session() as session:
+    with ReplaceableWorker() as session:
         replies = session.run([faults.planned("right"), faults.planned("raises"), faults.planned("wrong")], limits)
         assert [reply["status"] for reply in replies] == ["ok", "error", "incorrect"]
         assert len(replies[0]["columns"]["time_samples_ms"]) == len(replies[0]["page_faults"]) == 4
