@@ -260,14 +260,6 @@ def doctor(format: Format = "table") -> None:
     commands.doctor_command(output_format=format)
 
 
-def _refuse_beside(context: typer.Context, option: str, *, allowed: Sequence[str]) -> None:
-    """Raise ValueError where another option than those allowed is given beside ``option``, which would ignore it."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in (option, *allowed) and source is not None and source.name == "COMMANDLINE":
-            raise ValueError(f"--{option} must stand without other axes, got --{name.replace('_', '-')}")
-
-
 @app.command()
 def bars(
     name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
