@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,6 +16,9 @@ from .analysis.cli_commands import register
 from .analysis.report.command import register as register_report
 from .bench.gate_commands import register as register_gate
 from .bench.mlp_commands import register as register_mlp
+
+if TYPE_CHECKING:
+    from .bench.plan import PlannedCase
 
 app = typer.Typer(
     name="lrbench",
@@ -255,6 +258,43 @@ def doctor(format: Format = "table") -> None:
     from .bench import commands
 
     commands.doctor_command(output_format=format)
+
+
+@app.command()
+def bars(
+    name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Samples of every case.")] = 20,
+    only: Annotated[str | None, typer.Option(help="Only problems whose label contains this text.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the rows.")] = Path("results/local"),
+    list_only: Annotated[bool, typer.Option("--list", help="Print the bars and measure nothing.")] = False,
+    format: Format = "table",
+) -> None:
+    """Measure the project's speed bars beside whom they name: exit 1 where one is missed, 2 where none is measured."""
+    from .bench import bars, display
+
+    display.check_format(format)
+    declared = bars.load_bars()
+    problems = bars.select(declared, name, only)
+    if list_only:
+        display.show(bars.list_rows(problems), format)
+        return
+
+    def started(item: PlannedCase) -> None:
+        display.note(f"{item.case.impl}, {item.case.mode}, {item.case.chunk_size or 'no'} chunk")
+
+    verdicts = []
+    for entries, found in bars.measure_bars(
+        declared, problems, rounds=rounds, output=output, started=started, note=display.note
+    ):
+        verdicts += found
+        if format == "table":
+            display.show(bars.entry_rows(entries), format)
+            display.show([verdict.row() for verdict in found], format)
+    if format != "table":
+        display.show([verdict.row() for verdict in verdicts], format)
+    if verdicts and all(verdict.ratio is None for verdict in verdicts):
+        raise typer.Exit(2)
+    raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
 
 
 def _given(parse: Callable[[str, str], T], text: str | None, option: str) -> T | None:

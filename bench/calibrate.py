@@ -4,31 +4,31 @@ Measured as cases are, with the suite's clock: a copy much larger than the last 
 dtype on random data, and on a GPU chains of fp32 fused multiply-adds. Matrices are 8192 a side where a product of that
 size takes a fraction of a second, else smaller.
 
-``python -m lrbench.bench.calibrate [--short] [--gpu-only]`` prints the environment and the rates as one line of JSON: a
-process of its own, so that the command line neither imports torch nor holds a CUDA context.
+A worker process measures, so that the command line neither imports torch nor holds a CUDA context.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 import time
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.known import Accelerator
 from ..analysis.accelerators.roofs import FILE_NAME, RoofRow, as_roofs
+from ..analysis.check import statistics
 from . import clock
-from .environment import Environment, current_environment, worker_environ
+from .environment import Environment, current_environment
+from .workers import ReplaceableWorker
+
+if TYPE_CHECKING:
+    from .worker import Worker
 
 SIDES = (8192, 4096, 2048, 1024, 512)
 PILOT_SIDES = {"cuda": 2048, "cpu": 512}
@@ -40,6 +40,13 @@ CACHES = {"cuda": 20, "cpu": 4}
 
 MEMORY_SHARE = 8
 """... and at most one of so many parts of the device's free memory."""
+
+COPY_SAMPLES = 10
+"""Of the copy that bars are held to."""
+
+GAIN_ROUNDS, GAIN_SAMPLES, GAIN_SIDE = 5, 3, 1024
+SPIN_S = 0.1
+"""Longer than threads of a pool that is not used wait awake, some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +102,15 @@ def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
         gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
 
     Raises:
-        RuntimeError: the process died; the message carries the end of its output.
+        RuntimeError: torch cannot be imported, the driver fails or the process dies; the message says how.
         ValueError: the user's accelerator file is bad.
     """
     accelerators.known_accelerators()
-    flags = [flag for flag, given in (("--short", short), ("--gpu-only", gpu_only)) if given]
-    command = (sys.executable, "-m", f"{__package__}.calibrate", *flags)
-    result = subprocess.run(command, capture_output=True, text=True, env=worker_environ())
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RuntimeError(f"cannot find out what this machine is: {last}")
-    data = json.loads(result.stdout.splitlines()[-1])
+    with ReplaceableWorker() as session:
+        reply = session.call("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
+    if reply["status"] != "ok":
+        raise RuntimeError(f"cannot find out what this machine is: {reply['reason']}")
+    data = reply["columns"]
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
@@ -163,13 +168,16 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
         spec = accelerators.get_accelerator(environment.device_accelerator)
     run_id, rows = uuid.uuid4().hex, []
     the_clock: clock.Clock = clock.CudaClock() if device == "cuda" else clock.CpuClock()
+    sampling = clock.Sampling(budget_s=form.budget_s, ci_target=form.ci_target)
     for item in _workloads(device, form):
-        timing = clock.measure(the_clock, item.call, budget_s=form.budget_s, ci_target=form.ci_target)
+        (timing,) = clock.measure(the_clock, [clock.Call(call=item.call)], sampling)
+        if timing.failure is not None:
+            raise timing.failure
         rows.append(
             roof_row(
                 run_id,
                 environment,
-                timing,
+                timing.columns(),
                 work=item.work,
                 quantity=item.quantity,
                 dtype=item.dtype,
@@ -182,15 +190,15 @@ def measure_roofs(environment: Environment, form: Form, *, short: bool) -> list[
 
 
 def roof_row(
-    run_id: str, environment: Environment, timing: clock.Timing, *, work: float, quantity: str, **columns: Any
+    run_id: str, environment: Environment, times: Mapping[str, Any], *, work: float, quantity: str, **columns: Any
 ) -> RoofRow:
     """Return the row of a rate that was just measured.
 
     Args:
+        times: as :meth:`.clock.Timing.columns` returns them.
         work: FLOPs or, of a copy, bytes read and written by a sample.
         columns: the row's size, short and what else it has.
     """
-    times = timing.columns()
     where: dict[str, Any] = environment.columns()
     return RoofRow(
         run_id=run_id,
@@ -198,7 +206,7 @@ def roof_row(
         quantity=quantity,
         unit="bytes/s" if quantity == "copy" else "FLOP/s",
         rate=1e3 * work / times["time_ms"],
-        best_rate=1e3 * work / min(timing.samples_ms),
+        best_rate=1e3 * work / min(times["time_samples_ms"]),
         **columns,
         **times,
         **where,
@@ -307,10 +315,8 @@ def _spec_rate(spec: Accelerator | None, item: _Workload) -> float | None:
     return spec.vector_flops if item.quantity == "fma" else spec.matrix_flops.get(item.dtype or "")
 
 
-def main() -> None:
-    """Print the environment, the rates and what went wrong as one line of JSON."""
-    warnings.simplefilter("ignore")
-    short, gpu_only = "--short" in sys.argv, "--gpu-only" in sys.argv
+def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, Any]:
+    """Return the fields of a :class:`Calibration` as JSON holds them; what a worker runs for :func:`calibrate`."""
     environment = current_environment()
     rows: list[RoofRow] = []
     failure = None
@@ -320,13 +326,48 @@ def main() -> None:
         except RuntimeError as error:
             # A device that others fill must not keep a sweep from starting: who asked decides what it means.
             failure = " ".join(str(error).split())[:300]
-    reply = {
+    return {
         "environment": dataclasses.asdict(environment),
         "rows": [dataclasses.asdict(row) for row in rows],
         "failure": failure,
     }
-    print(json.dumps(reply, allow_nan=False))
 
 
-if __name__ == "__main__":
-    main()
+def environment_here(worker: object) -> dict[str, Any]:
+    """Return the worker's environment as JSON holds it."""
+    return dataclasses.asdict(current_environment())
+
+
+def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:
+    """Return the columns of a timing of the device's copy, which reads and writes ``moved_bytes``."""
+    import torch
+
+    source = torch.empty(moved_bytes // 2, dtype=torch.int8, device=worker.device).random_()
+    target = torch.empty_like(source)
+    timing = clock.Timing()
+    timing.add(*worker.clock.sample(lambda _: target.copy_(source), lambda: None, COPY_SAMPLES))
+    return timing.columns()
+
+
+def thread_gain_here(worker: object, *, threads: int = 2, side: int = GAIN_SIDE) -> dict[str, float]:
+    """Return as "gain" how many times one thread's rate of float32 matrix products ``threads`` threads reach.
+
+    Two hyperthreads of a core, or cores that others use, do no more multiply-adds than one. Leaves torch's number of
+    threads as it was.
+    """
+    import torch
+
+    a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
+    out = torch.empty_like(a)
+    before, timer = torch.get_num_threads(), clock.CpuClock()
+    samples_ms: dict[int, list[float]] = {1: [], threads: []}
+    try:
+        for _ in range(GAIN_ROUNDS):
+            for number, samples in samples_ms.items():
+                torch.set_num_threads(number)
+                time.sleep(SPIN_S)
+                torch.mm(a, b, out=out)
+                samples += timer.sample(lambda _: torch.mm(a, b, out=out), lambda: None, GAIN_SAMPLES)[0]
+    finally:
+        torch.set_num_threads(before)
+    return {"gain": statistics.median(samples_ms[1]) / statistics.median(samples_ms[threads])}

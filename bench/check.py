@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -223,19 +224,37 @@ class References:
         self._key = self._expected = None
 
     def get(
-        self, operation: Operation, case: Case, inputs: Mapping[str, Tensor], *, gradients: bool, portable: bool
+        self,
+        operation: Operation,
+        case: Case,
+        inputs: Mapping[str, Tensor],
+        *,
+        gradients: bool,
+        portable: bool,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Expected:
-        """Return the expected values of the case; see :func:`checked_case` for ``portable``."""
+        """Return the expected values of the case.
+
+        Args:
+            portable: see :func:`checked_case`.
+            options: further keywords of the operation's functions.
+        """
         # The low-precision form that sets the bounds depends on who is checked.
-        key = (*problem_key(operation, case), portable, case.impl == "torch")
+        key = (*problem_key(operation, case), portable, _is_portable(case), *sorted(options.items()))
         if self._expected is None or self._key != key or (gradients and self._expected.grad_out is None):
             self.clear()
-            self._expected = self._expect(operation, case, inputs, gradients=gradients, portable=portable)
+            self._expected = self._expect(operation, case, inputs, gradients, portable, options)
             self._key = key
         return self._expected
 
     def _expect(
-        self, operation: Operation, case: Case, inputs: Mapping[str, Tensor], *, gradients: bool, portable: bool
+        self,
+        operation: Operation,
+        case: Case,
+        inputs: Mapping[str, Tensor],
+        gradients: bool,
+        portable: bool,
+        options: Mapping[str, Any],
     ) -> Expected:
         dtype = DTYPES[case.dtype]
         # For half-precision inputs fp32 holds the reference exactly enough, at half the memory.
@@ -245,12 +264,12 @@ class References:
         form, formed_by = _low_precision_form(operation, case)
 
         def reference() -> dict[str, Tensor]:
-            return evaluate(operation, definition, inputs, grad_out, exact=True)
+            return evaluate(operation, partial(definition, **options), inputs, grad_out, exact=True)
 
         def low_precision() -> dict[str, Tensor]:
-            return evaluate(operation, form, inputs, grad_out)
+            return evaluate(operation, partial(form, **options), inputs, grad_out)
 
-        problem = (*problem_key(operation, case), gradients)
+        problem = (*problem_key(operation, case), gradients, *sorted(options.items()))
         values = self._shared((*problem, "float64", defined_by), reference)
         low = self._shared((*problem, formed_by), low_precision)
         return Expected(
@@ -316,7 +335,7 @@ def checked_case(operation: Operation, case: Case, device: str, *, small: bool =
     """
     if not small and _recurrence_affordable(case, device):
         return case, False
-    if not small and _portable(operation) is not None and case.impl != "torch":
+    if not small and _portable(operation) is not None and not _is_portable(case):
         return case, True
     num_heads = min(case.num_heads, 2) if case.num_heads else None
     if case.seq_len is None:
@@ -386,8 +405,13 @@ def _portable(operation: Operation) -> Callable[..., Tensor] | None:
         if implementation.name == "torch":
             function = operation.function(implementation)
             options = {"chunk_size": _FORM_CHUNK} if implementation.chunked else {}
-            return lambda *tensors: function(*tensors, **options)
+            return partial(function, **options)
     return None
+
+
+def _is_portable(case: Case) -> bool:
+    """Return whether a case is the portable form's, with further options or without."""
+    return case.impl.partition("+")[0] == "torch"
 
 
 def _definition(operation: Operation, *, portable: bool) -> tuple[Callable[..., Tensor], str]:
@@ -406,7 +430,7 @@ def _low_precision_form(operation: Operation, case: Case) -> tuple[Callable[...,
         "parallel": resolve(operation.parallel) if operation.parallel else None,
         "recurrent": resolve(operation.recurrent),
     }
-    prefer_parallel = case.impl == "torch" and square <= _MAX_SQUARE
+    prefer_parallel = _is_portable(case) and square <= _MAX_SQUARE
     for name in ("parallel", "portable", "recurrent") if prefer_parallel else ("portable", "parallel", "recurrent"):
         form = forms[name]
         if form is not None:

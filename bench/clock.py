@@ -5,17 +5,18 @@ synchronisation between, so the time of the overwrite hides the cost of launchin
 the call than one overwrite lasts, the overwrite is repeated until it covers that, so that launch latency is not timed.
 On a CPU it is the wall clock around the call.
 
-Sampling stops after at least :data:`MIN_SAMPLES` samples as soon as half the 95 % confidence interval of the median is
-within ``ci_target`` of the median, or the time budget is spent, or :data:`MAX_SAMPLES` are there. Every sample is kept.
+:func:`measure` is the one way in which samples are taken, for sweeps, live comparisons, bars and calibrations. Every
+sample is kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..analysis.check import statistics
@@ -28,14 +29,56 @@ CI_TARGET = {"cuda": 0.005, "cpu": 0.02}
 MIN_FLUSH_BYTES = 256 * 2**20
 WARMUP_S = 0.025
 MAX_WARMUP_CALLS = 20
+WARMUP_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Samples in milliseconds, in the order they were taken, and what the device reported meanwhile."""
+class Call:
+    """What is timed, and what runs before it outside the timed region (the forward pass of a backward timing)."""
 
-    samples_ms: list[float]
-    state: DeviceState
+    call: Callable[[Any], Any]
+    prepare: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How calls are sampled.
+
+    Attributes:
+        rounds: None: one call after the other, each with at least :data:`MIN_SAMPLES` samples until half the 95 %
+            confidence interval of the median is within ``ci_target`` of the median, ``budget_s`` is spent, or
+            :data:`MAX_SAMPLES` are there. Else every round samples each call once, in turn forwards and backwards, so
+            that clocks, temperature and what else the machine does fall on all alike.
+        settle: in rounds, every sample follows an untimed call of its own: pages that the call before gave back to the
+            system are no part of the time.
+    """
+
+    rounds: int | None = None
+    budget_s: float = 0.0
+    ci_target: float = 0.0
+    settle: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """What became of a call.
+
+    Attributes:
+        samples_ms: in the order they were taken.
+        state: what the device reported meanwhile.
+        page_faults: of this process during each sample taken in rounds.
+        failure: what the call raised; it is not called again.
+    """
+
+    samples_ms: list[float] = field(default_factory=list)
+    state: DeviceState = field(default_factory=DeviceState)
+    page_faults: list[int] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def add(self, samples_ms: Sequence[float], state: DeviceState) -> None:
+        """Keep further samples and the state that was read with them; throttling in any batch marks the whole."""
+        self.samples_ms += samples_ms
+        self.state = dataclasses.replace(state, throttled=state.throttled or self.state.throttled)
 
     def columns(self) -> dict[str, Any]:
         """The columns of a record: median, percentiles, 95 % confidence interval of the median, samples, clocks."""
@@ -148,38 +191,47 @@ class CudaClock:
         self._torch.cuda.synchronize()
 
 
-def measure(
-    clock: Clock,
-    call: Callable[[Any], Any],
-    *,
-    prepare: Callable[[], Any] = lambda: None,
-    budget_s: float,
-    ci_target: float,
-) -> Timing:
-    """Warm up, then take samples of ``call(prepare())`` by the rule of this module.
+def measure(clock: Clock, calls: Sequence[Call], sampling: Sampling) -> list[Timing]:
+    """Warm calls up and sample them; a call that raises has its failure instead, and the others go on."""
+    timings = [Timing() for _ in calls]
+    pairs = list(zip(calls, timings, strict=True))
+    if sampling.rounds is None:
+        for call, timing in pairs:
+            try:
+                _sample_alone(clock, call, timing, sampling)
+            except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
+                timing.failure = error
+        return timings
+    for index in range(-WARMUP_ROUNDS, sampling.rounds):
+        for call, timing in pairs if index % 2 else reversed(pairs):
+            if timing.failure is not None:
+                continue
+            try:
+                if sampling.settle and index >= 0:
+                    call.call(call.prepare())
+                faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+                samples, state = clock.sample(call.call, call.prepare, 1)
+            except Exception as error:  # noqa: BLE001, see above
+                timing.failure = error
+                continue
+            if index >= 0:
+                timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+                timing.add(samples, state)
+    return timings
 
-    Args:
-        clock: how a sample is taken.
-        call: what is timed; its result is dropped.
-        prepare: runs before each sample outside the timed region (the forward pass of a backward timing).
-        budget_s: seconds after which no further batch starts, once there are :data:`MIN_SAMPLES` samples.
-        ci_target: relative half-width of the median's confidence interval at which to stop.
-    """
+
+def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) -> None:
     begin = time.perf_counter()
     for _ in range(MAX_WARMUP_CALLS):
-        call(prepare())
+        call.call(call.prepare())
         clock.synchronize()
         if time.perf_counter() - begin > WARMUP_S:
             break
-    samples, state = clock.sample(call, prepare, MIN_SAMPLES)
-    begin = time.perf_counter() - sum(samples) / 1e3
+    timing.add(*clock.sample(call.call, call.prepare, MIN_SAMPLES))
+    begin = time.perf_counter() - sum(timing.samples_ms) / 1e3
     while (
-        len(samples) < MAX_SAMPLES
-        and time.perf_counter() - begin < budget_s
-        and statistics.relative_half_width(samples) > ci_target
+        len(timing.samples_ms) < MAX_SAMPLES
+        and time.perf_counter() - begin < sampling.budget_s
+        and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
-        more, latest = clock.sample(call, prepare, BATCH)
-        samples += more
-        # Throttling in any batch marks the case; a later batch without it does not take the mark away.
-        state = dataclasses.replace(latest, throttled=latest.throttled or state.throttled)
-    return Timing(samples_ms=samples, state=state)
+        timing.add(*clock.sample(call.call, call.prepare, BATCH))

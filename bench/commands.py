@@ -15,9 +15,9 @@ from ..kernels import baselines
 from ..results import store
 from . import calibrate as calibration
 from . import display, inventory, ncu, plan
+from .compile_ahead import default_jobs
 from .environment import Environment, probe_environment
 from .estimate import describe_s, estimate_s
-from .executors import get_executor
 from .plan import PlannedCase, Request
 from .profiling import (
     ProfileRow,
@@ -26,13 +26,13 @@ from .profiling import (
     prepare_session,
     profile,
     remarks,
-    runnable,
     session_folder,
     summary_rows,
     write_profile,
 )
-from .sweep import Outcome, Settings, default_jobs, sweep
+from .run import Outcome, Settings, separate, sweep
 from .verify import verification_plan, verification_request, verify
+from .workers import get_executor
 
 WRONG = ("crash", "error", "incorrect")
 INTERRUPTED = 130
@@ -258,7 +258,7 @@ def profile_command(
     if environment.device_kind != "cuda":
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     display.note(f"profiling on {environment.device_name}: {len(planned)} cases")
-    tried, refused = runnable(planned, environment)
+    tried, refused = separate(planned, environment)
     run_id = uuid.uuid4().hex
     rows = [build_row(run_id, item, environment, reply, None, None) for item, reply in refused]
     if tried:

@@ -10,7 +10,7 @@ from ..analysis.model import runtime_model
 from ..kernels import baselines
 from .environment import Environment
 from .plan import PlannedCase
-from .sweep import refuse
+from .run import refuse
 
 SECONDS_PER_CASE = 0.25
 """What a case takes beyond its calls, as seen on an H200: inputs, the check's own part, memory given back."""

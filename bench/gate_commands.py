@@ -283,18 +283,17 @@ def _measure_live(
     from ..results import store
     from . import display, plan
     from .commands import check_folder
-    from .environment import current_environment
-    from .live import groups, side_by_side
-    from .sweep import file_name
+    from .environment import probe_environment
+    from .run import file_name, groups, side_by_side
 
     first, second = request.impls
     if first == second:
         raise ValueError(f"--live compares two implementations, got {first} twice")
-    # Names are checked before torch is imported: a typing mistake answers at once.
+    # Names are checked before the machine is looked at: a typing mistake answers at once.
     plan.plan(request, device_kind="cuda")
     if output is not None:
         check_folder(output)
-    environment = current_environment()
+    environment = probe_environment()
     planned = plan.plan(request, device_kind=environment.device_kind)
     display.note(f"measuring on {environment.device_name} ({environment.device_kind}): {len(planned)} cases in turn")
     if all(len({item.case.impl for item in group}) < 2 for group in groups(planned, ignore)):
@@ -304,7 +303,7 @@ def _measure_live(
     with contextlib.ExitStack() as stack:
         writer = None
         if output is not None:
-            name = file_name(planned, uuid.uuid4().hex, store.LIVE_PREFIX)
+            name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", uuid.uuid4().hex)
             writer = stack.enter_context(store.RunWriter(output, name))
         progress.begin(len(planned), "measuring in turn")
         stack.callback(progress.end)
@@ -322,7 +321,7 @@ def _measure_live(
 def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:
     """Say what keeps two implementations' cases apart: the device that one needs, or columns that differ."""
     from ..results.schema import CASE_COLUMNS
-    from .live import groups
+    from .run import groups
 
     here = environment.device_kind
     for item in planned:
@@ -339,7 +338,7 @@ def _measure_again(found: CheckResult, *, timeout_s: float, budget_s: float) -> 
     from ..analysis.check.regression import worth_measuring_again
     from . import display
     from .environment import probe_environment
-    from .live import measure_again, why_not_again
+    from .run import measure_again, why_not_again
 
     rows = worth_measuring_again(found)
     if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +112,26 @@ class PlannedCase:
     ``target`` is carried along rather than looked up again in the worker, so a caller of the sweep can measure an
     implementation that no declaration names: its ``call`` is any "module:function" relative to the package. To be
     compiled only, a case may be given the launches that another one chooses, ``config_of``, too large to be called.
+    ``options`` are further keywords of the operation's functions, the reference's too (normalizer_gradient, ...).
     """
 
     case: Case
     target: Implementation | Baseline
     config_of: Case | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def find_target(op: str, impl: str) -> Implementation | Baseline:
+    """Return the declaration of an implementation, ours or ``provider.variant``; ValueError lists the known ones."""
+    return baselines.get_baseline(op, impl) if "." in impl else baselines.get_operation(op).implementation(impl)
+
+
+def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
+    """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
+    groups: dict[tuple[str, str], list[PlannedCase]] = {}
+    for item in planned:
+        groups.setdefault((item.case.provider, item.case.impl), []).append(item)
+    return list(groups.values())
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:

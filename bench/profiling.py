@@ -2,9 +2,8 @@
 
 All cases run in one worker process under one ncu, because starting both takes longer than counting. The worker builds
 a case's inputs, calls it twice, and then once more between cudaProfilerStart and cudaProfilerStop. ncu does not tell
-these ranges apart, so each begins with a kernel of a name that nothing else has (:meth:`.worker.Worker.profile`).
-
-``python -m lrbench.bench.profiling REQUESTS REPLIES`` is that worker: JSON lines in two files.
+these ranges apart, so each begins with a kernel of a name that nothing else has (:meth:`.worker.Worker.profile`). The
+worker reads its requests from one file and writes its replies into another.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from .. import __version__
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
 from ..analysis.counts.hardware_counters import Comparison, Counters, compare
-from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
 from ..results.schema import SIZE_COLUMNS, Environment, ProfileRow
@@ -35,8 +33,7 @@ from . import ncu
 from .environment import version_of, worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
-from .protocol import encode_request
-from .sweep import refuse
+from .workers import Limits, encode_request
 
 MARKER = "spin_kernel"
 """The kernel of torch.cuda._sleep, with which every case's range begins."""
@@ -67,9 +64,10 @@ class Session:
 def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, metrics: Sequence[str]) -> Session:
     """Write the requests into ``folder`` and return the command that profiles them with the ncu ``program``."""
     requests, replies, log = folder / "requests.jsonl", folder / "replies.jsonl", folder / "ncu.csv"
-    lines = [json.dumps(encode_request(item, action="profile", budget_s=0.0, shared=None)) for item in planned]
+    limits = Limits(timeout_s=0.0, action="profile")
+    lines = [json.dumps(encode_request([item], limits)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    worker = (sys.executable, "-m", f"{__package__}.profiling", str(requests), str(replies))
+    worker = (sys.executable, "-m", f"{__package__}.worker", str(requests), str(replies))
     return Session(
         requests=requests,
         replies=replies,
@@ -106,7 +104,7 @@ def run_session(session: Session, timeout_s: float) -> tuple[list[dict[str, Any]
         raise
     log = session.log.read_text(encoding="utf-8", errors="replace") if session.log.exists() else ""
     text = session.replies.read_text(encoding="utf-8") if session.replies.exists() else ""
-    replies = [reply for line in text.splitlines() if "status" in (reply := json.loads(line))]
+    replies = [reply for line in text.splitlines() for reply in json.loads(line).get("outcomes", ())]
     told = ncu.error_in(f"{log}\n{output}")
     if not any(reply["status"] == "ok" for reply in replies):
         if replies:
@@ -239,15 +237,6 @@ def _last_cache_bytes(environment: Environment) -> int | None:
     return None if key is None else accelerators.get_accelerator(key).l2_bytes
 
 
-def runnable(
-    planned: Sequence[PlannedCase], environment: Environment
-) -> tuple[list[PlannedCase], list[tuple[PlannedCase, dict[str, Any]]]]:
-    """Return the cases that can be tried here, and those refused with their outcome."""
-    versions = baselines.installed_versions()
-    refusals = [(item, refuse(item, environment, versions)) for item in planned]
-    return [item for item, no in refusals if no is None], [(item, no) for item, no in refusals if no is not None]
-
-
 def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
     """Write the rows as <kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -312,16 +301,3 @@ def remarks(rows: Sequence[ProfileRow]) -> list[str]:
 def session_folder() -> Path:
     """Return a new folder for the files of a session."""
     return Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
-
-
-def main() -> None:
-    """Serve the requests of one file into another, as :mod:`.worker` serves its parent's."""
-    from .worker import serve
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with open(sys.argv[1], encoding="utf-8") as requests, open(sys.argv[2], "w", encoding="utf-8") as replies:
-        serve(requests, replies)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
-from ..kernels import baselines
 from . import plan
 from .environment import Environment
-from .executors import Limits
-from .executors.local import LocalExecutor
-from .plan import PlannedCase, Request
-from .sweep import group_by_implementation, refuse
+from .plan import PlannedCase, Request, group_by_implementation
+from .run import separate
+from .workers import Limits, LocalExecutor
 
 
 def verification_request(kernel: str, ops: tuple[str, ...] | None) -> Request:
@@ -28,15 +27,10 @@ def verify(
     planned: Sequence[PlannedCase], environment: Environment, *, timeout_s: float
 ) -> Iterator[dict[str, object]]:
     """Yield a row per case: status ok, or why not, and the largest relative error over output and gradients."""
-    versions = baselines.installed_versions()
-    runnable = []
-    for item in planned:
-        if refusal := refuse(item, environment, versions):
-            yield _row(item, refusal["status"], refusal["reason"], {})
-        else:
-            runnable.append(item)
-    limits = Limits(timeout_s=timeout_s, budget_s=0.0, action="verify", device_kind=environment.device_kind)
-    for item, reply in LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None):
+    runnable, refused = separate(planned, environment)
+    limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
+    verified = LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
+    for item, reply in itertools.chain(refused, verified):
         yield _row(item, reply["status"], reply["reason"], reply["columns"])
 
 

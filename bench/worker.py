@@ -1,8 +1,8 @@
 """The worker process: runs cases one after the other, each checked, then measured.
 
-It is started by :mod:`.process` as ``python -m lrbench.bench.worker REQUEST_FD REPLY_FD`` and speaks JSON lines over
-these two descriptors, so nothing that a package prints can break the protocol. Whatever goes wrong inside a case
-becomes a typed status; what kills the process is seen by the parent.
+:mod:`.workers` starts it and talks to it over a socket of their own, so that nothing a package prints can break the
+protocol; under a profiler requests and replies are lines of two files. Whatever goes wrong inside a case becomes a
+typed status; what kills the process is seen by the parent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,8 +32,8 @@ from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
 from ..results.schema import Case
 from . import autotuning, check, clock, memory
-from .process import STACK_FILE, STACK_SIGNAL
-from .protocol import decode_request
+from .plan import PlannedCase
+from .workers import STACK_FILE, STACK_SIGNAL, Limits, Reply, decode_request
 
 
 class CaseFailure(Exception):
@@ -51,11 +53,9 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A case ready to be timed: what is timed, what runs before it, the tensors alive before it, and its first call."""
+class Ready(clock.Call):
+    """A case ready to be timed: its call, the tensors alive before it, and how long its first call took."""
 
-    call: Callable[[Any], Any]
-    prepare: Callable[[], Any]
     inputs: list[Tensor]
     compile_s: float
 
@@ -78,28 +78,45 @@ class Worker:
             self._clock = clock.CudaClock() if self.device == "cuda" else clock.CpuClock()
         return self._clock
 
-    def run(self, case: Case, target: Implementation | Baseline, *, budget_s: float) -> dict[str, Any]:
-        """Check and measure a case; return the columns it fills.
-
-        Raises:
-            CaseFailure: it is incorrect or cannot run; out of memory and errors arrive as the exceptions they are.
-        """
-        columns = self.verify(case, target)
-        ready = self.make_ready(case, target)
-        columns["compile_s"] = ready.compile_s
-        use = memory.measure_memory(ready.call, prepare=ready.prepare, inputs=ready.inputs)
-        columns |= dataclasses.asdict(use)
-        timing = clock.measure(
-            self.clock, ready.call, prepare=ready.prepare, budget_s=budget_s, ci_target=clock.CI_TARGET[self.device]
+    def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
+        """Check cases, measure their memory, time them as ``limits`` says, and return their outcomes in order."""
+        replies: list[Reply] = []
+        ready: dict[int, Ready] = {}
+        for n, item in enumerate(items):
+            reply: Reply = {"status": "ok", "reason": None, "columns": {}}
+            try:
+                try:
+                    reply["columns"] |= self.verify(item)
+                except CaseFailure as failure:
+                    spared = limits.time_incorrect_peers and item.case.provider != "lrbench"
+                    if not spared or failure.status != "incorrect":
+                        raise
+                    reply |= {"status": failure.status, "reason": failure.reason}
+                one = self.make_ready(item)
+                use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
+                reply["columns"] |= {"compile_s": one.compile_s, **dataclasses.asdict(use)}
+                ready[n] = one
+            except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
+                reply = failed(error)
+            replies.append(reply)
+        sampling = clock.Sampling(
+            rounds=limits.rounds,
+            budget_s=limits.budget_s,
+            ci_target=clock.CI_TARGET[self.device],
+            settle=limits.settle,
         )
-        return columns | timing.columns()
+        if ready:
+            for n, timing in zip(ready, clock.measure(self.clock, list(ready.values()), sampling), strict=True):
+                if timing.failure is not None:
+                    replies[n] = failed(timing.failure)
+                else:
+                    replies[n]["columns"] |= timing.columns()
+                    replies[n]["page_faults"] = timing.page_faults
+        return replies
 
-    def compile(self, case: Case, target: Implementation | Baseline, config_of: Case | None = None) -> dict[str, Any]:
-        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk.
-
-        Args:
-            config_of: a case whose launches are compiled, where they are not the case's own.
-        """
+    def compile(self, item: PlannedCase) -> dict[str, Any]:
+        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
+        config_of, target = item.config_of, item.target
         config = None
         if config_of is not None and isinstance(target, Implementation) and target.default_config is not None:
             capability = torch.cuda.get_device_capability()
@@ -107,14 +124,14 @@ class Worker:
                 config_of.sizes, config_of.dtype, capability, config_of.mode != "fw"
             )
         with autotuning.untimed():
-            return {"compile_s": self.make_ready(case, target, config).compile_s}
+            return {"compile_s": self.make_ready(item, config).compile_s}
 
-    def profile(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+    def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
 
         The range begins with a sleeping kernel, by which a profiler's output is told apart case by case.
         """
-        ready = self.make_ready(case, target)
+        ready = self.make_ready(item)
         ready.call(ready.prepare())
         argument = ready.prepare()
         torch.cuda.synchronize()
@@ -128,15 +145,18 @@ class Worker:
         del result
         return {}
 
-    def verify(self, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
+    def verify(self, item: PlannedCase) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
-        operation = baselines.get_operation(case.op)
-        if case.mode == "step":
-            return self._verify_step(operation, case, target)
+        case, operation = item.case, baselines.get_operation(item.case.op)
         gradients = case.mode in ("fwbw", "bw")
-        checked, inputs, expected = self._expect(operation, case, gradients=gradients)
-        prepared = prepare(operation, checked, target, inputs, gradients=gradients)
-        with _poisoned(target, expected):
+        if case.mode == "step":
+            checked, inputs = case, self.inputs.get(operation, case)
+            state = check.state_before_step(operation, case, self.device)
+            expected = check.expect_step(operation, case, inputs, state)
+        else:
+            checked, inputs, expected = self._expect(operation, item, gradients=gradients)
+        prepared = prepare(operation, checked, item.target, inputs, gradients=gradients, options=item.options)
+        with _poisoned(item.target, expected):
             results = _call_once(prepared.runnable, expected.grad_out if gradients else None)
         factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
         verdict = check.compare(results, expected, case.state_dtype, factor=factor)
@@ -145,17 +165,19 @@ class Worker:
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
 
     def _expect(
-        self, operation: Operation, case: Case, *, gradients: bool
+        self, operation: Operation, item: PlannedCase, *, gradients: bool
     ) -> tuple[Case, dict[str, Tensor], check.Expected]:
         """Return the case at the shape it is checked at, its inputs and what it must give.
 
         A reference that does not fit in memory is no fault of the implementation: it is taken at a smaller shape.
         """
         for small in (False, True):
-            checked, portable = check.checked_case(operation, case, self.device, small=small)
+            checked, portable = check.checked_case(operation, item.case, self.device, small=small)
             try:
                 inputs = self.inputs.get(operation, checked)
-                expected = self.references.get(operation, checked, inputs, gradients=gradients, portable=portable)
+                expected = self.references.get(
+                    operation, checked, inputs, gradients=gradients, portable=portable, options=item.options
+                )
             except torch.OutOfMemoryError:
                 if small:
                     raise
@@ -164,28 +186,18 @@ class Worker:
             self.release(everything=True)
         raise AssertionError("the smaller shape either returns or raises")
 
-    def _verify_step(self, operation: Operation, case: Case, target: Implementation | Baseline) -> dict[str, Any]:
-        inputs = self.inputs.get(operation, case)
-        expected = check.expect_step(operation, case, inputs, check.state_before_step(operation, case, self.device))
-        prepared = prepare(operation, case, target, inputs, gradients=False)
-        with _poisoned(target, expected):
-            results = _call_once(prepared.runnable, None)
-        factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
-        verdict = check.compare(results, expected, case.state_dtype, factor=factor)
-        if verdict.failure:
-            raise CaseFailure("incorrect", verdict.failure)
-        return {"checked": check.SAME_SHAPE, "rel_error": verdict.rel_error}
-
-    def make_ready(self, case: Case, target: Implementation | Baseline, config: Any = None) -> Ready:
+    def make_ready(self, item: PlannedCase, config: Any = None) -> Ready:
         """Return the case ready to be timed, called once: its compilation is behind it.
 
         Args:
             config: launches of an implementation of ours; None leaves the choice to it.
         """
-        operation = baselines.get_operation(case.op)
+        case, operation = item.case, baselines.get_operation(item.case.op)
         gradients = case.mode in ("fwbw", "bw")
         inputs = self.inputs.get(operation, case)
-        prepared = prepare(operation, case, target, inputs, gradients=gradients, config=config)
+        prepared = prepare(
+            operation, case, item.target, inputs, gradients=gradients, config=config, options=item.options
+        )
         start = time.perf_counter()
         call, prepare_call = _timed_parts(prepared, case.mode)
         call(prepare_call())
@@ -212,14 +224,22 @@ def prepare(
     *,
     gradients: bool,
     config: Any = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prepared:
-    """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for."""
+    """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for.
+
+    Args:
+        config: launches of an implementation of ours; None leaves the choice to it.
+        options: further keywords of an implementation of ours.
+    """
     if isinstance(target, Baseline):
         runnable = resolve(target.build)(case, inputs)
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
-        runnable = _runnable(operation, case, target, inputs, gradients=gradients, config=config)
+        if config is not None:
+            options = {**options, "config": config}
+        runnable = _runnable(operation, case, target, inputs, gradients=gradients, given=options)
     tensors = {id(x): x for x in runnable.leaves.values()}
     if isinstance(target, Implementation):
         tensors |= {id(x): x for x in inputs.values()}
@@ -233,9 +253,9 @@ def _runnable(
     inputs: Mapping[str, Tensor],
     *,
     gradients: bool,
-    config: Any,
+    given: Mapping[str, Any],
 ) -> Runnable:
-    options: dict[str, Any] = {} if config is None else {"config": config}
+    options: dict[str, Any] = dict(given)
     if case.mode == "step":
         if target.step_call is None:
             raise ValueError(f"{target.name} must name its step_call to be timed in mode step")
@@ -329,6 +349,12 @@ def classify(error: BaseException) -> tuple[str, str]:
     return "error", f"{type(error).__name__}: {first}"
 
 
+def failed(error: BaseException) -> Reply:
+    """Return the outcome of a case that ended with an exception."""
+    status, reason = classify(error)
+    return {"status": status, "reason": reason, "columns": {}}
+
+
 def _device_is_usable(device: str) -> bool:
     """Whether the device still works: after an illegal access or an assertion every later CUDA call fails."""
     if device != "cuda":
@@ -348,60 +374,71 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _tell_stack_when_asked() -> None:
-    """Write the stack into a file on STACK_SIGNAL, so that a case that is given up can be told where it was."""
+def _write_stack_when_asked() -> None:
+    """Write the stack into a file on STACK_SIGNAL, so that the parent can say where a case was that it gives up."""
     stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
 
 
-def _answer(worker: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
     try:
-        wanted = request["device_kind"]
-        if wanted not in (None, worker.device):
-            raise CaseFailure("error", f"the worker runs on {worker.device}, the sweep is about {wanted}")
-        item = decode_request(request)
-        worker.references.folder = Path(request["shared"]) if request["shared"] else None
-        if request["action"] == "compile":
-            columns = worker.compile(item.case, item.target, item.config_of)
-        elif request["action"] == "profile":
-            columns = worker.profile(item.case, item.target)
-        elif request["action"] == "verify":
-            columns = worker.verify(item.case, item.target)
-        else:
-            columns = worker.run(item.case, item.target, budget_s=request["budget_s"])
-        return {"status": "ok", "reason": None, "columns": columns}
+        if "function" in request:
+            columns: Any = resolve(request["function"])(worker, **request["arguments"])
+            return [{"status": "ok", "reason": None, "columns": columns}]
+        items, limits = decode_request(request)
+        if limits.device_kind not in (None, worker.device):
+            reason = f"the worker runs on {worker.device}, the sweep is about {limits.device_kind}"
+            return [{"status": "error", "reason": reason, "columns": {}} for _ in items]
+        worker.references.folder = Path(limits.shared) if limits.shared else None
+        if limits.action == "run":
+            return worker.run(items, limits)
+        act = {"compile": worker.compile, "profile": worker.profile, "verify": worker.verify}[limits.action]
+        return [{"status": "ok", "reason": None, "columns": act(item)} for item in items]
     except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
-        status, reason = classify(error)
-        return {"status": status, "reason": reason, "columns": {}}
+        return [failed(error) for _ in request.get("items", [None])]
 
 
-def serve(requests: IO[str], replies: IO[str]) -> None:
+def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]], None]) -> None:
     """Answer requests until there are no more, or the device is lost."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(device)
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line_number, line in enumerate(requests):
-        reply = _answer(worker, json.loads(line))
-        if line_number == 0:
+    reply({"ready": True})
+    for number, request in enumerate(requests):
+        outcomes = _answer(worker, request)
+        if number == 0:
             # What the imports left behind stays: collections between cases need not walk it.
             gc.collect()
             gc.freeze()
-        reply["usable"] = reply["status"] == "ok" or _device_is_usable(device)
-        print(json.dumps(reply), file=replies, flush=True)
-        if not reply["usable"]:
+        usable = all(outcome["status"] == "ok" for outcome in outcomes) or _device_is_usable(device)
+        reply({"outcomes": outcomes, "usable": usable})
+        if not usable:
             os._exit(1)
-        worker.release(everything=reply["status"] == "oom")
+        several = len(request.get("items", ())) > 1
+        worker.release(everything=several or any(outcome["status"] == "oom" for outcome in outcomes))
 
 
-def main() -> None:
-    """Serve the descriptors named on the command line; the working directory is the worker's own."""
-    _die_with_parent()
-    _tell_stack_when_asked()
+def _received(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield requests until the parent closes the connection."""
+    while True:
+        try:
+            yield json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the connection whose descriptor is given, or one file's requests into another."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
-    with open(request_fd) as requests, open(reply_fd, "w") as replies:
-        serve(requests, replies)
+    if len(arguments) == 1:
+        _die_with_parent()
+        _write_stack_when_asked()
+        os.set_inheritable(int(arguments[0]), False)
+        connection = Connection(int(arguments[0]))
+        serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
+        return
+    with open(arguments[0], encoding="utf-8") as lines, open(arguments[1], "w", encoding="utf-8") as replies:
+        serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

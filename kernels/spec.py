@@ -66,7 +66,7 @@ class Implementation(Counted):
             implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         default_config: "module:function"; the function takes the sizes, the dtype's name, the compute capability and
             whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
-            that it also takes as ``config``: what bench.tune varies. Imports no torch.
+            that it also takes as ``config``: what tests.tools.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
             that the implementation is timed on, as a model keeps its weights. Outside the timed region.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from lrbench.bench.commands import exit_code
-from lrbench.bench.sweep import Outcome
+from lrbench.bench.run import Outcome
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS, Record
 

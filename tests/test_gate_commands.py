@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lrbench import cli
-from lrbench.bench import live
+from lrbench.bench import run
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
@@ -102,8 +102,8 @@ def test_rerun_says_where_it_cannot(lrbench: Lrbench, runs: dict[str, Path]) -> 
 def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured again takes the place of what was slow; the outcome says so."""
     fast = {row["case_id"]: row for row in run_of(4, seed=9, noise=0.002)}
-    monkeypatch.setattr(live, "why_not_again", lambda rows, environment: None)
-    monkeypatch.setattr(live, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
+    monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
+    monkeypatch.setattr(run, "measure_again", lambda rows, *_, **__: {r["case_id"]: fast[r["case_id"]] for r in rows})
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun", "--format", "json")
     assert code == 0
     assert "measuring 4 cases again" in err
@@ -225,7 +225,7 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
         assert journal.read_bytes().count(b"\n") == 1
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(live, "side_by_side", dies)
+    monkeypatch.setattr(run, "side_by_side", dies)
     arguments = ("compare", "torch", "parallel", "--live", "--op", "mlstm_sig", "--mode", "fw", "--dtype", "fp32")
     code, _, err = lrbench(*arguments, "--ignore", "chunk_size", "--output", tmp_path)
     assert code != 0

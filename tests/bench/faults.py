@@ -45,6 +45,11 @@ def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = 
     return PlannedCase(case=case, target=implementation)
 
 
+def describe(worker: Any, text: str) -> dict[str, Any]:
+    """Say what a worker was sent."""
+    return {"device": worker.device, "length": len(text)}
+
+
 def right(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
     """Compute the operation."""
     return mlstm_sig(*tensors, impl="torch", chunk_size=chunk_size, **options)

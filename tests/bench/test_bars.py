@@ -1,11 +1,8 @@
-"""Speed bars: sides take turns, the best chunk length of each counts, and a missed bar is said."""
+"""Speed bars: read from a file, measured side by side, the best chunk length of each counts, and a miss is said."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -14,266 +11,280 @@ from typer.testing import CliRunner
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench.bars import command, gpu, mlstm_cpu
-from lrbench.bench.bars.model import COPY, Bar, Setting, Side, Subject
-from lrbench.bench.bars.verdicts import Measured, judge, overall
-from lrbench.bench.environment import current_environment
+from lrbench.bench import bars, calibrate
+from lrbench.bench.bars import COPY, Bar, Entry, Verdict, judge, judge_overall
+from lrbench.cli import app
 from lrbench.results import store
+from lrbench.results.schema import Record
 
-BAR = Bar(ours="default", theirs="native_custbw", mode="fw", ratio=1.5)
-SIZES = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32}
-SETTING = Setting(
-    label="T=64",
-    op="mlstm_sig",
-    sizes=SIZES,
-    dtype="fp32",
-    sides=(Side(impl="torch", chunk_sizes=(16, 32)), Side(impl="parallel", modes=("fw",))),
-    bars=(
-        Bar(ours="torch", theirs="parallel", mode="fw", ratio=1e-6),
-        Bar(ours="torch", theirs="torch", mode="fwbw", ratio=1e6),
-        Bar(ours="torch", theirs=COPY, mode="fw", ratio=1e-9),
-    ),
-)
-SUBJECT = Subject(name="trial", kernel="tfla", summary="A trial.", settings=(SETTING,))
+BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
+
+TRIAL = """
+[families.trial]
+kernel = "tfla"
+summary = "A trial."
+
+[[problems]]
+family = "trial"
+label = "T={seq_len}"
+op = "mlstm_sig"
+dtype = "fp32"
+device = "cpu"
+sizes = { batch = 1, seq_len = 64, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
+sides.torch = { chunk_sizes = [16, 32] }
+bars = [
+  { ours = "torch", theirs = "parallel", mode = "fw", ratio = 1e-6 },
+  { ours = "torch", theirs = "copy", mode = "fw", ratio = 1e-9 },
+  { ours = "torch", theirs = "parallel", mode = "fwbw", ratio = 1e6 },
+]
+"""
 
 
-def entry(side: str, chunk_size: int, samples_ms: list[float], mode: str = "fw", **options: Any) -> Measured:
-    return Measured(side=side, chunk_size=chunk_size, mode=mode, samples_ms=samples_ms, **options)
+def entry(impl: str, chunk_size: int, samples_ms: list[float], mode: str = "fw", **columns: Any) -> Entry:
+    """Return a measured row of a side; its remark is the row's status and reason."""
+    if samples_ms:
+        columns |= {"time_samples_ms": samples_ms, "time_ms": samples_ms[0]}
+    sizes = {"batch": 1, "seq_len": 64, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 32, "chunk_size": chunk_size}
+    record = Record(
+        run_id="r", case_id="c", measured_at="", kernel="tfla", op="mlstm_sig", impl=impl, provider="lrbench",
+        mode=mode, dtype="fp32", status=columns.pop("status", "ok"), input_bytes=0, **sizes, **columns,
+    )  # fmt: skip
+    return record, "" if record.status == "ok" else f"{record.status}: {record.reason}"
 
 
-@pytest.mark.parametrize(("theirs_ms", "held"), [(3.0, True), (2.9, False)])
-def test_best_chunk_lengths_are_compared(theirs_ms: float, held: bool) -> None:
+def judged(bar: Bar, entries: list[Entry], **options: Any) -> Verdict:
+    return judge("T=64", bar, entries, **options)
+
+
+@pytest.mark.parametrize(("theirs_ms", "outcome"), [(3.0, "held"), (2.9, "missed")])
+def test_best_chunk_lengths_are_compared(theirs_ms: float, outcome: str) -> None:
     measured = [
-        entry("default", 32, [9.0] * 8),
-        entry("default", 64, [2.0] * 8),
-        entry("default", 64, [0.1] * 8, mode="fwbw"),
-        entry("native_custbw", 64, [theirs_ms] * 8),
-        entry("native_custbw", 128, [8.0] * 8),
+        entry("torch", 32, [9.0] * 8),
+        entry("torch+option", 64, [2.0] * 8),
+        entry("torch", 64, [0.1] * 8, mode="fwbw"),
+        entry("peer", 64, [theirs_ms] * 8),
+        entry("peer", 128, [8.0] * 8),
     ]
-    (verdict,) = judge([BAR], measured)
-    assert verdict.ours == "default (64) 2 ms"
-    assert verdict.theirs == f"native_custbw (64) {theirs_ms:.3g} ms"
-    assert verdict.ratio == pytest.approx(theirs_ms / 2)
-    assert verdict.interval is not None
-    assert verdict.interval.low == pytest.approx(verdict.ratio)
-    assert verdict.held is held
+    row = judged(BAR, measured).row()
+    assert (row["ours"], row["theirs"]) == ("torch+option (64) 2 ms", f"peer (64) {theirs_ms:.3g} ms")
+    assert row["ratio"] == row["ci_low"] == row["ci_high"] == pytest.approx(theirs_ms / 2)
+    assert row["outcome"] == outcome
 
 
 def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
-    bar = dataclasses.replace(BAR, quantity="memory", their_chunk_size=128, ratio=1.0)
+    bar = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.0, quantity="memory", their_chunk_size=128)
     measured = [
-        entry("default", 32, [9.0] * 8, memory_bytes=1),
-        entry("default", 64, [2.0] * 8, memory_bytes=200),
-        entry("native_custbw", 64, [1.0] * 8, memory_bytes=900),
-        entry("native_custbw", 128, [8.0] * 8, memory_bytes=300),
+        entry("torch", 32, [9.0] * 8, peak_memory_bytes=1),
+        entry("torch", 64, [2.0] * 8, peak_memory_bytes=200),
+        entry("peer", 64, [1.0] * 8, peak_memory_bytes=900),
+        entry("peer", 128, [8.0] * 8, peak_memory_bytes=300),
     ]
-    (verdict,) = judge([bar], measured)
-    assert verdict.ratio == pytest.approx(1.5)
-    assert verdict.held
+    verdict = judged(bar, measured)
+    assert (verdict.ratio, verdict.held, verdict.interval) == (pytest.approx(1.5), True, None)
 
 
 def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
-    bar = Bar(ours="default", theirs=COPY, mode="fw", ratio=0.8)
-    copy = Measured(side=COPY, mode="", samples_ms=[4.0] * 8, moved_bytes=2000)
-    (verdict,) = judge([bar], [entry("default", 64, [1.25] * 8, moved_bytes=500), copy])
+    bar = Bar(ours="torch", theirs=COPY, mode="fw", ratio=0.8)
+    ours = entry("torch", 64, [1.25] * 8)
+    count = count_case("mlstm_sig", "torch", "fw", "fp32", None, bars_sizes(ours))
+    assert count is not None
+    a_millisecond = bars.COPIED_BYTES / count.compulsory_bytes
+    verdict = judged(bar, [ours], copies_ms=[a_millisecond] * 8)
     assert verdict.ratio == pytest.approx(0.8)
     assert verdict.theirs == "copy 1 ms"
-    with pytest.raises(ValueError, match="compulsory bytes of default, fw, must be counted"):
-        judge([bar], [entry("default", 64, [1.25] * 8), copy])
+    uncounted = entry("torch", 64, [1.0] * 8)[0]
+    with pytest.raises(ValueError, match="compulsory bytes of torch, fw, must be counted"):
+        judged(bar, [(bars.replace(uncounted, op="unknown"), "")], copies_ms=[1.0] * 8)
+
+
+def bars_sizes(one: Entry) -> dict[str, int]:
+    return {name: getattr(one[0], name) for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")} | {
+        "chunk_size": 64
+    }
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
-        ([], "native_custbw: was not measured"),
-        ([entry("native_custbw", 64, [], remark="oom: too large")], "native_custbw: oom: too large"),
+        ([], "peer: was not measured"),
+        ([entry("peer", 64, [], status="oom", reason="too large")], "peer: oom: too large"),
     ],
 )
-def test_a_bar_without_its_peer_is_not_held(theirs: list[Measured], words: str) -> None:
-    (verdict,) = judge([BAR], [entry("default", 64, [1.0] * 8), *theirs])
+def test_a_bar_without_its_peer_is_not_held(theirs: list[Entry], words: str) -> None:
+    verdict = judged(BAR, [entry("torch", 64, [1.0] * 8), *theirs])
     assert (verdict.held, verdict.ratio, verdict.theirs) == (False, None, words)
+    assert verdict.row()["outcome"] == "not measured"
 
 
-def test_the_geometric_mean_is_over_all_settings() -> None:
-    settings = [[entry("default", 64, [1.0] * 8), entry("native_custbw", 64, [ms] * 8)] for ms in (1.0, 4.0)]
-    verdicts = [verdict for measured in settings for verdict in judge([BAR], measured)]
-    (mean,) = overall([dataclasses.replace(BAR, ratio=2.0)], verdicts)
+def test_the_geometric_mean_is_over_all_problems() -> None:
+    problems = [[entry("torch", 64, [1.0] * 8), entry("peer", 64, [ms] * 8)] for ms in (1.0, 4.0)]
+    verdicts = [judged(BAR, measured) for measured in problems]
+    mean = judge_overall("trial", bars.replace(BAR, ratio=2.0), verdicts)
     assert mean.ratio == pytest.approx(2.0)
     assert mean.held
-    missing = judge([BAR], settings[0][:1])
-    (mean,) = overall([BAR], [*verdicts, *missing])
-    assert (mean.held, mean.ours) == (False, "1 of 3 settings could not be compared")
+    mean = judge_overall("trial", BAR, [*verdicts, judged(BAR, problems[0][:1])])
+    assert (mean.held, mean.ours) == (False, "1 of 3 problems could not be compared")
 
 
-def test_sides_take_turns() -> None:
-    calls: list[str] = []
-    entries = [
-        mlstm_cpu.Entry(side=side, chunk_size=16, mode="fw", call=lambda side=side: calls.append(side)) for side in "ab"
-    ]
-    assert list(mlstm_cpu.measure_interleaved(entries, rounds=2, warmup=1)) == [1, 2]
-    # A round of warming up, then each twice in its turn.
-    assert "".join(calls) in ("abbbaaaabb", "baaabbbbaa")
-    assert [len(entry.samples_ms) for entry in entries] == [2, 2]
-
-
-def test_a_bar_is_measured_with_its_own_sides_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def build(bar: Bar) -> list[mlstm_cpu.Entry]:
-        return [
-            mlstm_cpu.Entry(side=side, chunk_size=16, mode=bar.mode, call=lambda: None)
-            for side in (bar.ours, bar.theirs)
-        ]
-
-    monkeypatch.setattr(mlstm_cpu, "build_entries", build)
-    measured = mlstm_cpu.measure(BAR, rounds=3, warmup=1)
-    assert [(m.side, m.mode, len(m.samples_ms)) for m in measured] == [("default", "fw", 3), ("native_custbw", "fw", 3)]
-    assert "fw, default beside native_custbw: round 3 of 3" in capsys.readouterr().err
-
-
-def test_page_faults_stand_beside_times() -> None:
-    one = mlstm_cpu.Entry(side="default", chunk_size=16, mode="fw", call=lambda: None, samples_ms=[1.0] * 3)
-    one.page_faults.extend([0, 0, 0])
-    assert one.measured().remark is None
-    one.page_faults[2] = 28_000
-    assert one.measured().remark == "0 to 28,000 page faults a call, 0 in the median"
-
-
-def test_a_bar_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is put in place of a function here is not there in the other process."""
-    monkeypatch.setattr(mlstm_cpu, "build_entries", lambda _: [])
-    with pytest.raises(ValueError, match="sides must be those of the bars, got parallel"):
-        mlstm_cpu.measure_apart(dataclasses.replace(BAR, theirs="parallel"), rounds=3, warmup=1)
+def test_a_miss_on_a_busy_machine_is_marked_and_missed_all_the_same() -> None:
+    verdict = judged(BAR, [entry("torch", 64, [1.0] * 8), entry("peer", 64, [1.0] * 8)])
+    busy = bars.replace(verdict, undecidable=True)
+    assert (busy.held, busy.row()["outcome"]) == (False, "missed, not decidable here")
+    assert bars.replace(busy, ratio=2.0).row()["outcome"] == "held"
 
 
 @pytest.mark.parametrize(
     ("gains", "busy"),
-    [((1.9, 1.8, 1.7, 1.8, 1.9), 0), ((1.9, 1.5, 1.9, 1.9, 1.9), 2), ((1.9, 1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 5, 4)],
+    [((1.9, 1.8, 1.7, 1.8), 0), ((1.9, 1.5, 1.9, 1.9), 2), ((1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 4, 3)],
 )
-@pytest.mark.parametrize(("theirs_ms", "code"), [(4.0, 0), (1.0, 1)])
-def test_exit_code_says_whether_the_bars_are_held(
-    theirs_ms: float, code: int, gains: tuple[float, ...], busy: int, monkeypatch: pytest.MonkeyPatch
+def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
+    gains: tuple[float, ...], busy: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """... whatever the machine; where it has no two free cores, a missed bar is marked, with its ratio all the same."""
+    """A process of its own for each bar, with that bar's sides alone."""
+    left, sessions = iter(gains), []
+    monkeypatch.setattr(bars, "_thread_gain", lambda: next(left))
+    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
+    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
 
-    def measured(bar: Bar, **_: int) -> list[Measured]:
-        times_ms = {bar.ours: 2.0, bar.theirs: theirs_ms}
-        return [entry(side, 64, [ms] * 6, mode=bar.mode) for side, ms in times_ms.items()]
+    def in_turn(session: object, planned: list[Any], *_: object) -> Any:
+        sessions.append((session, {item.case.impl for item in planned}))
+        columns = {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}
+        faults = [0, 28_000, 0]
+        return [(item, {"status": "ok", "reason": None, "columns": columns, "page_faults": faults}) for item in planned]
 
-    monkeypatch.setattr(mlstm_cpu, "measure_apart", measured)
-    left = iter(gains)
-    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: next(left))
-    result = CliRunner().invoke(command.app, ["cpu"])
-    assert result.exit_code == code
-    assert ("held" if code == 0 else "missed") in result.stdout
-    assert f"2 threads reached {', '.join(map(str, gains))} times one, before and after each bar" in result.stdout
-    assert ("did not have 2 free cores" in result.stdout) is (busy > 0)
-    assert result.stdout.count("missed, not decidable here") == code * busy
-    missed = [line for line in result.stdout.splitlines() if "missed" in line and "│" in line]
-    assert len(missed) == 4 * code and all(" 0.5 " in line for line in missed)
-
-
-def test_a_bar_that_dies_is_named_and_those_before_it_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(bar: Bar, **_: int) -> list[Measured]:
-        if bar.mode == "fwbw":
-            raise BrokenProcessPool
-        return [entry(side, 64, [2.0] * 6, mode=bar.mode) for side in (bar.ours, bar.theirs)]
-
-    monkeypatch.setattr(mlstm_cpu, "measure_apart", measured)
-    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: 2.0)
-    result = CliRunner().invoke(command.app, ["cpu"])
-    assert result.exit_code == 2
-    assert "measured fwbw, normalizer_gradient beside native_autograd died" in result.output
-    assert sum("missed" in line for line in result.output.splitlines()) == 1
+    monkeypatch.setattr(bars, "run_in_turn", in_turn)
+    declared = trial(tmp_path)
+    notes: list[str] = []
+    ((entries, verdicts),) = bars.measure_bars(
+        declared, declared.problems, rounds=6, output=tmp_path / "out", note=notes.append
+    )
+    assert sum(verdict.undecidable for verdict in verdicts) == busy
+    assert len({id(session) for session, _ in sessions}) == 3
+    assert [impls for _, impls in sessions] == [{"torch", "parallel"}, {"torch"}, {"torch", "parallel"}]
+    assert {remark for _, remark in entries} == {"0 to 28,000 page faults a call, 0 in the median"}
+    assert (
+        notes[0]
+        == f"two threads reached {gains[0]:.3g} and {gains[1]:.3g} times one before and after fw/torch/parallel"
+    )
 
 
-@pytest.mark.parametrize(("of_two_ms", "gain"), [(5.0, 2.0), (8.0, 1.25)])
-def test_two_threads_are_held_against_one(of_two_ms: float, gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_are_held_against_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are timed with either number of threads, in turn; what torch computed on before is set again."""
     import torch
 
     counts: list[int] = []
 
     class Clock:
-        def sample(self, call: Callable[[Any], Any], _: object, count: int) -> tuple[list[float], None]:
+        def sample(self, call: Any, _: object, count: int) -> tuple[list[float], None]:
             call(None)
             counts.append(torch.get_num_threads())
-            return [10.0 if counts[-1] == 1 else of_two_ms] * count, None
+            return [10.0 if counts[-1] == 1 else 8.0] * count, None
 
     before = torch.get_num_threads()
-    monkeypatch.setattr(mlstm_cpu, "CpuClock", Clock)
-    monkeypatch.setattr(mlstm_cpu, "SPIN_S", 0)
-    assert mlstm_cpu.measure_thread_gain(side=16) == pytest.approx(gain)
-    assert counts == [1, 2] * mlstm_cpu.GAIN_ROUNDS
+    monkeypatch.setattr(calibrate.clock, "CpuClock", Clock)
+    monkeypatch.setattr(calibrate, "SPIN_S", 0)
+    assert calibrate.thread_gain_here(None, side=16) == {"gain": pytest.approx(1.25)}
+    assert counts == [1, 2] * calibrate.GAIN_ROUNDS
     assert torch.get_num_threads() == before
 
 
 def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
-    gain = mlstm_cpu.thread_gain()
+    gain = bars._thread_gain()
     assert math.isfinite(gain) and gain > 0
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any, **__: Any) -> list[Measured]:
-        raise ImportError("No module named 'mlstm_kernels'")
-
-    monkeypatch.setattr(mlstm_cpu, "thread_gain", lambda: 2.0)
-    monkeypatch.setattr(mlstm_cpu, "measure_apart", missing)
-    result = CliRunner().invoke(command.app, ["cpu"])
-    assert result.exit_code == 2
-    assert "mlstm_kernels==2.0.6" in result.output
+def trial(folder: Path, text: str = TRIAL) -> bars.Bars:
+    folder.mkdir(exist_ok=True)
+    (folder / "bars.toml").write_text(text)
+    return bars.load_bars(folder / "bars.toml")
 
 
-def test_a_setting_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subject on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails the run."""
-    monkeypatch.setattr(gpu, "COPIED_BYTES", 2**20)
-    on_cpu = dataclasses.replace(current_environment(), device_kind="cpu", device_accelerator="cpu")
-    monkeypatch.setattr(gpu, "current_environment", lambda: on_cpu)
-    measure = gpu.measure
-    monkeypatch.setattr(gpu, "measure", lambda *args, **options: measure(*args, device="cpu", **options))
-    monkeypatch.setattr(command, "_device_name", lambda: "a processor")
-    assert not command.measure_subject(SUBJECT, [SETTING], 6, tmp_path)
-    assert command.measure_subject(SUBJECT, [dataclasses.replace(SETTING, bars=SETTING.bars[::2])], 6, tmp_path)
-    first, second = sorted(filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet")))
-    for file in (first, second):
-        # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
-        copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
-        found = [(row["quantity"], row["beside"], len(row["time_samples_ms"])) for row in copies]
-        assert found == [("copy", SETTING.label, gpu.COPY_SAMPLES)] * 2
-        assert not stored_roofs([file.with_suffix(".copies.parquet")]), "copies alone are no calibration"
-        assert all(row["rate"] == pytest.approx(1e3 * 2**20 / row["time_ms"]) for row in copies)
-        assert {row["run_id"] for row in copies} == set(store.read_results([file])["run_id"].to_pylist())
-        rows = store.read_results([file]).to_pylist()
-        found = sorted((row["impl"], row["mode"], row["chunk_size"] or 0) for row in rows)
-        assert found == [
-            ("parallel", "fw", 0),
-            *(("torch", mode, chunk_size) for mode in ("fw", "fwbw") for chunk_size in (16, 32)),
+def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails it."""
+    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
+    declared = trial(tmp_path / "in")
+    monkeypatch.setattr(bars, "load_bars", lambda: declared)
+    monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
+    arguments = ["bars", "trial", "--rounds", "6", "--format", "csv", "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert [line.rpartition(",")[2] for line in result.stdout.splitlines()[1:]] == ["held", "held", "missed"]
+    (file,) = filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet"))
+    # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
+    copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
+    found = [(row["quantity"], row["beside"], len(row["time_samples_ms"])) for row in copies]
+    assert found == [("copy", "T=64, fp32", calibrate.COPY_SAMPLES)] * 2
+    assert not stored_roofs([file.with_suffix(".copies.parquet")]), "copies alone are no calibration"
+    assert all(row["rate"] == pytest.approx(1e3 * 2**20 / row["time_ms"]) for row in copies)
+    assert {row["run_id"] for row in copies} == set(store.read_results([file])["run_id"].to_pylist())
+    rows = store.read_results([file]).to_pylist()
+    found = sorted((row["impl"], row["mode"], row["chunk_size"] or 0) for row in rows)
+    assert found == sorted(
+        [
+            *(("parallel", mode, 0) for mode in ("fw", "fwbw")),
+            *(("torch", mode, chunk_size) for mode in ("fw", "fw", "fwbw") for chunk_size in (16, 32)),
         ]
-        assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
-
-
-def test_what_cannot_be_measured_here_is_one_line() -> None:
-    result = CliRunner().invoke(command.app, ["gpu", "--only", "T=7"])
-    assert result.exit_code == 2
-    assert "only must be part of one of these labels: T=8192, B=8; T=65536, B=1; got 'T=7'" in " ".join(
-        result.output.split()
     )
+    assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
 
 
-@pytest.mark.parametrize("name", command.SUBJECTS)
-def test_every_declared_side_exists_and_every_bar_has_its_sides(name: str) -> None:
-    subject = command.load_subject(name)
-    for setting in subject.settings:
-        for mode in setting.modes:
-            sides = {item.case.impl for item in gpu.planned_cases(subject, setting, mode)} | {COPY}
-            for bar in setting.bars:
-                assert bar.mode != mode or {bar.ours, bar.theirs} <= sides
-        assert {bar.mode for bar in setting.bars} <= set(setting.modes)
-        for bar in setting.bars:
-            if bar.theirs == COPY:
-                planned = gpu.planned_cases(subject, setting, bar.mode)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpuu"], "NAME must be cpu, gpu, lightning, rglru, gated-mlp, wkv, or a name that --list prints, got 'gpuu'"),
+        (["gpu", "--only", "T=7,"], "got 'gpu' with 'T=7,' in a label"),
+        (["gpu", "--format", "xml"], "format must be one of table, json, csv, got 'xml'"),
+    ],
+)
+def test_bad_names_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bars", *arguments])
+    assert message in str(result.exception)
+
+
+def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
+    declared = bars.load_bars()
+    assert len(bars.select(declared, None)) == len(declared.problems)
+    assert {problem.family for problem in bars.select(declared, "wkv")} == {"wkv"}
+    assert len(bars.select(declared, "gated-mlp", "65536")) == 3
+    (whole,) = bars.select(declared, "gpu/T=8192, B=8, bf16")
+    (single,) = bars.select(declared, "gpu/T=8192, B=8, bf16/fwbw/tfla/mlstm_kernels.xl_chunk_siging/memory")
+    assert (len(whole.bars), whole.modes) == (3, ("fw", "fwbw"))
+    assert (single.bars, single.modes) == (whole.bars[2:], ("fwbw",))
+    listed = [row["name"] for row in bars.list_rows(declared.problems)]
+    assert len(set(listed)) == len(listed) == 118
+    assert all(len(bars.select(declared, name)) == 1 for name in listed[::7])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('family = "trial"', 'family = "tria"', r"problems\[0\]: family must be one of trial, got 'tria'"),
+        ('op = "mlstm_sig"\n', "", r"problems\[0\]: op must be a text, got nothing"),
+        ("ratio = 1e6", 'ratio = "1"', r"problems\[0\]: bars\[2\]: ratio must be a number, got '1'"),
+        ('mode = "fwbw"', 'mode = "both"', r"bars\[2\]: mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
+        ("[16, 32]", '[16, "best"]', r"sides.torch: chunk_sizes\[1\] must be an integer or 'own', got 'best'"),
+        ("sizes = {", "size = {", r"must be a table without other keys than family, label, op, .*, got 'size'"),
+        ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
+        ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
+        ("[families.trial]", "[families.trial", "must be a TOML file"),
+    ],
+)
+def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in TRIAL
+    with pytest.raises(ValueError, match=message):
+        trial(tmp_path, TRIAL.replace(old, new))
+
+
+@pytest.mark.parametrize("problem", bars.load_bars().problems, ids=lambda problem: f"{problem.family}-{problem.label}")
+def test_every_side_is_declared_and_every_share_counted(problem: bars.Problem) -> None:
+    for mode in problem.modes:
+        planned = bars.planned_cases(bars.load_bars().families[problem.family].kernel, problem, mode, problem.impls)
+        assert {problem.device} <= {device for item in planned for device in item.target.devices}
+        for bar in problem.bars:
+            if (bar.theirs, bar.mode) == (COPY, mode):
                 (ours,) = (item.case for item in planned if item.case.impl == bar.ours)
                 count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
                 assert count is not None and count.compulsory_bytes > 0
-    shared = {(bar.ours, bar.theirs, bar.mode) for setting in subject.settings for bar in setting.bars}
-    assert {(bar.ours, bar.theirs, bar.mode) for bar in subject.overall} <= shared
+    assert {bar.mode for bar in problem.bars} <= set(problem.modes)
+    family = bars.load_bars().families[problem.family]
+    assert {bar.name for bar in family.overall} <= {bar.name for bar in problem.bars}

@@ -15,7 +15,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.bench import calibrate, commands, plan
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
-from lrbench.bench.sweep import Outcome, Settings
+from lrbench.bench.run import Outcome, Settings
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
 

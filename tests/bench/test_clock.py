@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,8 +36,14 @@ def alternating(*values: float) -> Iterator[float]:
         yield from values
 
 
+def alone(the_clock: clock.Clock, call: clock.Call, budget_s: float, ci_target: float = 0.01) -> clock.Timing:
+    (timing,) = clock.measure(the_clock, [call], clock.Sampling(budget_s=budget_s, ci_target=ci_target))
+    assert timing.failure is None
+    return timing
+
+
 def measure(samples: Iterator[float], budget_s: float, states: Iterator[DeviceState] | None = None) -> clock.Timing:
-    return clock.measure(Scripted(samples, states), lambda _: None, budget_s=budget_s, ci_target=0.01)
+    return alone(Scripted(samples, states), clock.Call(call=lambda _: None), budget_s)
 
 
 def test_steady_times_stop_at_ten_samples() -> None:
@@ -83,15 +90,61 @@ def test_the_cpu_clock_times_the_call_and_not_its_preparation() -> None:
 
 def test_preparation_precedes_every_call() -> None:
     log: list[str] = []
-    clock.measure(
-        Scripted(alternating(1.0)),
-        lambda prepared: log.append(f"call {prepared}"),
-        prepare=lambda: log.append("prepare") or "p",
-        budget_s=0.0,
-        ci_target=1.0,
-    )
+    call = clock.Call(call=lambda given: log.append(f"call {given}"), prepare=lambda: log.append("prepare") or "p")
+    alone(Scripted(alternating(1.0)), call, 0.0, ci_target=1.0)
     assert log == ["prepare", "call p"] * (len(log) // 2)
     assert len(log) // 2 == clock.MIN_SAMPLES + clock.MAX_WARMUP_CALLS
+
+
+class Counting:
+    """A clock whose times are the number of calls, and which keeps their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sample(
+        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
+    ) -> tuple[list[float], DeviceState]:
+        self.calls.append(call(prepare()))
+        throttled = "power" if len(self.calls) == 9 else None
+        return [float(len(self.calls))], DeviceState(throttled=throttled)
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_calls_take_turns_forwards_and_backwards() -> None:
+    """Neither call always follows the other; throttling in any counted round marks the call."""
+    timer = Counting()
+    calls = [clock.Call(call=lambda _, name=name: name) for name in "ab"]
+    timings = clock.measure(timer, calls, clock.Sampling(rounds=4))
+    rounds = ["".join(timer.calls[n : n + 2]) for n in range(0, len(timer.calls), 2)]
+    assert len(rounds) == clock.WARMUP_ROUNDS + 4
+    assert set(rounds[clock.WARMUP_ROUNDS :]) == {"ab", "ba"}
+    assert all(first != second for first, second in itertools.pairwise(rounds))
+    assert [len(timing.samples_ms) for timing in timings] == [4, 4]
+    assert [len(timing.page_faults) for timing in timings] == [4, 4]
+    assert sorted(str(timing.state.throttled) for timing in timings) == ["None", "power"]
+
+
+@pytest.mark.parametrize("rounds", [None, 3])
+def test_a_call_that_fails_while_timed_drops_out(rounds: int | None) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    calls = [clock.Call(call=fail), clock.Call(call=lambda _: "b")]
+    failed, timed = clock.measure(clock.CpuClock(), calls, clock.Sampling(rounds=rounds))
+    assert (str(failed.failure), failed.samples_ms) == ("CUDA out of memory", [])
+    assert (timed.failure, len(timed.samples_ms)) == (None, rounds or clock.MIN_SAMPLES)
+
+
+def test_a_settled_sample_follows_a_call_of_its_own() -> None:
+    """... in every round that counts; rounds of warming up have one call each."""
+    log: list[str] = []
+    calls = [clock.Call(call=lambda _, name=name: log.append(name)) for name in "ab"]
+    clock.measure(clock.CpuClock(), calls, clock.Sampling(rounds=2, settle=True))
+    warmup = 2 * clock.WARMUP_ROUNDS
+    assert ("".join(log[:warmup]), "".join(log[warmup:])) == ("abbaab", "bbaaaabb")
 
 
 @pytest.mark.gpu
@@ -106,7 +159,7 @@ def test_the_cuda_clock_agrees_with_a_kernel_of_known_traffic() -> None:
         pytest.skip("the device has no known bandwidth")
     source = torch.empty(2**30, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    timing = clock.measure(clock.CudaClock(), lambda _: target.copy_(source), budget_s=0.5, ci_target=0.005)
+    timing = alone(clock.CudaClock(), clock.Call(call=lambda _: target.copy_(source)), 0.5, ci_target=0.005)
     share = 2 * 2**30 / (timing.columns()["time_ms"] * 1e-3) / get_accelerator(key).bandwidth_bytes_s
     assert 0.5 < share < 1.0
     assert timing.state.sm_clock_mhz
@@ -123,5 +176,5 @@ def test_the_cuda_clock_does_not_time_the_launch() -> None:
         time.sleep(0.001)
         return x.add_(1)
 
-    timing = clock.measure(clock.CudaClock(), slowly_enqueued, budget_s=0.2, ci_target=0.05)
+    timing = alone(clock.CudaClock(), clock.Call(call=slowly_enqueued), 0.2, ci_target=0.05)
     assert timing.columns()["time_ms"] < 0.1

@@ -9,7 +9,7 @@ import pytest
 from lrbench.bench.estimate import SECONDS_PER_CASE, describe_s, estimate_s
 from lrbench.bench.plan import Request, plan
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.test_sweep import ENVIRONMENT
+from lrbench.tests.bench.test_run import ENVIRONMENT
 
 H200 = dataclasses.replace(
     ENVIRONMENT, device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0"

@@ -51,13 +51,14 @@ header = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Conte
 lines = ["==PROF== Connected to process 1", header, [""] * 11 + ["byte" if "bytes" in m else "inst" for m in metrics]]
 answers = [dict(ready=True)]
 for number, line in enumerate(open(requests)):
-    case = json.loads(line)["case"]
+    case = json.loads(line)["items"][0]["case"]
     if case["seq_len"] == {dies!r}:
         break
     if case["seq_len"] == {fails!r}:
-        answers.append(dict(status="error", reason="RuntimeError: out of registers", columns=dict()))
+        failed = dict(status="error", reason="RuntimeError: out of registers", columns=dict())
+        answers.append(dict(outcomes=[failed], usable=True))
         continue
-    answers.append(dict(status="ok", reason=None, columns=dict(), usable=True))
+    answers.append(dict(outcomes=[dict(status="ok", reason=None, columns=dict())], usable=True))
     for name, value in (("spin_kernel(long)", 1), ("states_kernel", 10**9), ("walk_kernel", case["seq_len"] * 10**6)):
         lines.append([str(len(lines)), "1", "python", "host", name, "1", "7", "(1, 1, 1)", "(1, 1, 1)", "0", "9.0",
                       *[f"{{value:,}}"] * len(metrics)])
@@ -199,14 +200,14 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     assert "PYTHONSAFEPATH=1" in words
     command = words[words.index("ncu") :]
     assert command[-3:] == [
-        "lrbench.bench.profiling",
+        "lrbench.bench.worker",
         str(tmp_path / "requests.jsonl"),
         str(tmp_path / "replies.jsonl"),
     ]
     assert ",".join(ncu.METRICS) in command
     requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
-    assert [request["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]
-    assert {request["action"] for request in requests} == {"profile"}
+    assert [request["items"][0]["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]
+    assert {request["limits"]["action"] for request in requests} == {"profile"}
     assert not (tmp_path / "out").exists()
 
 
@@ -264,11 +265,11 @@ def test_a_call_is_profiled_warm_and_behind_its_marker(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(worker, "prepare", record)
     item = faults.planned("right")
-    worker.Worker("cpu").profile(item.case, item.target)
+    worker.Worker("cpu").profile(item)
     assert events == ["call", "call", "synchronize", "start", "marker", "call", "synchronize", "stop"]
     events.clear()
-    backward = dataclasses.replace(item.case, mode="bw")
-    worker.Worker("cpu").profile(backward, item.target)
+    backward = dataclasses.replace(item, case=dataclasses.replace(item.case, mode="bw"))
+    worker.Worker("cpu").profile(backward)
     profiled = events[events.index("start") :]
     assert profiled == ["start", "marker", "synchronize", "stop"], "the forward pass is no part of a backward call"
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 from typing import Any
 
 import pytest
 import torch
 
 from lrbench.bench import check, worker
-from lrbench.bench.protocol import decode_request, encode_request
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
 from lrbench.kernels.gated_mlp.config import fused_config
 from lrbench.kernels.gated_mlp.validate import is_k_major
@@ -19,19 +18,10 @@ from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
 
 
-def test_a_request_survives_the_wire() -> None:
-    item = faults.planned("right")
-    request = json.loads(json.dumps(encode_request(item, action="run", budget_s=0.0, shared=None)))
-    assert decode_request(request) == item
-    item = dataclasses.replace(item, config_of=dataclasses.replace(item.case, batch=64))
-    request = json.loads(json.dumps(encode_request(item, action="compile", budget_s=0.0, shared=None)))
-    assert decode_request(request) == item
-
-
 @pytest.mark.parametrize(("kind", "status"), [("cuda", "error"), ("cpu", "ok"), (None, "ok")])
 def test_a_worker_on_another_device_than_the_sweeps_refuses(kind: str | None, status: str) -> None:
-    request = encode_request(faults.planned("right"), action="verify", budget_s=0.0, shared=None, device_kind=kind)
-    reply = worker._answer(worker.Worker("cpu"), request)
+    request = encode_request([faults.planned("right")], Limits(timeout_s=1.0, action="verify", device_kind=kind))
+    (reply,) = worker._answer(worker.Worker("cpu"), request)
     assert reply["status"] == status
     assert reply["reason"] == (None if status == "ok" else "the worker runs on cpu, the sweep is about cuda")
 
@@ -48,8 +38,7 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
 
     monkeypatch.setattr(check, "evaluate", limited)
     item = faults.planned("right")
-    case = dataclasses.replace(item.case, batch=4)
-    columns = worker.Worker("cpu").verify(case, item.target)
+    columns = worker.Worker("cpu").verify(dataclasses.replace(item, case=dataclasses.replace(item.case, batch=4)))
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
 
@@ -66,15 +55,15 @@ def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytes
     )  # fmt: skip
     made: list[tuple[Case, object]] = []
 
-    def make_ready(case: Case, _: object, config: object) -> worker.Ready:
-        made.append((case, config))
-        return worker.Ready(call=print, prepare=print, inputs=[], compile_s=0.0)
+    def make_ready(item: PlannedCase, config: object) -> worker.Ready:
+        made.append((item.case, config))
+        return worker.Ready(call=print, inputs=[], compile_s=0.0)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     own = worker.Worker("cpu")
     monkeypatch.setattr(own, "make_ready", make_ready)
     for config_of in (None, large):
-        own.compile(small, target, config_of)
+        own.compile(PlannedCase(case=small, target=target, config_of=config_of))
     assert made == [(small, None), (small, fused_config(large.sizes, "bf16", (9, 0), training=False))]
     assert made[1][1] != fused_config(small.sizes, "bf16", (9, 0), training=False)
 
@@ -105,11 +94,12 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
         for name in ("w_up", "w_gate"):
             assert is_k_major(leaves[name]) and not is_k_major(inputs[name])
             assert torch.equal(leaves[name], inputs[name])
-        columns = worker.Worker("cpu").run(case, implementation, budget_s=0.0)
+        items = [PlannedCase(case=case, target=target) for target in (implementation, plain)]
+        columns, direct = (reply["columns"] for reply in worker.Worker("cpu").run(items, Limits(timeout_s=1.0)))
         assert columns["checked"] == "same shape"
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))
-        assert columns["input_bytes"] == worker.Worker("cpu").run(case, plain, budget_s=0.0)["input_bytes"]
+        assert columns["input_bytes"] == direct["input_bytes"]
 
 
 def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +112,14 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(worker, "_device_is_usable", lambda _: False)
     monkeypatch.setattr(worker.os, "_exit", end)
-    requests = [json.dumps(encode_request(faults.planned("raises"), action="run", budget_s=0.0, shared=None))] * 2
-    replies = io.StringIO()
+    requests = [encode_request([faults.planned("raises")], Limits(timeout_s=1.0))] * 2
+    answers: list[dict[str, Any]] = []
     with pytest.raises(SystemExit):
-        worker.serve(io.StringIO("\n".join(requests)), replies)
-    answers = [json.loads(line) for line in replies.getvalue().splitlines()]
+        worker.serve(requests, answers.append)
     assert ended == [1]
     assert answers[0] == {"ready": True}
     assert len(answers) == 2
-    assert (answers[1]["status"], answers[1]["usable"]) == ("error", False)
+    assert (answers[1]["outcomes"][0]["status"], answers[1]["usable"]) == ("error", False)
 
 
 @pytest.mark.parametrize(

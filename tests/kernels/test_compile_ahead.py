@@ -10,9 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lrbench.bench.check import DTYPES
+from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.sweep import compile_cases
-from lrbench.bench.tune import default_config
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.common.offline import record_launches
@@ -23,6 +22,7 @@ from lrbench.kernels.scalar_decay import engine, launch
 from lrbench.kernels.spec import Implementation
 from lrbench.kernels.wkv import launch as wkv
 from lrbench.tests.kernels.compiling import require_compiler
+from lrbench.tests.tools.tune import default_config
 
 pytestmark = pytest.mark.compile
 

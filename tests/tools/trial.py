@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ...bench.environment import Environment, probe_environment
-from ...bench.executors import Limits
-from ...bench.executors.local import LocalExecutor
-from ...bench.plan import PlannedCase
-from ...bench.sweep import group_by_implementation, refuse
+from ...bench.plan import PlannedCase, group_by_implementation
+from ...bench.run import refuse
+from ...bench.workers import Limits, LocalExecutor
 from ...kernels.baselines import BASELINES, Baseline, installed_versions, plan_sizes
 from ...results.schema import Case
 

@@ -18,7 +18,7 @@ from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.environment import probe_environment
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.sweep import Settings, sweep
+from lrbench.bench.run import Settings, sweep
 from lrbench.kernels import FAMILIES
 
 DATA = Path(__file__).resolve().parents[2] / "data"

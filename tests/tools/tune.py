@@ -1,6 +1,6 @@
 """Time launches of one implementation side by side.
 
-    python -m lrbench.bench.tune rglru fused --size batch=8,seq_len=8192,channels=1024 \
+    python -m lrbench.tests.tools.tune rglru fused --size batch=8,seq_len=8192,channels=1024 \
         --set "forward=(8,8,64,4,128),(16,8,32,2,168)" --mode fw
 
 Tried are the launches that the implementation chooses itself (its ``default_config``, a frozen dataclass) and what
@@ -23,11 +23,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..analysis import counts
-from ..analysis.check.statistics import median, median_interval
-from ..kernels import get_operation, resolve
-from ..kernels.spec import Implementation, Operation
-from ..results.arguments import parse_size
+from ...analysis import counts
+from ...analysis.check.statistics import median, median_interval
+from ...bench import clock
+from ...kernels import get_operation, resolve
+from ...kernels.spec import Implementation, Operation
+from ...results.arguments import parse_size
 
 TOLERANCE = 4
 """Relative difference from the default's results that passes, in epsilons of the inputs' dtype."""
@@ -130,7 +131,7 @@ def calls(
 def measure(
     tried: Sequence[Candidate],
     of: Callable[[Any], tuple[Callable[[Any], Any], Callable[[], Any]]],
-    clock: Any,
+    timer: clock.Clock,
     *,
     rounds: int,
     eps: float,
@@ -142,20 +143,25 @@ def measure(
         call, prepare = of(candidate.config)
         try:
             results = [tensor.detach() for tensor in call(prepare())]
-            clock.synchronize()
+            timer.synchronize()
         except Exception as error:
-            candidate.remark = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            candidate.remark = _first_line(error)
             if not expected:
                 raise
             continue
         expected = expected or results
         candidate.remark = _difference(results, expected, TOLERANCE * eps)
         if candidate.remark is None:
-            racing.append((candidate, call, prepare))
-    for index in range(rounds):
-        for candidate, call, prepare in racing if index % 2 else reversed(racing):
-            samples, _ = clock.sample(call, prepare, 1)
-            candidate.samples_ms += samples
+            racing.append((candidate, clock.Call(call=call, prepare=prepare)))
+    timings = clock.measure(timer, [call for _, call in racing], clock.Sampling(rounds=rounds))
+    for (candidate, _), timing in zip(racing, timings, strict=True):
+        candidate.samples_ms = timing.samples_ms
+        if timing.failure is not None:
+            candidate.remark, candidate.samples_ms = _first_line(timing.failure), []
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {[*str(error).splitlines(), ''][0][:120]}"
 
 
 def table(tried: Iterable[Candidate], gigabytes: float | None) -> Table:
@@ -187,8 +193,8 @@ def tune(
     """Time launches of one implementation side by side."""
     import torch
 
-    from .check import DTYPES, SEED
-    from .clock import CudaClock
+    from ...bench.check import DTYPES, SEED
+    from ...bench.clock import CudaClock
 
     errors = Console(stderr=True, markup=False)
     console = Console(width=160, markup=False)

@@ -1,4 +1,7 @@
-"""The sweep: whatever happens to a case becomes its row, and the rows survive whatever happens to the sweep."""
+"""Running cases: whatever happens to one becomes its row, and the rows survive whatever happens to the sweep.
+
+Sides of a comparison are checked, measured and compared; cases of a run are measured again.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ from pathlib import Path
 import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import sweep
+from lrbench.analysis.check.compare import compare
+from lrbench.bench import run as runner
 from lrbench.bench.environment import Environment
-from lrbench.bench.plan import PlannedCase
-from lrbench.bench.sweep import Outcome, Settings
+from lrbench.bench.plan import PlannedCase, Request, plan
+from lrbench.bench.run import Outcome, Settings
+from lrbench.kernels import get_operation
+from lrbench.kernels.spec import Implementation
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
@@ -39,7 +45,7 @@ def without_gpu() -> Iterator[None]:
 
 
 class Silent:
-    """Progress that keeps what it is told."""
+    """Progress that is kept and not shown."""
 
     def __init__(self) -> None:
         self.started_cases: list[PlannedCase] = []
@@ -60,9 +66,9 @@ class Silent:
 
 
 def run(
-    folder: Path, planned: Sequence[PlannedCase], progress: sweep.Progress | None = None, **settings: object
+    folder: Path, planned: Sequence[PlannedCase], progress: runner.Progress | None = None, **settings: object
 ) -> Outcome:
-    return sweep.sweep(planned, ENVIRONMENT, Settings(output=folder, budget_s=0.0, **settings), progress or Silent())
+    return runner.sweep(planned, ENVIRONMENT, Settings(output=folder, budget_s=0.0, **settings), progress or Silent())
 
 
 FAULTS = (
@@ -170,7 +176,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     assert [record.impl for record in again.records] == ["raises"]
     later = dataclasses.replace(ENVIRONMENT, git_commit="d" * 40)
     settings = Settings(output=tmp_path, budget_s=0.0, resume=True)
-    other_commit = sweep.sweep(planned[:1], later, settings, Silent())
+    other_commit = runner.sweep(planned[:1], later, settings, Silent())
     assert (other_commit.resumed, len(other_commit.records)) == ([], 1)
 
 
@@ -183,8 +189,6 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
 
 
 def test_attention_is_measured_at_the_head_dims_asked_for(tmp_path: Path) -> None:
-    from lrbench.bench.plan import Request, plan
-
     sizes = {"seq_lens": (64,), "head_dims": (64,), "num_heads": 1, "batch": 1, "modes": ("fw",)}
     outcome = run(tmp_path, plan(Request(ops=("attention",), **sizes), device_kind="cpu"))
     (record,) = outcome.records
@@ -235,7 +239,7 @@ SWEEP_SLOWLY = """
 import sys
 from pathlib import Path
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.test_sweep import Silent, run
+from lrbench.tests.bench.test_run import Silent, run
 
 class Telling(Silent):
     def started(self, item):
@@ -334,30 +338,6 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_several_workers_at_once(tmp_path: Path) -> None:
-    from lrbench.bench.executors import Limits
-    from lrbench.bench.executors.local import LocalExecutor
-
-    groups = [[faults.planned("right", seq_len=32 + n)] for n in range(3)]
-    executor = LocalExecutor(workers_per_device=2)
-    outcomes = list(executor.run(groups, Limits(timeout_s=120.0, budget_s=0.0), lambda _: None))
-    assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [32, 33, 34]
-    assert {reply["status"] for _, reply in outcomes} == {"ok"}
-
-
-def test_closing_several_workers_stops_them(tmp_path: Path) -> None:
-    from lrbench.bench.executors import Limits
-    from lrbench.bench.executors.local import LocalExecutor
-
-    groups = [[faults.planned("right")], [faults.planned("hangs")]]
-    outcomes = LocalExecutor(workers_per_device=2).run(groups, Limits(timeout_s=600.0, budget_s=0.0), lambda _: None)
-    item, _ = next(outcomes)
-    assert item.case.impl == "right"
-    begin = time.monotonic()
-    outcomes.close()
-    assert time.monotonic() - begin < 20
-
-
 def test_unknown_executor_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="executor must be one of local, ray, got 'slurm'"):
         run(tmp_path, [faults.planned("right")], executor="slurm")
@@ -368,66 +348,108 @@ def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: in
     environment = dataclasses.replace(ENVIRONMENT, device_count=device_count)
     settings = Settings(output=tmp_path / "out", devices=devices)
     with pytest.raises(ValueError, match=f"devices must be from 1 to {most} on a processor, 1 thread, got {devices}"):
-        sweep.sweep([faults.planned("right")], environment, settings, Silent())
+        runner.sweep([faults.planned("right")], environment, settings, Silent())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
     environment = dataclasses.replace(ENVIRONMENT, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
     settings = Settings(output=tmp_path, budget_s=0.0)
-    outcome = sweep.sweep([faults.planned("right")], environment, settings, Silent())
+    outcome = runner.sweep([faults.planned("right")], environment, settings, Silent())
     (record,) = outcome.records
     assert (record.status, record.time_ms) == ("error", None)
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
 
 
-def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
-    from lrbench.bench.plan import Request, plan
-
-    planned = plan(Request(preset="default"), device_kind="cuda")
-    chosen = sweep.compile_cases(planned)
-    ours = [item.case for item in chosen if item.case.impl == "tfla"]
-    # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 4 of its own choice), at the shortest sequence length of
-    # each and, behind all of those, at the longest.
-    first, further = ours[: 2 * 2 * 4 * (5 + 4)], ours[2 * 2 * 4 * (5 + 4) :]
-    assert len({dataclasses.replace(case, batch=0, seq_len=0) for case in first}) == len(first)
-    given = [case for case in further if case.chunk_size in (64, 128, 256, 512, 1024)]
-    assert {case.seq_len for case in given} == {65536}
-    assert len({dataclasses.replace(case, batch=0, seq_len=0) for case in given}) == len(given) == 2 * 2 * 4 * 5
-    theirs = [item.case for item in chosen if item.case.impl == "mlstm_kernels.xl_chunk"]
-    assert len({case.seq_len for case in theirs}) == 7
-    assert all("triton" not in item.case.impl for item in chosen)
-    assert not any(item.case.impl == "torch" for item in chosen)
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute on one thread in workers: threads that wait for a busy machine's cores take seconds."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_compile_ahead_takes_no_case_that_fills_the_memory() -> None:
-    """Where the batch is the same at every length, the longest are not what many processes call side by side."""
-    from lrbench.bench.plan import Request, plan
+REQUEST = Request(
+    ops=("mlstm_sig",),
+    impls=("torch",),
+    modes=("fw", "fwbw"),
+    seq_lens=(64,),
+    head_dims=(32,),
+    chunk_sizes=(16,),
+    num_heads=1,
+    batch=1,
+    dtypes=("fp32",),
+)
 
-    planned = plan(Request(kernel="wkv", preset="default", impls=("scan",)), device_kind="cuda")
-    chosen = [(item.case.mode, item.case.channels, item.case.seq_len) for item in sweep.compile_cases(planned)]
-    assert sorted(chosen) == [(m, c, t) for m in ("fw", "fwbw") for c in (768, 2048) for t in (128, 4096)]
-
-
-def test_compile_ahead_takes_a_case_for_each_choice_of_launches() -> None:
-    """Choices of products too large to be called come with the shortest case, once each."""
-    from lrbench.bench.plan import Request, plan
-
-    axes = Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused",))
-    planned = plan(axes, device_kind="cuda")
-    without, chosen = sweep.compile_cases(planned), sweep.compile_cases(planned, "9.0")
-    assert chosen[: len(without)] == without
-    further = [(i.case.impl, i.case.d_ff, i.case.seq_len, i.config_of) for i in chosen[len(without) :]]
-    assert [(*what, large and large.seq_len) for *what, large in further] == [
-        ("fused", 28672, 1024, 65536),
-        ("fused", 53248, 1024, 16384),
-    ]
+PLANNED = plan(REQUEST, device_kind="cpu")
 
 
-def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> None:
-    from lrbench.bench.plan import Request, plan
+def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCase:
+    """Return a case of the same code, or of other code, under another name."""
+    assert isinstance(item.target, Implementation)
+    same = f"{get_operation(item.case.op).call}:{item.target.name}"
+    target = dataclasses.replace(item.target, name=name, call=call or item.target.call or same)
+    return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
 
-    axes = Request(kernel="wkv", preset="default", modes=("fwbw", "bw"), seq_lens=(128, 512), channels=(768,))
-    chosen = [(i.case.impl, i.case.mode, i.case.seq_len) for i in sweep.compile_cases(plan(axes, device_kind="cuda"))]
-    assert len(set(chosen)) == len(chosen)
-    assert {mode for _, mode, _ in chosen} == {"fwbw"}
+
+@pytest.mark.usefixtures("one_thread")
+def test_both_sides_are_checked_measured_and_compared() -> None:
+    """The same code under two names: every case of both is right, has its samples and memory, and matches."""
+    planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED)]
+    records = list(runner.side_by_side(planned, ENVIRONMENT, rounds=12))
+    assert {(r.impl, r.mode): r.status for r in records} == {
+        (impl, mode): "ok" for impl in ("torch", "twin") for mode in ("fw", "fwbw")
+    }
+    assert all(len(r.time_samples_ms or ()) == 12 and r.peak_memory_bytes and r.checked for r in records)
+    rows = [dataclasses.asdict(record) for record in records]
+    found = compare([r for r in rows if r["impl"] == "torch"], [r for r in rows if r["impl"] == "twin"])
+    assert len(found.pairs) == 2
+    assert found.unmatched == ()
+    assert {pair.a["peak_memory_bytes"] - pair.b["peak_memory_bytes"] for pair in found.pairs} == {0}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_side_that_is_wrong_is_a_row_and_the_other_is_measured() -> None:
+    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
+    records = {r.impl: r for r in runner.side_by_side([PLANNED[0], broken], ENVIRONMENT, rounds=10)}
+    assert records["torch"].status == "ok"
+    assert records["broken"].status == "error"
+    assert "missing" in (records["broken"].reason or "")
+
+
+def test_groups_differ_in_the_implementation_alone() -> None:
+    other = renamed(PLANNED[0], "twin")
+    without = PlannedCase(case=dataclasses.replace(other.case, state_dtype=None, chunk_size=32), target=other.target)
+    assert [len(group) for group in runner.groups([*PLANNED, other])] == [2, 1]
+    assert [len(group) for group in runner.groups([*PLANNED, without])] == [1, 1, 1]
+    assert [len(group) for group in runner.groups([*PLANNED, without], ("chunk_size",))] == [2, 1]
+
+
+def test_cases_of_rows_are_planned_again() -> None:
+    row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
+    assert runner.planned_case(row) == PLANNED[0]
+    with pytest.raises(ValueError, match="impl must be one of"):
+        runner.planned_case({**row, "impl": "gone"})
+    peer = {**row, "impl": "mlstm_kernels.native_custbw", "provider": "mlstm_kernels", "op": "mlstm_exp"}
+    assert runner.planned_case(peer).target.name == "mlstm_kernels.native_custbw"
+
+
+def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
+    here = dataclasses.replace(ENVIRONMENT, device_accelerator="cpu", git_commit="a" * 40)
+    row = {"device_accelerator": "cpu", "device_name": "x", "git_commit": "aaaaaaa"}
+    assert runner.why_not_again([row], here) is None
+    assert runner.why_not_again([{**row, "git_commit": None}], here) is None
+    assert runner.why_not_again([{**row, "device_accelerator": "h200_sxm"}], here) == (
+        "the run is of h200_sxm, this machine is cpu"
+    )
+    assert "the run is of commit bbb, this checkout is aaa" in str(
+        runner.why_not_again([{**row, "git_commit": "bbb"}], here)
+    )
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_measures_again_in_workers() -> None:
+    row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
+    again = runner.measure_again([row], ENVIRONMENT, timeout_s=120, budget_s=0.0)
+    assert list(again) == [PLANNED[0].case.case_id]
+    measured = again[PLANNED[0].case.case_id]
+    assert (measured["status"], measured["mode"]) == ("ok", PLANNED[0].case.mode)
+    assert len(measured["time_samples_ms"]) >= 10

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from ..plan import PlannedCase
-from . import Limits, Reply, Started
-from .local import run_group
+from .environment import probe_environment
+from .plan import PlannedCase
+from .workers import Limits, Reply, Started, run_group
 
 
 class RayExecutor:
@@ -39,7 +39,7 @@ class RayExecutor:
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        device = _device_name()
+        device = probe_environment().device_name
         task = ray.remote(num_gpus=gpus, num_cpus=1, max_retries=0)(_run_remotely)
         waiting = list(groups)
         streams: dict[Any, Any] = {}
@@ -62,16 +62,10 @@ class RayExecutor:
                 ray.cancel(stream, force=True)
 
 
-def _device_name() -> str:
-    from ..environment import probe_environment
-
-    return probe_environment().device_name
-
-
 def _run_remotely(
     group: Sequence[PlannedCase], limits: Limits, device: str
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-    here = _device_name()
+    here = probe_environment().device_name
     if here != device:
         reason = f"the task ran on {here}, the sweep is about {device}"
         for item in group:

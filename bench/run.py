@@ -1,16 +1,22 @@
-"""The sweep: plans cases, gives each a typed row whatever happens to it, and leaves one parquet file."""
+"""Running cases: a sweep, implementations side by side, and cases of a run again.
+
+Whatever happens to a case becomes its typed row. In a sweep every implementation has a process of its own; side by
+side, cases share one process and are timed in turn. Either way a worker checks, measures and times them
+(:meth:`.worker.Worker.run`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import functools
+import math
 import signal
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -19,20 +25,16 @@ from typing import Any, Protocol
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation, resolve
 from ..results import store
-from ..results.schema import Record
+from ..results.schema import CASE_COLUMNS, Case, Record
+from ..results.select import Row
+from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
-from .executors import Executor, Limits, Reply, get_executor
-from .executors.local import LocalExecutor
-from .plan import PlannedCase
+from .plan import PlannedCase, find_target, group_by_implementation
+from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started, get_executor
 
 DEFAULT_TIMEOUT_S = 120.0
-MAX_COMPILE_JOBS = 8
-MAX_COMPILE_ELEMENTS = 2**26
-"""Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
-share the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,8 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
         )
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted = False
-    with _interrupted_once(), store.RunWriter(settings.output, file_name(planned, run_id)) as writer:
+    name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
+    with _interrupted_once(), store.RunWriter(settings.output, name) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
@@ -152,10 +155,9 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     )
 
 
-def file_name(planned: Sequence[PlannedCase], run_id: str, prefix: str = store.SWEEP_PREFIX) -> str:
-    """Return the name of a run's file: sweep-<kernel>-<UTC date and time>-<first 8 digits of the run id>."""
-    kernel = planned[0].case.kernel if planned else "none"
-    return f"{prefix}{kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
+def file_name(what: str, run_id: str) -> str:
+    """Return the name of a run's file: what it is of, such as sweep-tfla, UTC date and time, 8 digits of the run id."""
+    return f"{what}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
 
 
 def _outcomes(
@@ -166,17 +168,14 @@ def _outcomes(
     progress: Progress,
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
-    runnable = []
-    versions = baselines.installed_versions()
-    refused: list[tuple[PlannedCase, Reply]] = []
-    for item in todo:
-        refusal = refuse(item, environment, versions)
-        if refusal is None:
-            runnable.append(item)
-        else:
-            refused.append((item, refusal))
+    runnable, refused = separate(todo, environment)
     if settings.jobs > 1 and environment.device_kind == "cuda" and runnable:
-        _compile_ahead(runnable, environment.capability, settings, progress)
+        cases = compile_cases(runnable, environment.capability)
+        progress.begin(len(cases), "compiling")
+        # Whether it compiled shows when it is measured; a failure is counted once, there.
+        ended = functools.partial(progress.finished, status="ok")
+        compile_ahead(cases, settings.jobs, settings.timeout_s, progress.started, ended)
+        progress.end()
     progress.begin(len(todo), "measuring")
     yield from refused
     with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
@@ -194,12 +193,14 @@ def _outcomes(
                     return
 
 
-def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
-    """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
-    groups: dict[tuple[str, str], list[PlannedCase]] = {}
-    for item in planned:
-        groups.setdefault((item.case.provider, item.case.impl), []).append(item)
-    return list(groups.values())
+def separate(
+    planned: Sequence[PlannedCase], environment: Environment
+) -> tuple[list[PlannedCase], list[tuple[PlannedCase, Reply]]]:
+    """Return the cases that can be tried here, and those that need not be, each with its outcome."""
+    versions = baselines.installed_versions()
+    outcomes = [(item, refuse(item, environment, versions)) for item in planned]
+    refused = [(item, reply) for item, reply in outcomes if reply is not None]
+    return [item for item, reply in outcomes if reply is None], refused
 
 
 def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
@@ -226,121 +227,6 @@ def _refusal(status: str, reason: str) -> Reply:
     return {"status": status, "reason": reason, "columns": {}}
 
 
-def default_jobs(device_kind: str) -> int:
-    """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
-
-
-def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
-    """Return the cases worth compiling ahead.
-
-    Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
-    between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
-    come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
-    short. Where an implementation says which launches it chooses (``default_config``), there is a case for each choice
-    that these two leave out: the shortest, which takes the launches of a larger one where that is too large. Outside
-    packages may compile per shape. What needs no compiler is left out.
-
-    Args:
-        capability: compute capability such as "9.0" for which launches are chosen; None does not ask for choices.
-    """
-    chosen: dict[tuple[Any, ...], PlannedCase] = {}
-    longest: dict[tuple[Any, ...], PlannedCase] = {}
-    too_long: dict[tuple[Any, ...], PlannedCase] = {}
-    by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
-    for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
-        case, target = item.case, item.target
-        if isinstance(target, Implementation):
-            if "triton" not in target.requires:
-                continue
-            sizes = tuple((n, v) for n, v in case.sizes.items() if n not in ("batch", "seq_len"))
-        elif case.provider == "torch":
-            continue
-        else:
-            sizes = tuple(case.sizes.items())
-        # A forward-backward pass compiles the forward kernels too.
-        mode = "fwbw" if case.mode == "bw" else case.mode
-        key = (case.op, case.impl, case.dtype, case.state_dtype, mode, sizes)
-        shortest = chosen.setdefault(key, item)
-        by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
-        longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
-        if longer and _may_be_called(item, shortest):
-            longest[key] = item
-        elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
-            too_long.setdefault(key, cut)
-    further = {**too_long, **longest}
-    others = []
-    for key, shortest in chosen.items():
-        chosen_there = {_choice(item, capability) for item in (shortest, further.get(key, shortest))}
-        for config, item in by_config[key].items():
-            if config not in chosen_there:
-                others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
-    return [*chosen.values(), *further.values(), *others]
-
-
-def _choice(item: PlannedCase, capability: str | None) -> Any:
-    """Return the launches that an implementation chooses for a case, None where it does not say."""
-    target, case = item.target, item.case
-    if capability is None or not isinstance(target, Implementation):
-        return None
-    if target.default_config is None or case.mode == "step":
-        return None
-    major, minor = capability.split(".")
-    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)), case.mode != "fw")
-
-
-def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:
-    """Return whether a case is small enough to be called only to compile, or no larger than the shortest."""
-    return _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest))
-
-
-def _cut(item: PlannedCase, *, longer_than: int) -> PlannedCase | None:
-    """Return a case with as many of its steps as may be called only to compile, None if these are too few."""
-    seq_len = (item.case.seq_len or 0) * MAX_COMPILE_ELEMENTS // _elements(item)
-    return replace(item, case=replace(item.case, seq_len=seq_len)) if seq_len > longer_than else None
-
-
-def _elements(item: PlannedCase) -> int:
-    """Return how many elements the widest tensor of a case's tokens has."""
-    sizes = item.case.sizes
-    heads = sizes.get("num_heads", 1) * max(sizes.get("head_dim_v", 1), sizes.get("head_dim_qk", 1))
-    width = max(heads, sizes.get("channels", 1), sizes.get("d_ff", 1))
-    return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
-
-
-def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[PlannedCase]]:
-    """Return what each compiling process takes, at most ``jobs`` of ours and one for each outside implementation.
-
-    An outside package's autotuners compile the same configurations for many cases, and side by side within a process.
-    """
-    ours = [item for item in cases if isinstance(item.target, Implementation)]
-    batches = [ours[n::jobs] for n in range(jobs)]
-    batches += group_by_implementation([item for item in cases if isinstance(item.target, Baseline)])
-    return [batch for batch in batches if batch]
-
-
-def _compile_ahead(
-    planned: Sequence[PlannedCase], capability: str | None, settings: Settings, progress: Progress
-) -> None:
-    """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
-
-    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
-    timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
-    """
-    cases = compile_cases(planned, capability)
-    if not cases:
-        return
-    progress.begin(len(cases), "compiling")
-    executor = LocalExecutor(workers_per_device=settings.jobs)
-    limits = Limits(timeout_s=settings.timeout_s, budget_s=0.0, action="compile", device_kind="cuda")
-    with contextlib.closing(executor.run(compile_batches(cases, settings.jobs), limits, progress.started)) as outcomes:
-        for item, _ in outcomes:
-            # Whether it compiled shows when it is measured; a failure is counted once, there.
-            progress.finished(item, "ok")
-    progress.end()
-
-
 @contextlib.contextmanager
 def _interrupted_once() -> Iterator[None]:
     """Raise on the first SIGINT or SIGTERM in the block, where signals can be handled (the main thread).
@@ -362,3 +248,94 @@ def _interrupted_once() -> Iterator[None]:
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
+
+
+def side_by_side(
+    planned: Sequence[PlannedCase],
+    environment: Environment,
+    *,
+    ignore: Sequence[str] = (),
+    rounds: int,
+    started: Started = lambda _: None,
+) -> Iterator[Record]:
+    """Yield a row per case: cases that differ in the implementation alone are checked, then timed in turn.
+
+    Args:
+        planned: cases of two implementations.
+        environment: as :func:`.environment.probe_environment` finds it.
+        ignore: further columns in which cases may differ that are timed together.
+        rounds: samples of each.
+        started: called with every case of a group that begins.
+    """
+    run = Run.start(uuid.uuid4().hex, environment, None)
+    limits = Limits(timeout_s=math.inf, rounds=rounds, device_kind=environment.device_kind)
+    with ReplaceableWorker() as session:
+        for group in groups(planned, ignore):
+            for item, reply in run_in_turn(session, group, environment, limits, started):
+                yield build_record(run, item, reply)
+
+
+def run_in_turn(
+    session: ReplaceableWorker,
+    group: Sequence[PlannedCase],
+    environment: Environment,
+    limits: Limits,
+    started: Started = lambda _: None,
+) -> Iterator[tuple[PlannedCase, Reply]]:
+    """Yield every case of a group with its outcome: what can be tried here is timed in turn, whatever it is."""
+    runnable, refused = separate(group, environment)
+    yield from refused
+    for item in runnable:
+        started(item)
+    if runnable:
+        yield from zip(runnable, session.run(runnable, limits), strict=True)
+
+
+def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
+    """Return the cases in groups that differ in the implementation, and in what is ignored, alone."""
+    columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
+    found: dict[tuple[Any, ...], list[PlannedCase]] = {}
+    for item in planned:
+        values = {name: getattr(item.case, name) for name in columns}
+        if "state_dtype" in values:
+            # An outside package without a choice of state dtype leaves it null; its states are float32.
+            values["state_dtype"] = values["state_dtype"] or "fp32"
+        found.setdefault(tuple(values.values()), []).append(item)
+    return list(found.values())
+
+
+def planned_case(row: Row) -> PlannedCase:
+    """Return the case of a row with the code it runs; ValueError where nothing of that name is declared any more."""
+    names = [each.name for each in dataclasses.fields(Case)]
+    case = Case(**{name: row[name] for name in names})
+    return PlannedCase(case=case, target=find_target(case.op, case.impl))
+
+
+def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:
+    """Return why rows of a run cannot be measured again here, or None."""
+    here = environment.device_accelerator or environment.device_name
+    wanted = {row["device_accelerator"] or row["device_name"] for row in rows}
+    if wanted != {here}:
+        return f"the run is of {', '.join(sorted(map(str, wanted)))}, this machine is {here}"
+    commits = {row["git_commit"] for row in rows} - {None}
+    current = environment.git_commit
+    if current is not None and not all(current.startswith(each) or each.startswith(current) for each in commits):
+        return f"the run is of commit {', '.join(sorted(commits))}, this checkout is {current}"
+    return None
+
+
+def measure_again(
+    rows: Sequence[Row], environment: Environment, *, timeout_s: float, budget_s: float
+) -> Mapping[str, dict[str, Any]]:
+    """Measure the cases of rows again and return the new rows by case id.
+
+    Raises:
+        ValueError: an implementation is not declared any more.
+    """
+    run = Run.start(uuid.uuid4().hex, environment, None)
+    runnable, refused = separate([planned_case(row) for row in rows], environment)
+    limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
+    measured = LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
+    return {
+        item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in (*refused, *measured)
+    }

@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lrbench.bench import tune
 from lrbench.bench.clock import CpuClock
 from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.tests.tools import tune
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,469 @@
+"""Speed bars that the project holds itself to: those of results/bars.toml, measured beside whom they name.
+
+Sides take turns in every round, so that what else the machine does falls on all alike; of a side with chunk lengths the
+fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same, with a
+remark. On a GPU the sides of a problem run in one process; on a CPU every bar has a process of its own, because memory
+that other sides left behind would spare a side the page faults of its own temporaries, and every sample follows an
+untimed call of the same side. Where two threads do not reach :data:`FREE_CORES_GAIN` times the matrix products of one,
+a CPU does not have two free cores: a bar that is missed there is not decidable, and marked so; it is missed all the
+same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..analysis import counts
+from ..analysis.accelerators.roofs import write_roofs
+from ..analysis.check.statistics import Interval, median, ratio_interval
+from ..kernels import baselines, resolve
+from ..kernels.spec import MODES, Implementation
+from ..results import store
+from ..results.schema import SIZE_COLUMNS, Case, Record
+from ..results.toml_tables import build, read_toml
+from .calibrate import roof_row
+from .derived import Run, build_record
+from .environment import Environment
+from .plan import PlannedCase, find_target
+from .run import file_name, run_in_turn
+from .workers import Limits, ReplaceableWorker, Started
+
+FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
+COPY = "copy"
+COPIED_BYTES = 2 * 2**30
+"""Read and written by one sample of the copy: far above any cache."""
+
+FREE_CORES_GAIN = 1.6
+"""What two threads reach at least, in rates of one, where each has a core to itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """By what factor ``ours`` must be below ``theirs``, each at its fastest chunk length.
+
+    Attributes:
+        ours, theirs: implementations; theirs may be :data:`COPY`, the device's copy of ours' compulsory bytes.
+        ratio: theirs / ours that is asked for.
+        quantity: what is compared: the median time, or the peak memory of one call above its inputs.
+        their_chunk_size: the chunk length theirs is taken at, where not at its fastest.
+    """
+
+    ours: str
+    theirs: str
+    mode: Literal[MODES]  # type: ignore[valid-type]
+    ratio: float
+    quantity: Literal["time", "memory"] = "time"
+    their_chunk_size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name within the problem."""
+        return "/".join((self.mode, self.ours, self.theirs, *(["memory"] if self.quantity == "memory" else [])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What is a side's own: operation, further sizes, and chunk lengths to try ("own": the implementation's choice)."""
+
+    op: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    chunk_sizes: tuple[int | Literal["own"], ...] = ("own",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem and the bars held at it; lists of sizes and dtypes are a problem for each of their values.
+
+    Attributes:
+        label: may name sizes in braces.
+        modes: in which every side is timed, with a bar or without.
+        sides: what is a side's own, and sides without a bar.
+        options: further keywords of the operation's functions, its reference's too.
+    """
+
+    family: str
+    label: str
+    op: str
+    sizes: Mapping[str, int | tuple[int, ...]]
+    dtype: str | tuple[str, ...] = "bf16"
+    device: Literal["cuda", "cpu"] = "cuda"
+    modes: tuple[str, ...] = ("fw", "fwbw")
+    sides: Mapping[str, Side] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=dict)
+    bars: tuple[Bar, ...] = ()
+
+    def expand(self) -> Iterator[Problem]:
+        """Yield the problem of every combination of sizes and dtypes."""
+        listed = [[(n, v) for v in (s if isinstance(s, tuple) else (s,))] for n, s in self.sizes.items()]
+        for dtype in (self.dtype,) if isinstance(self.dtype, str) else self.dtype:
+            for combination in itertools.product(*listed):
+                sizes = dict(combination)
+                yield replace(self, label=f"{self.label.format(**sizes)}, {dtype}", sizes=sizes, dtype=dtype)
+
+    @property
+    def impls(self) -> list[str]:
+        """The sides, those of bars first."""
+        of_bars = (impl for bar in self.bars for impl in (bar.ours, bar.theirs) if impl != COPY)
+        return list(dict.fromkeys((*of_bars, *self.sides)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of bars; ``overall`` are bars on the geometric mean of the ratios of all its problems."""
+
+    kernel: str
+    summary: str
+    overall: tuple[Bar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """The file."""
+
+    families: Mapping[str, Family]
+    problems: tuple[Problem, ...]
+
+
+Entry = tuple[Record, str]
+"""A measured row, and what else is to be said of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A bar and what was measured: theirs / ours with its 95 % interval; where a side is missing, no ratio and why.
+
+    Attributes:
+        undecidable: whether a miss says nothing, because the machine did not have two free cores.
+    """
+
+    problem: str
+    bar: Bar
+    ours: str
+    theirs: str
+    ratio: float | None = None
+    interval: Interval | None = None
+    undecidable: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether both sides are there and their ratio reaches the bar."""
+        return self.ratio is not None and self.ratio >= self.bar.ratio
+
+    def row(self) -> dict[str, Any]:
+        """Return what people see of it."""
+        missed = "missed, not decidable here" if self.undecidable else "missed"
+        return {
+            "problem": self.problem,
+            "mode": self.bar.mode,
+            "ours": self.ours,
+            "theirs": self.theirs,
+            "ratio": self.ratio,
+            "ci_low": self.interval and self.interval.low,
+            "ci_high": self.interval and self.interval.high,
+            "bar": self.bar.ratio,
+            "outcome": "held" if self.held else "not measured" if self.ratio is None else missed,
+        }
+
+
+def load_bars(path: Path = FILE) -> Bars:
+    """Read a file of bars, with its problems expanded.
+
+    Raises:
+        ValueError: the file is not as :class:`Bars` says, a problem's family is none of the file's, or a problem has no
+            side or a label that names no size.
+    """
+    found = build(Bars, read_toml(path, "bars").values, str(path))
+    problems: list[Problem] = []
+    for number, problem in enumerate(found.problems):
+        where = f"{path}: problems[{number}]"
+        if problem.family not in found.families:
+            raise ValueError(f"{where}: family must be one of {', '.join(found.families)}, got {problem.family!r}")
+        if not problem.impls:
+            raise ValueError(f"{where}: bars or sides must name an implementation, got none")
+        try:
+            problems += problem.expand()
+        except KeyError as error:
+            raise ValueError(f"{where}: label must name sizes of the problem in braces, got {error}") from None
+    return replace(found, problems=tuple(problems))
+
+
+def select(bars: Bars, name: str | None, only: str | None = None) -> list[Problem]:
+    """Return the problems of a family, a problem or a bar (``family/label/bar``), or all, with ``only`` in their label.
+
+    Raises:
+        ValueError: there is none.
+    """
+    chosen = []
+    for problem in bars.problems:
+        whole = f"{problem.family}/{problem.label}"
+        if only is not None and only not in problem.label:
+            continue
+        if name in (None, problem.family, whole):
+            chosen.append(problem)
+        for bar in problem.bars:
+            if name == f"{whole}/{bar.name}":
+                sides = {impl: side for impl, side in problem.sides.items() if impl in (bar.ours, bar.theirs)}
+                chosen.append(replace(problem, bars=(bar,), modes=(bar.mode,), sides=sides))
+    if not chosen:
+        words = "" if only is None else f" with {only!r} in a label"
+        raise ValueError(f"NAME must be {', '.join(bars.families)}, or a name that --list prints, got {name!r}{words}")
+    return chosen
+
+
+def list_rows(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    """Return a row per bar: its name and the ratio asked for."""
+    return [
+        {"name": f"{problem.family}/{problem.label}/{bar.name}", "ratio": bar.ratio, "device": problem.device}
+        for problem in problems
+        for bar in problem.bars
+    ]
+
+
+def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]) -> list[PlannedCase]:
+    """Return the cases of sides in a mode, one per chunk length; ValueError where a side is not declared."""
+    planned = []
+    for impl in impls:
+        side = problem.sides.get(impl, Side())
+        op = side.op or problem.op
+        given: dict[str, Any] = {**problem.sizes, **side.sizes}
+        sizes = {name: size for name, size in given.items() if name in baselines.get_operation(op).sizes}
+        target = find_target(op, impl)
+        columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
+        preferred = None
+        if isinstance(target, Implementation):
+            columns["impl"] = "+".join((impl, *problem.options))
+            columns["state_dtype"] = "fp32" if target.state_dtypes else None
+            # What the implementation chooses, in the row as in a sweep: counts depend on it.
+            preferred = resolve(target.preferred_chunk)(sizes) if target.preferred_chunk else None
+        elif problem.options:
+            # Modes are declared for the operation without options, of which its gradients may not be.
+            target = replace(target, modes=MODES)
+        for chunk_size in side.chunk_sizes:
+            columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size
+            case = Case(kernel=kernel, op=op, mode=mode, dtype=str(problem.dtype), **columns, **sizes)
+            planned.append(PlannedCase(case=case, target=target, options=problem.options))
+    return planned
+
+
+def measure_bars(
+    bars: Bars,
+    problems: Sequence[Problem],
+    *,
+    rounds: int,
+    output: Path,
+    started: Started = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[list[Entry], list[Verdict]]]:
+    """Measure problems family by family, keep their rows and the copies, and yield what came of each.
+
+    Args:
+        rounds: samples of every case.
+        output: folder for the rows.
+        started: called with every case of a group that begins.
+        note: called with where rows are and what the machine lacks.
+
+    Raises:
+        ValueError: there is no GPU, and a problem needs one.
+        RuntimeError: the device could not be found out, or its copy not be measured.
+    """
+    for text in store.recovered_notes(store.recover(output)):
+        note(text)
+    for name, group in itertools.groupby(problems, key=lambda problem: problem.family):
+        family, members = bars.families[name], list(group)
+        verdicts: list[Verdict] = []
+        with _worker(members[0].device) as session:
+            environment = Environment(**_called(session, "bench.calibrate:environment_here"))
+            if environment.device_kind != members[0].device:
+                raise ValueError(f"the bars {name} need an NVIDIA GPU, and none is here")
+            run = Run.start(uuid.uuid4().hex, environment, None)
+            with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
+                for problem in members:
+                    entries, found = _measure(session, run, writer, family.kernel, problem, rounds, started, note)
+                    verdicts += found
+                    yield entries, found
+        note(f"{len(writer.records)} rows in {writer.path}")
+        if family.overall and members == [problem for problem in bars.problems if problem.family == name]:
+            yield [], [judge_overall(name, bar, verdicts) for bar in family.overall]
+
+
+def _measure(
+    session: ReplaceableWorker,
+    run: Run,
+    writer: store.RunWriter,
+    kernel: str,
+    problem: Problem,
+    rounds: int,
+    started: Started,
+    note: Callable[[str], None],
+) -> tuple[list[Entry], list[Verdict]]:
+    """Return the rows of a problem and the verdicts on its bars."""
+    on_cpu = problem.device == "cpu"
+    limits = Limits(
+        timeout_s=math.inf, rounds=rounds, settle=on_cpu, time_incorrect_peers=True, device_kind=problem.device
+    )
+    entries: list[Entry] = []
+    copies_ms: list[float] = []
+    undecidable = set()
+
+    def race(within: ReplaceableWorker, mode: str, impls: Sequence[str]) -> None:
+        planned = planned_cases(kernel, problem, mode, impls)
+        for item, reply in run_in_turn(within, planned, run.environment, limits, started):
+            record = build_record(run, item, reply)
+            writer.append(record)
+            remark = "" if record.status == "ok" else f"{record.status}: {record.reason}"
+            faults = reply.get("page_faults") or [0]
+            if on_cpu and max(faults) and not remark:
+                remark = f"{min(faults):,} to {max(faults):,} page faults a call, {median(faults):,.0f} in the median"
+            entries.append((record, remark))
+
+    def copy() -> None:
+        times = _called(session, "bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
+        what: dict[str, Any] = {"work": COPIED_BYTES, "quantity": "copy", "size": COPIED_BYTES // 2, "short": True}
+        rate = None if run.device is None else run.device.bandwidth_bytes_s
+        row = roof_row(run.run_id, run.environment, times, **what, spec_rate=rate, beside=problem.label)
+        write_roofs([row], writer.path.with_suffix(".copies.parquet"))
+        copies_ms.extend(row.time_samples_ms)
+
+    shares = any(bar.theirs == COPY for bar in problem.bars)
+    if shares:
+        copy()
+    if on_cpu:
+        gain = _thread_gain()
+        for bar in problem.bars:
+            with _worker("cpu") as own:
+                race(own, bar.mode, [impl for impl in (bar.ours, bar.theirs) if impl != COPY])
+            before, gain = gain, _thread_gain()
+            note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
+            if min(before, gain) < FREE_CORES_GAIN:
+                undecidable.add(bar)
+    else:
+        for mode in problem.modes:
+            race(session, mode, problem.impls)
+    if shares:
+        copy()
+    found = [judge(problem.label, bar, entries, copies_ms) for bar in problem.bars]
+    return entries, [replace(verdict, undecidable=verdict.bar in undecidable) for verdict in found]
+
+
+def _worker(device: str) -> ReplaceableWorker:
+    return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
+
+
+def _called(session: ReplaceableWorker, function: str, **arguments: Any) -> dict[str, Any]:
+    reply = session.call(function, **arguments)
+    if reply["status"] != "ok":
+        raise RuntimeError(f"{function.partition(':')[2]} failed: {reply['reason']}")
+    return reply["columns"]
+
+
+def _thread_gain() -> float:
+    """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
+    with _worker("cpu") as session:
+        return _called(session, "bench.calibrate:thread_gain_here")["gain"]
+
+
+def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[float] = ()) -> Verdict:
+    """Compare the fastest (by median) of both sides of a bar.
+
+    Args:
+        copies_ms: samples of the device's copy of :data:`COPIED_BYTES`.
+
+    Raises:
+        ValueError: the bar is a share of the copy rate, and the compulsory bytes of ours are not counted.
+    """
+    ours = _fastest(entries, bar.ours, bar.mode)
+    theirs = _fastest(entries, bar.theirs, bar.mode, bar.their_chunk_size)
+    if bar.theirs == COPY and not isinstance(ours, str):
+        share = _compulsory_bytes(ours) / COPIED_BYTES
+        samples = [share * sample for sample in copies_ms]
+        theirs = replace(ours, impl=COPY, chunk_size=None, time_samples_ms=samples, time_ms=median(samples))
+    words = [side if isinstance(side, str) else _words(side, bar) for side in (ours, theirs)]
+    verdict = Verdict(problem=problem, bar=bar, ours=words[0], theirs=words[1])
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return verdict
+    if bar.quantity == "memory":
+        our_bytes, their_bytes = memory_bytes(ours), memory_bytes(theirs)
+        return replace(verdict, ratio=their_bytes / our_bytes if our_bytes and their_bytes is not None else None)
+    pair = theirs.time_samples_ms or [], ours.time_samples_ms or []
+    return replace(verdict, ratio=median(pair[0]) / median(pair[1]), interval=ratio_interval(*pair))
+
+
+def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
+    """Judge a bar on the geometric mean of the ratios that verdicts of the same sides, mode and quantity have.
+
+    The interval is the geometric mean of the intervals' ends: no narrower than that of independent problems.
+    """
+    parts = [verdict for verdict in verdicts if verdict.bar.name == bar.name]
+    ratios = [verdict.ratio for verdict in parts if verdict.ratio is not None]
+    intervals = [verdict.interval for verdict in parts if verdict.interval is not None]
+    found = Verdict(problem=f"{family}, overall", bar=bar, ours="", theirs=bar.theirs)
+    if not parts or len(ratios) < len(parts):
+        return replace(found, ours=f"{len(parts) - len(ratios)} of {len(parts)} problems could not be compared")
+    low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
+    interval = Interval(low=low, high=high, confidence=min(each.confidence for each in intervals))
+    words = f"geometric mean of {len(ratios)} problems"
+    return replace(found, ours=words, ratio=_geometric_mean(ratios), interval=interval)
+
+
+def entry_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return what people see of a problem's rows: every side's times and memory."""
+    return [
+        {
+            "side": record.impl,
+            "chunk": record.chunk_size,
+            "mode": record.mode,
+            "median_ms": record.time_ms,
+            "ci_low_ms": record.time_ci_low_ms,
+            "ci_high_ms": record.time_ci_high_ms,
+            "fastest_ms": min(record.time_samples_ms) if record.time_samples_ms else None,
+            "memory_gib": None if (used := memory_bytes(record)) is None else used / 2**30,
+            "remark": remark,
+        }
+        for record, remark in sorted(entries, key=lambda e: (e[0].mode, e[0].impl, e[0].chunk_size or 0))
+    ]
+
+
+def memory_bytes(record: Record) -> int | None:
+    """Return the peak of one call above its inputs, None where it was not measured."""
+    if record.peak_memory_bytes is None or record.input_bytes is None:
+        return None
+    return record.peak_memory_bytes - record.input_bytes
+
+
+def _fastest(entries: Sequence[Entry], impl: str, mode: str, chunk_size: int | None = None) -> Record | str:
+    """Return the fastest row of a side, or why it has none."""
+    found = [
+        (record, remark)
+        for record, remark in entries
+        if (record.impl.partition("+")[0], record.mode) == (impl, mode) and chunk_size in (None, record.chunk_size)
+    ]
+    timed = [record for record, _ in found if record.time_samples_ms]
+    if timed:
+        return min(timed, key=lambda record: median(record.time_samples_ms or ()))
+    return f"{impl}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
+
+
+def _compulsory_bytes(record: Record) -> float:
+    sizes = {name: size for name in SIZE_COLUMNS if (size := getattr(record, name)) is not None}
+    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, sizes)
+    if count is None:
+        raise ValueError(f"compulsory bytes of {record.impl}, {record.mode}, must be counted to compare it with a copy")
+    return count.compulsory_bytes
+
+
+def _words(record: Record, bar: Bar) -> str:
+    value = f"{record.time_ms:.3g} ms"
+    if bar.quantity == "memory":
+        used = memory_bytes(record)
+        value = "no memory figure" if used is None else f"{used / 2**30:.3g} GiB"
+    return f"{record.impl}{f' ({record.chunk_size})' if record.chunk_size else ''} {value}"
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(value) for value in values) / len(values))

@@ -1,0 +1,126 @@
+"""Compiling ahead of a sweep: which cases fill the compilers' caches on disk, called once in several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..kernels.baselines.spec import Baseline
+from ..kernels.spec import Implementation, resolve
+from .plan import PlannedCase, group_by_implementation
+from .workers import Limits, LocalExecutor, Started
+
+MAX_COMPILE_JOBS = 8
+MAX_COMPILE_ELEMENTS = 2**26
+"""Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
+share the GPU."""
+
+
+def default_jobs(device_kind: str) -> int:
+    """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
+
+
+def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
+    """Return the cases worth compiling ahead.
+
+    Our kernels take batch and sequence length at run time, but launches differ between one tile of time and many, and
+    between few sequences and many: the shortest and the longest case stand for all of them. Those that are only longer
+    come last, when most of what they share with the shortest is compiled; where all of these are too large, one is cut
+    short. Where an implementation says which launches it chooses (``default_config``), there is a case for each choice
+    that these two leave out: the shortest, which takes the launches of a larger one where that is too large. Outside
+    packages may compile per shape. What needs no compiler is left out.
+
+    Args:
+        capability: compute capability such as "9.0" for which launches are chosen; None does not ask for choices.
+    """
+    chosen: dict[tuple[Any, ...], PlannedCase] = {}
+    longest: dict[tuple[Any, ...], PlannedCase] = {}
+    too_long: dict[tuple[Any, ...], PlannedCase] = {}
+    by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
+    for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
+        case, target = item.case, item.target
+        if isinstance(target, Implementation):
+            if "triton" not in target.requires:
+                continue
+            sizes = tuple((n, v) for n, v in case.sizes.items() if n not in ("batch", "seq_len"))
+        elif case.provider == "torch":
+            continue
+        else:
+            sizes = tuple(case.sizes.items())
+        # A forward-backward pass compiles the forward kernels too.
+        mode = "fwbw" if case.mode == "bw" else case.mode
+        key = (case.op, case.impl, case.dtype, case.state_dtype, mode, sizes)
+        shortest = chosen.setdefault(key, item)
+        by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
+        longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
+        if longer and _may_be_called(item, shortest):
+            longest[key] = item
+        elif longer and key not in longest and (cut := _cut(item, longer_than=shortest.case.seq_len or 0)):
+            too_long.setdefault(key, cut)
+    further = {**too_long, **longest}
+    others = []
+    for key, shortest in chosen.items():
+        chosen_there = {_choice(item, capability) for item in (shortest, further.get(key, shortest))}
+        for config, item in by_config[key].items():
+            if config not in chosen_there:
+                others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
+    return [*chosen.values(), *further.values(), *others]
+
+
+def _choice(item: PlannedCase, capability: str | None) -> Any:
+    """Return the launches that an implementation chooses for a case, None where it does not say."""
+    target, case = item.target, item.case
+    if capability is None or not isinstance(target, Implementation):
+        return None
+    if target.default_config is None or case.mode == "step":
+        return None
+    major, minor = capability.split(".")
+    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)), case.mode != "fw")
+
+
+def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:
+    """Return whether a case is small enough to be called only to compile, or no larger than the shortest."""
+    return _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest))
+
+
+def _cut(item: PlannedCase, *, longer_than: int) -> PlannedCase | None:
+    """Return a case with as many of its steps as may be called only to compile, None if these are too few."""
+    seq_len = (item.case.seq_len or 0) * MAX_COMPILE_ELEMENTS // _elements(item)
+    return replace(item, case=replace(item.case, seq_len=seq_len)) if seq_len > longer_than else None
+
+
+def _elements(item: PlannedCase) -> int:
+    """Return how many elements the widest tensor of a case's tokens has."""
+    sizes = item.case.sizes
+    heads = sizes.get("num_heads", 1) * max(sizes.get("head_dim_v", 1), sizes.get("head_dim_qk", 1))
+    width = max(heads, sizes.get("channels", 1), sizes.get("d_ff", 1))
+    return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
+
+
+def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[PlannedCase]]:
+    """Return what each compiling process takes, at most ``jobs`` of ours and one for each outside implementation.
+
+    An outside package's autotuners compile the same configurations for many cases, and side by side within a process.
+    """
+    ours = [item for item in cases if isinstance(item.target, Implementation)]
+    batches = [ours[n::jobs] for n in range(jobs)]
+    batches += group_by_implementation([item for item in cases if isinstance(item.target, Baseline)])
+    return [batch for batch in batches if batch]
+
+
+def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float, started: Started, ended: Started) -> None:
+    """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
+
+    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
+    timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
+    """
+    limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
+    executor = LocalExecutor(workers_per_device=jobs)
+    with contextlib.closing(executor.run(compile_batches(cases, jobs), limits, started)) as outcomes:
+        for item, _ in outcomes:
+            ended(item)

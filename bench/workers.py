@@ -1,0 +1,434 @@
+"""Worker processes on this machine: start one, ask it with a deadline, say how it died, and spread cases over several.
+
+Parent and worker talk over a socket pair that only the two of them hold (:mod:`multiprocessing.connection` over an
+inherited descriptor): messages are JSON, nothing is unpickled, and nothing that a package prints gets between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..kernels import baselines
+from ..kernels.baselines.spec import Baseline
+from ..kernels.spec import Implementation
+from ..results.schema import Case
+from .environment import worker_environ
+from .plan import PlannedCase
+
+EXECUTORS = ("local", "ray")
+
+START_TIMEOUT_S = 300.0
+POLL_S = 0.2
+MAX_WAIT_S = 3600.0
+"""The longest single wait for a reply: poll takes no infinite one as a number."""
+
+STACK_FILE = "stack"
+"""Where a worker writes, in its own folder, which Python functions it is in when it gets STACK_SIGNAL."""
+
+STACK_SIGNAL = signal.SIGUSR1
+STACK_WAIT_S = 1.0
+
+Reply = dict[str, Any]
+"""A case's outcome: "status", "reason" and "columns"."""
+
+Started = Callable[[PlannedCase], None]
+"""Called when a case starts, so that the progress display can name it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What every case of a run is given.
+
+    Attributes:
+        timeout_s: seconds after which a request's worker is killed.
+        budget_s: seconds of timing after which sampling stops.
+        action: "run", "verify" to check without timing, "compile" to only fill the compilers' caches, "profile" to call
+            once under a profiler.
+        rounds, settle: as in :class:`.clock.Sampling`; with rounds, the cases of a request are timed in turn.
+        time_incorrect_peers: time outside packages also where their numbers are off: the outcome is still
+            ``incorrect``, and says by how much.
+        shared: folder in which workers share references, or None.
+        device_kind: "cuda" or "cpu", what the cases are to run on; None is whatever the worker finds.
+    """
+
+    timeout_s: float
+    budget_s: float = 0.0
+    action: str = "run"
+    rounds: int | None = None
+    settle: bool = False
+    time_incorrect_peers: bool = False
+    shared: str | None = None
+    device_kind: str | None = None
+
+
+class Executor(Protocol):
+    """Runs groups of cases, each group in a worker process of its own, and yields outcomes as they come."""
+
+    def run(
+        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
+        """Yield every case with its outcome; closing the iterator stops the workers."""
+        ...
+
+
+def get_executor(name: str, *, devices: int = 1) -> Executor:
+    """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
+    if name == "local":
+        return LocalExecutor(devices=devices)
+    if name == "ray":
+        from .ray import RayExecutor
+
+        return RayExecutor(devices=devices)
+    raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
+
+
+def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:
+    """Return the request to treat cases as ``limits`` says."""
+    return {
+        "limits": dataclasses.asdict(limits),
+        "items": [dataclasses.asdict(item) | {"target": _encode_target(item.target)} for item in items],
+    }
+
+
+def decode_request(request: Mapping[str, Any]) -> tuple[list[PlannedCase], Limits]:
+    """Return the cases, with what runs them, and the limits of a request."""
+    items = [
+        PlannedCase(
+            case=Case(**item["case"]),
+            target=_decode_target(item["target"]),
+            config_of=None if item["config_of"] is None else Case(**item["config_of"]),
+            options=item["options"],
+        )
+        for item in request["items"]
+    ]
+    return items, Limits(**request["limits"])
+
+
+def _encode_target(target: Implementation | Baseline) -> dict[str, Any]:
+    """One of ours travels as its declaration, so that one which nothing declares can be run; a baseline by name."""
+    if isinstance(target, Baseline):
+        return {"baseline": target.name, "op": target.op}
+    return {"implementation": dataclasses.asdict(target)}
+
+
+def _decode_target(data: Mapping[str, Any]) -> Implementation | Baseline:
+    if "baseline" in data:
+        return baselines.get_baseline(data["op"], data["baseline"])
+    fields = data["implementation"].items()
+    declared: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields}
+    return Implementation(**declared)
+
+
+class WorkerDiedError(Exception):
+    """The worker ended without an answer; the message says how."""
+
+
+class WorkerTimeoutError(Exception):
+    """The worker gave no answer in time and was killed."""
+
+
+class WorkerStoppedError(Exception):
+    """The sweep is ending; the worker was killed over a case that has no outcome."""
+
+
+class WorkerProcess:
+    """A fresh Python process running :mod:`.worker`, in a session of its own so that its children die with it.
+
+    Args:
+        environ: variables added to the worker's environment (which GPU it sees, ...).
+
+    Raises:
+        WorkerDiedError, WorkerTimeoutError: it did not come up.
+
+    A worker that raised one of these, or was killed, is gone; nothing needs to be cleaned up after it.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._connection, theirs = Pipe()
+        self._folder = tempfile.TemporaryDirectory(prefix="lrbench-worker-")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
+        with theirs:
+            # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())),
+                env=worker_environ(dict(environ or {})),
+                cwd=self._folder.name,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._receive(START_TIMEOUT_S)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def ask(
+        self, request: Mapping[str, Any], timeout_s: float, *, stop: threading.Event | None = None
+    ) -> dict[str, Any]:
+        """Send a request and return the reply.
+
+        Raises:
+            WorkerDiedError: the process ended.
+            WorkerTimeoutError: no reply within ``timeout_s``.
+            WorkerStoppedError: ``stop`` was set meanwhile.
+        """
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+        except OSError:
+            raise WorkerDiedError(self._describe_end()) from None
+        return self._receive(timeout_s, stop)
+
+    def _receive(self, timeout_s: float, stop: threading.Event | None = None) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        longest = MAX_WAIT_S if stop is None else POLL_S
+        while not (stop is not None and stop.is_set()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                where = self._describe_stack()
+                self.kill()
+                raise WorkerTimeoutError(f"no result within {timeout_s:g} s{where}")
+            try:
+                if self._connection.poll(min(left, longest)):
+                    return json.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                raise WorkerDiedError(self._describe_end()) from None
+        self.kill()
+        raise WorkerStoppedError
+
+    def _describe_stack(self) -> str:
+        """Return in which function the worker is and which of this package's called it, or "" if it does not say.
+
+        It answers by a signal handler in C, also where it waits for a GPU.
+        """
+        stack = Path(self._folder.name) / STACK_FILE
+        if not stack.exists():
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT_S
+        text = last = ""
+        # It is written line by line, and whole when no more comes.
+        while (not text or text != last) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, text = text, stack.read_text(errors="replace")
+        frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)
+        if not frames:
+            return ""
+        package = str(Path(__file__).parent.parent)
+        own = next((frame for frame in frames if frame[0].startswith(package)), frames[0])
+        shown = [_describe_frame(frame) for frame in dict.fromkeys((frames[0], own))]
+        return f"; it was in {', called by '.join(shown)}"
+
+    def _describe_end(self) -> str:
+        """Return how the process ended, and clean up after it."""
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "the worker closed its pipe without ending and was killed"
+        last = self._last_error()
+        output = f"; its output: {last}" if last else ""
+        self.kill()
+        if code < 0:
+            hint = " (as the system's out-of-memory killer does)" if -code == signal.SIGKILL else ""
+            return f"the process was ended by {signal.Signals(-code).name}{hint}{output}"
+        return f"the process ended with exit code {code}{output}"
+
+    def _last_error(self) -> str:
+        """Return the last line of output that names an error, else the last line."""
+        end = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, end - 16384))
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        named = [line for line in lines if "error" in line.lower() or "assert" in line.lower()]
+        return " ".join(((named or lines or [""])[-1]).split())[:300]
+
+    def close(self) -> None:
+        """End the worker: it stops when its requests end, and is killed if it does not."""
+        self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the worker and everything it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+        self._log.close()
+        self._folder.cleanup()
+
+
+def _describe_frame(frame: tuple[str, str, str]) -> str:
+    """Return a function and its place, of a frame as faulthandler writes it."""
+    path, line, function = frame
+    return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
+
+
+class ReplaceableWorker:
+    """A worker process that starts when it is first asked and is replaced after a crash, a hang or a lost device.
+
+    Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
+
+    Args:
+        environ: as of :class:`WorkerProcess`.
+        stop: ends a request that is under way, with WorkerStoppedError.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, stop: threading.Event | None = None) -> None:
+        self._environ, self._stop = environ, stop
+        self._worker: WorkerProcess | None = None
+
+    def __enter__(self) -> ReplaceableWorker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None and kind is None:
+            worker.close()
+        elif worker is not None:
+            worker.kill()
+
+    def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
+        """Return the cases' outcomes, in order; one that the process does not survive is that of all."""
+        reply = self._ask(encode_request(items, limits), limits.timeout_s)
+        return reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]
+
+    def call(self, function: str, *, timeout_s: float = MAX_WAIT_S, **arguments: Any) -> Reply:
+        """Return the outcome of ``function``, "module:function" relative to the package, called with the worker.
+
+        Args:
+            arguments: what else it takes, as JSON can hold it; its columns are what it returns.
+        """
+        reply = self._ask({"function": function, "arguments": arguments}, timeout_s)
+        return reply["outcomes"][0] if "outcomes" in reply else reply
+
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        worker, self._worker = self._worker, None
+        try:
+            worker = worker or WorkerProcess(self._environ)
+            self._worker = worker
+            reply = worker.ask(request, timeout_s, stop=self._stop)
+        except (WorkerDiedError, WorkerTimeoutError) as error:
+            self._worker = None
+            status = "crash" if isinstance(error, WorkerDiedError) else "timeout"
+            return {"status": status, "reason": str(error), "columns": {}}
+        except WorkerStoppedError:
+            self._worker = None
+            raise
+        if not reply["usable"]:
+            worker.kill()
+            self._worker = None
+        return reply
+
+
+def run_group(
+    group: Sequence[PlannedCase],
+    limits: Limits,
+    started: Started,
+    *,
+    environ: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> Generator[tuple[PlannedCase, Reply], None, None]:
+    """Run cases one after the other in one session; closing the iterator kills its worker."""
+    with contextlib.suppress(WorkerStoppedError), ReplaceableWorker(environ, stop) as session:
+        for item in group:
+            if stop is not None and stop.is_set():
+                return
+            started(item)
+            (reply,) = session.run([item], limits)
+            yield item, reply
+
+
+class LocalExecutor:
+    """Runs groups on this machine's devices: one worker at a time per device, so that nothing disturbs what is timed.
+
+    Args:
+        devices: how many GPUs to spread the groups over; each runs one worker at a time.
+        workers_per_device: more than one only for work that is not timed.
+    """
+
+    def __init__(self, *, devices: int = 1, workers_per_device: int = 1) -> None:
+        self.devices = devices
+        self.workers_per_device = workers_per_device
+
+    def run(
+        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
+        """See :class:`.Executor`."""
+        if self.devices * self.workers_per_device == 1:
+            for group in groups:
+                yield from run_group(group, limits, started)
+            return
+        yield from self._run_threads(groups, limits, started)
+
+    def _run_threads(
+        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
+    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
+        todo: queue.SimpleQueue[Sequence[PlannedCase]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
+        stop = threading.Event()
+        for group in groups:
+            todo.put(group)
+
+        def serve(environ: Mapping[str, str]) -> None:
+            try:
+                while not stop.is_set():
+                    group = todo.get_nowait()
+                    for outcome in run_group(group, limits, started, environ=environ, stop=stop):
+                        done.put(outcome)
+            except queue.Empty:
+                pass
+            except BaseException as error:  # noqa: BLE001, handed to the caller's thread
+                done.put(error)
+            finally:
+                done.put(None)
+
+        threads = [
+            threading.Thread(target=serve, args=(environ,), daemon=True)
+            for environ in self._environs()
+            for _ in range(self.workers_per_device)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            running = len(threads)
+            while running:
+                outcome = done.get()
+                if outcome is None:
+                    running -= 1
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    yield outcome
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    def _environs(self) -> list[dict[str, str]]:
+        if self.devices == 1:
+            return [{}]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(n) for n in range(self.devices)]
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in names[: self.devices]]
