@@ -195,21 +195,8 @@ def lightning2(
 
         kv_t = exp(-slope) kv_{t-1} + k_t v_t^T        o_t = scale kv_t^T q_t
 
-    Args:
-        q, k: [B, T, H, K], contiguous; float32, float16 or bfloat16. K and V are multiples of 8 from 16 to 256.
-        v: [B, T, H, V], the same dtype.
-        slope: decay rates [H], >= 0, float32.
-        state_dtype: float32.
-        initial_state: kv [B, H, K, V], float32.
-        return_last_state: also return kv after the last token.
-        scale: factor of q, 1 as published.
-        config: launches; chosen for the device when None.
-
-    Returns:
-        o [B, T, H, V] in v's dtype, or (o, kv); differentiable in q, k, v and the initial state.
-
-    Raises:
-        ValueError: on an argument the kernels do not take; the message names it, what was expected and what came.
+    Arguments, result and errors as in :func:`.lightning`; K and V are multiples of 8 from 16 to 256, state_dtype is
+    float32, and config are launches, chosen for the device when None.
 
     Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2.
     """
