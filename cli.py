@@ -1,37 +1,94 @@
-"""The command line: parses, calls one function per command, prints. Heavy modules are imported inside commands."""
+"""The command line: every command parses, calls one function and prints. Heavy modules are imported inside commands."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from .analysis.cli_commands import register
-from .analysis.report.command import register as register_report
-from .bench.gate_commands import register as register_gate
-from .bench.mlp_commands import register as register_mlp
+from .results.arguments import check_size, parse_names, parse_size, parse_sizes
 
 if TYPE_CHECKING:
-    from .bench.plan import PlannedCase
+    import pandas as pd
+
+    from .analysis.accelerators.known import Accelerator
+    from .analysis.check.compare import Comparison
+    from .analysis.check.regression import CheckResult
+    from .analysis.check.thresholds import Thresholds
+    from .analysis.counts import Count
+    from .analysis.figures.selection import Selection
+    from .bench.plan import PlannedCase, Request
+    from .bench.profiling import ProfileRow
+
+ROOT = Path(__file__).resolve().parent
+LOCAL = Path("results/local")
+
+MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
+"""The groups of `lrbench --help`."""
+
+
+def _write_sections(formatter: Any, order: Sequence[str], records: Iterable[tuple[str, tuple[str, str]]]) -> None:
+    """Write (title, (name, help)) as sections of a help text: those of ``order`` first, in that order."""
+    sections: dict[str, list[tuple[str, str]]] = {title: [] for title in order}
+    for title, record in records:
+        sections.setdefault(title, []).append(record)
+    for title, lines in sections.items():
+        if lines:
+            with formatter.section(title):
+                formatter.write_dl(lines)
+
+
+class _Command(TyperCommand):
+    """A command whose help has its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the titles that they were declared with."""
+        usual = {"argument": "Arguments", "option": "Options"}
+        records = [(p, record) for p in self.get_params(ctx) if (record := p.get_help_record(ctx))]
+        titled = [(getattr(p, "rich_help_panel", None) or usual[p.param_type_name], record) for p, record in records]
+        _write_sections(formatter, list(usual.values()), titled)
+
+
+class _Group(TyperGroup):
+    """The command line itself: its help has the commands in groups, a sentence each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under the titles that they were declared with."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        titled = [
+            (getattr(found, "rich_help_panel", None) or "Commands", (name, found.get_short_help_str(200)))
+            for name, found in commands
+            if found is not None
+        ]
+        _write_sections(formatter, (MEASURE, EXPLAIN, DRAW, COMPARE, LIST), titled)
+
 
 app = typer.Typer(
     name="lrbench",
     help="Benchmark sequence-mixing kernels and explain the numbers.",
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-T = TypeVar("T")
-
-Format = Annotated[str, typer.Option("--format", help="table, json or csv.")]
+baseline_app = typer.Typer(
+    help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group, no_args_is_help=True
+)
+app.add_typer(baseline_app, name="baseline", rich_help_panel=COMPARE)
 
 
 @app.callback()
@@ -39,75 +96,317 @@ def _root() -> None:
     """Benchmark sequence-mixing kernels and explain the numbers."""
 
 
-@app.command()
+@baseline_app.callback()
+def _baseline() -> None:
+    """Promote a run to the baseline that `lrbench check` compares with."""
+
+
+def option(help: str, *flags: str, **more: Any) -> Any:
+    """Return an option as Typer takes it; its flag is the parameter's name where none is given."""
+    return typer.Option(*flags, help=help, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """An option that is a field of a dataclass: ``x: Annotated[int, field("--x", "Help.", parse_size)]``.
+
+    Attributes:
+        annotation: what Typer takes.
+        default: as it would be given.
+        parse: makes the field's value of what was given and the option's name in error messages, ``what``.
+    """
+
+    annotation: Any
+    default: str | int | None
+    parse: Callable[[Any, str], Any] | None
+    what: str
+
+
+def field(
+    flag: str,
+    help: str,
+    parse: Callable[[Any, str], Any] | None = None,
+    *,
+    default: str | int | None = None,
+    kind: Any = str,
+    what: str | None = None,
+    **more: Any,
+) -> Field:
+    """Return an option of ``kind`` as given, with ``more`` for Typer."""
+    given: Any = kind | None if default is None else kind
+    annotation = Annotated[given, typer.Option(flag, help=help, **more)]
+    return Field(annotation=annotation, default=default, parse=parse, what=what or flag)
+
+
+def size(flag: str, help: str, default: str | int | None = None) -> Field:
+    """Return an option of one size: written as 8k where the default is a text, else a number."""
+    kind, parse = (str, parse_size) if isinstance(default, str) else (int, check_size)
+    return field(flag, help, parse, default=default, kind=kind, what=flag.strip("-").replace("-", "_"))
+
+
+def command(
+    panel: str, *, of: typer.Typer = app, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function to the command line, with the fields of its dataclass parameters as options of their own.
+
+    Args:
+        panel: the group of commands in the help.
+        defaults: of fields, in place of those that they were declared with.
+    """
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        groups: dict[str, Any]
+        groups = {p.name: p.annotation for p in signature.parameters.values() if dataclasses.is_dataclass(p.annotation)}
+        options = {name: _options(group) for name, group in groups.items()}
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            for name, group in groups.items():
+                texts = {each: given.pop(each) for each in options[name]}
+                given[name] = group(**{each: _parsed(options[name][each], text) for each, text in texts.items()})
+            try:
+                try:
+                    function(**given)
+                finally:
+                    sys.stdout.flush()
+            except BrokenPipeError:
+                # Whoever read the output has left, as head does: what a shell sees of any program then.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(128 + signal.SIGPIPE) from None
+
+        parameters = []
+        for each in signature.parameters.values():
+            keyword = each.replace(kind=each.KEYWORD_ONLY)
+            if each.name not in groups:
+                parameters.append(keyword)
+            for name, found in options.get(each.name, {}).items():
+                default = defaults.get(name, found.default)
+                parameters.append(keyword.replace(name=name, annotation=found.annotation, default=default))
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        of.command(function.__name__.replace("_", "-"), cls=_Command, rich_help_panel=panel)(run)
+        return function
+
+    return add
+
+
+def _options(group: Any) -> dict[str, Field]:
+    """Return the options of a dataclass by its fields' names."""
+    return {name: hint.__metadata__[0] for name, hint in typing.get_type_hints(group, include_extras=True).items()}
+
+
+def _parsed(declared: Field, given: Any) -> Any:
+    return given if given is None or declared.parse is None else declared.parse(given, declared.what)
+
+
+def _format(*more: str) -> Any:
+    """Return the option ``--format``, which is checked before any work is done."""
+    known = ("table", "json", "csv", *more)
+
+    def check(given: str) -> str:
+        if given not in known:
+            raise ValueError(f"format must be one of {', '.join(known)}, got {given!r}")
+        return given
+
+    return option(f"{', '.join(known[:-1])} or {known[-1]}.", "--format", callback=check)
+
+
+Format = Annotated[str, _format()]
+TableFormat = Annotated[str, _format("markdown")]
+CheckFormat = Annotated[str, _format("markdown", "junit")]
+FamilyName = Annotated[str, option("Kernel family; `lrbench kernels` lists them.", "--kernel")]
+FamilyOrOp = Annotated[
+    str, typer.Argument(help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp), or an operation.")
+]
+Impl = Annotated[str | None, option("Implementation [the operation's first].", "--impl")]
+Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].", "--impl")]
+Preset = Annotated[
+    str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].", "--preset")
+]
+Gpu = Annotated[str, option("Accelerator; see `lrbench gpus`.", "--gpu")]
+RoofChoice = Annotated[
+    str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.", "--roofs")
+]
+CausalFactor = Annotated[
+    float | None, option("Share of the causal square computed, 0.5 to 1 [whole tiles].", "--causal-factor")
+]
+Timeout = Annotated[float, option("Seconds until a case is ended.", "--timeout", min=0.001)]
+Folder = Annotated[Path, option("Folder of the parquet file.", "--output")]
+Pool = Annotated[
+    list[Path] | None,
+    option("Result files or folders that KEY:VALUE terms select from [the committed ones].", "--results"),
+]
+Fitted = Annotated[
+    list[Path] | None, option("Result files or folders to answer from [the committed ones].", "--results")
+]
+Figure = Annotated[Path, option("Figure file: .png, .svg or .pdf.", "--output", "-o")]
+Width = Annotated[float | None, option("Width in inches; 3.3 for a column of text [as wide as it needs].")]
+Dpi = Annotated[int, option("Pixels per inch of a PNG; 300 for print.")]
+
+axis = functools.partial(field, rich_help_panel="Axes (comma-separated lists; the preset's where left out)")
+Names = tuple[str, ...] | None
+Lengths = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What is measured by sweep, profile and compare --live; fields are named as those of :class:`.plan.Request`."""
+
+    ops: Annotated[Names, axis("--op", "Operations.", parse_names)]
+    seq_lens: Annotated[Lengths, axis("--seq-len", "Sequence lengths: 1k,8k (1k = 1024).", parse_sizes)]
+    head_dims: Annotated[Lengths, axis("--head-dim", "Value head dims.", parse_sizes)]
+    head_dims_qk: Annotated[
+        Lengths,
+        axis("--head-dim-qk", "Query-key head dims [half the value's for mLSTM, equal elsewhere].", parse_sizes),
+    ]
+    chunk_sizes: Annotated[Lengths, axis("--chunk-size", "Chunk lengths.", parse_sizes)]
+    num_heads: Annotated[int | None, axis("--num-heads", "Heads [embedding dim / head dim].", kind=int, min=1)]
+    channels: Annotated[Lengths, axis("--channels", "Channels, of operations without heads.", parse_sizes)]
+    d_models: Annotated[Lengths, axis("--d-model", "Model dims of an MLP.", parse_sizes)]
+    d_ffs: Annotated[Lengths, axis("--d-ff", "Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes)]
+    tokens: Annotated[int | None, axis("--tokens", "Batch times sequence length, held constant.", parse_size)]
+    batch: Annotated[int | None, axis("--batch", "Batch, in place of --tokens.", kind=int, min=1)]
+    modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step.", parse_names)]
+    dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
+    state_dtypes: Annotated[
+        Names, axis("--state-dtype", "Dtypes of the states between chunks: fp32, bf16.", parse_names)
+    ]
+
+    def request(self, kernel: str, impls: Names, **more: Any) -> Request:
+        """Return what the planner takes, with the names of today."""
+        from .bench.plan import Request, current_impls
+
+        today = current_impls(kernel, self.ops, impls)
+        return Request(kernel=kernel, impls=today, **dataclasses.asdict(self), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsProblem:
+    """One problem of an operation with heads, for chunk-size; count and predict take those of every operation."""
+
+    op: Annotated[str | None, field("--op", "Operation [the family's first].")]
+    mode: Annotated[str, field("--mode", "fw, bw, fwbw or step.", default="fw")]
+    seq_len: Annotated[int, size("--seq-len", "Sequence length; 8k = 8192.", default="8k")]
+    batch: Annotated[int, size("--batch", "Batch.", default=8)]
+    num_heads: Annotated[int | None, size("--num-heads", "Heads [4096 / head dim; count: 1].")]
+    head_dim: Annotated[int, size("--head-dim", "Value head dim.", default=256)]
+    head_dim_qk: Annotated[int | None, size("--head-dim-qk", "Query-key head dim [half for mLSTM, else equal].")]
+    dtype: Annotated[str, field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64.", default="bf16")]
+    state_dtype: Annotated[
+        str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
+    ]
+
+    def operation(self, kernel: str) -> str:
+        """Return the operation meant."""
+        from .bench.inventory import counted_operation
+
+        return counted_operation(kernel, self.op)
+
+    def query_key_dim(self, op: str) -> int:
+        """Return the query-key head dim, the operation's own where none is given."""
+        from .kernels.baselines import get_operation
+
+        return self.head_dim_qk or get_operation(op).default_head_dim_qk(self.head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(HeadsProblem):
+    """One problem of any operation."""
+
+    channels: Annotated[int, size("--channels", "Channels, of operations without heads.", default=1024)]
+    d_model: Annotated[int, size("--d-model", "Input columns of a gated MLP.", default=4096)]
+    d_ff: Annotated[int, size("--d-ff", "Output columns of a gated MLP.", default=14336)]
+
+    def sizes(self, op: str) -> dict[str, int]:
+        """Return every size by its column's name."""
+        names = ("batch", "seq_len", "channels", "d_model", "d_ff")
+        heads = {"head_dim_qk": self.query_key_dim(op), "head_dim_v": self.head_dim}
+        heads["num_heads"] = max(1, 4096 // self.head_dim) if self.num_heads is None else self.num_heads
+        return {name: getattr(self, name) for name in names} | heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The rows that a figure shows."""
+
+    kernel: Annotated[
+        str | None, field("--kernel", "Family of kernels [of those with --op's rows, all; else the largest].")
+    ]
+    dtype: Annotated[str | None, field("--dtype", "Dtype [the one with most rows; counts: bf16].")]
+    state_dtype: Annotated[str | None, field("--state-dtype", "Dtype of states [fp32].")]
+    tokens: Annotated[
+        int | None,
+        field("--tokens", "Batch x sequence length [the one with most rows; counts: 64k].", parse_size, what="tokens"),
+    ]
+    head_dim: Annotated[
+        int | None, field("--head-dim", "Value head dim [the one with most rows; counts: 512].", kind=int)
+    ]
+    channels: Annotated[
+        int | None,
+        field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
+    ]
+    d_model: Annotated[
+        int | None, field("--d-model", "Input columns of a gated MLP [the number with most rows].", kind=int)
+    ]
+    d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
+    seq_len: Annotated[
+        int | None, field("--seq-len", "Sequence length, where one is shown [8k].", parse_size, what="seq_len")
+    ]
+    mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
+    op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
+    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [all].")]
+
+    def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
+        """Return the results and which of their rows are meant; say which family, where none is named.
+
+        Raises:
+            ValueError: an option that names nothing, or no results.
+        """
+        from .analysis.figures.selection import Selection
+        from .results.select import families, load_results
+
+        lists = ((name, getattr(self, name)) for name in ("mode", "op", "impl"))
+        modes, ops, impls = (None if text is None else parse_names(text, name) for name, text in lists)
+        frame, kernel = load_results(results), self.kernel
+        found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
+        # Operations that are named may be of several families.
+        if kernel is None and ops is None and len(found) > 1:
+            kernel = found[0]
+            _note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
+        same = ("dtype", "state_dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
+        axes = {name: getattr(self, name) for name in same}
+        return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
+
+
+@command(MEASURE)
 def sweep(
-    kernel: Annotated[str, typer.Option(help="Kernel family; `lrbench kernels` lists them.")] = "tfla",
-    gpu: Annotated[str | None, typer.Option(help="Accelerator the analysis is about; see `lrbench gpus`.")] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="quick, default, full, ...; `lrbench presets` lists them [default on a GPU, else quick]."),
-    ] = None,
-    op: Annotated[str | None, typer.Option(help="Operations, comma-separated.")] = None,
-    impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated.")] = None,
-    baselines: Annotated[str | None, typer.Option(help="Baselines or packages, or none [all].")] = None,
-    seq_len: Annotated[str | None, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024).")] = None,
-    head_dim: Annotated[str | None, typer.Option(help="Value head dims.")] = None,
-    head_dim_qk: Annotated[
-        str | None, typer.Option(help="Query-key head dims [half the value's for mLSTM, equal elsewhere].")
-    ] = None,
-    chunk_size: Annotated[str | None, typer.Option(help="Chunk lengths.")] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [embedding dim / head dim].")] = None,
-    channels: Annotated[str | None, typer.Option(help="Channels, of operations without heads.")] = None,
-    d_model: Annotated[str | None, typer.Option(help="Model dims of an MLP.")] = None,
-    d_ff: Annotated[str | None, typer.Option(help="Hidden dims of an MLP [as the preset, else 3.5 d_model].")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Batch times sequence length, held constant.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
-    mode: Annotated[str | None, typer.Option(help="fw, fwbw, bw, step.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp64.")] = None,
-    state_dtype: Annotated[str | None, typer.Option(help="Dtypes of the states between chunks: fp32, bf16.")] = None,
-    budget: Annotated[float | None, typer.Option(min=0.0, help="Seconds of timing per case.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a case is ended.")] = 120.0,
+    axes: Axes,
+    kernel: FamilyName = "tfla",
+    gpu: Annotated[str | None, option("Accelerator the analysis is about; see `lrbench gpus`.")] = None,
+    preset: Preset = None,
+    impl: Impls = None,
+    baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
+    budget: Annotated[float | None, option("Seconds of timing per case.", min=0.0)] = None,
+    timeout: Timeout = 120.0,
     time_limit: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Seconds after which no case starts; --resume runs the rest."),
+        float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Leave out cases --output has from this commit.")] = False,
-    jobs: Annotated[int | None, typer.Option(min=0, help="Processes that compile ahead on a GPU [cores / 2].")] = None,
-    executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    devices: Annotated[int, typer.Option(min=1, help="GPUs to spread the implementations over.")] = 1,
-    output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a crash, an error or a wrong result.")] = False,
-    calibrate: Annotated[
-        bool | None, typer.Option(help="Measure the device's roofs first, beside the rows [on a GPU].")
-    ] = None,
+    resume: Annotated[bool, option("Leave out cases --output has from this commit.", "--resume")] = False,
+    jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
+    executor: Annotated[str, option("local or ray.")] = "local",
+    devices: Annotated[int, option("GPUs to spread the implementations over.", min=1)] = 1,
+    output: Folder = LOCAL,
+    strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
+    calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
-    from .bench import commands, plan
+    from .bench import display, session
 
-    request = plan.parse_request(
-        kernel=kernel,
-        preset=preset,
-        op=op,
-        impl=impl,
-        baselines=baselines,
-        mode=mode,
-        dtype=dtype,
-        state_dtype=state_dtype,
-        seq_len=seq_len,
-        head_dim=head_dim,
-        head_dim_qk=head_dim_qk,
-        chunk_size=chunk_size,
-        num_heads=num_heads,
-        channels=channels,
-        d_model=d_model,
-        d_ff=d_ff,
-        tokens=tokens,
-        batch=batch,
-    )
-    code = commands.sweep_command(
-        request,
-        accelerator=gpu,
+    outcome = session.run_sweep(
+        axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines")),
+        gpu=gpu,
         output=output,
         timeout_s=timeout,
         budget_s=budget,
@@ -116,163 +415,132 @@ def sweep(
         jobs=jobs,
         executor=executor,
         devices=devices,
-        strict=strict,
         calibrate=calibrate,
-        output_format=format,
     )
-    raise typer.Exit(code)
+    records = outcome.resumed + outcome.records
+    with display.reader_may_leave():
+        if format == "table":
+            display.print_summary(records)
+        else:
+            display.show(list(map(dataclasses.asdict, records)), format)
+    raise typer.Exit(session.exit_code(outcome, strict=strict))
 
 
-@app.command()
+@command(MEASURE)
 def verify(
-    kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
-    op: Annotated[str | None, typer.Option(help="Operations, comma-separated [all].")] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a case is ended.")] = 120.0,
+    kernel: FamilyName = "tfla",
+    op: Annotated[str | None, option("Operations, comma-separated [all].")] = None,
+    timeout: Timeout = 120.0,
     format: Format = "table",
 ) -> None:
-    """Check every implementation that runs here against its float64 reference; exit 1 when one is wrong."""
-    from .bench import commands
-    from .results import arguments
+    """Check every implementation that runs here against its float64 reference; exit 1 if one is wrong."""
+    ops = _names(op, "--op")
+    from .bench import display, session
 
-    ops = _given(arguments.parse_names, op, "--op")
-    raise typer.Exit(commands.verify_command(kernel, ops, timeout_s=timeout, output_format=format))
-
-
-@app.command()
-def kernels(format: Format = "table") -> None:
-    """List kernel families, operations and implementations, ours and outside ones."""
-    from .bench import display, inventory
-
-    display.show(inventory.kernel_rows(), format)
+    rows = session.run_verify(kernel, ops, timeout_s=timeout)
+    display.show(rows, format)
+    raise typer.Exit(0 if session.all_right(rows) else 1)
 
 
-@app.command("results")
-def results_command(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
-    ] = None,
-    format: Annotated[str, typer.Option("--format", help="table, json, csv or markdown.")] = "table",
-) -> None:
-    """List stored results: files, implementations with their cases, commits and versions, and what is missing."""
-    from .bench import display, inventory
-    from .results import contents, store
-
-    display.check_format(format, more=("markdown",))
-    named = paths or store.committed_results()
-    implementations = contents.implementation_rows(named, inventory.declared_implementations())
-    if format == "markdown":
-        print(contents.as_markdown(contents.file_rows(named), implementations), end="")
-        return
-    if format == "table":
-        display.show(contents.file_rows(named), "table")
-        print()
-    display.show(implementations, format)
-
-
-@app.command()
-def presets(
-    kernel: Annotated[str | None, typer.Option(help="Kernel family [all].")] = None, format: Format = "table"
-) -> None:
-    """List the presets of each kernel family and the axes they stand for."""
-    from .bench import display, inventory
-
-    display.show(inventory.preset_rows(kernel), format)
-
-
-@app.command()
-def gpus(format: Format = "table") -> None:
-    """List the accelerators the analysis knows, with their rates and sources."""
-    from .bench import commands
-
-    commands.gpus_command(output_format=format)
-
-
-@app.command()
+@command(MEASURE)
 def calibrate(
-    output: Annotated[
-        Path, typer.Option(help="Folder of roofs.parquet, or a parquet file; rows are added to it.")
-    ] = Path("results/local"),
+    output: Annotated[Path, option("Folder of roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
     format: Format = "table",
 ) -> None:
     """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
-    from .bench import commands
+    from .bench import display, session
 
-    commands.calibrate_command(output=output, output_format=format)
+    display.show(session.run_calibrate(output), format)
 
 
-@app.command()
+@command(MEASURE, modes="fw", dtypes="bf16")
 def profile(
-    kernel: Annotated[str, typer.Option(help="Kernel family.")] = "tfla",
-    op: Annotated[str | None, typer.Option(help="Operations, comma-separated [the family's first].")] = None,
-    impl: Annotated[str | None, typer.Option(help="Implementations, comma-separated [the first].")] = None,
-    seq_len: Annotated[str | None, typer.Option(help="Sequence lengths: 1k,8k (1k = 1024) [8k].")] = None,
-    head_dim: Annotated[str | None, typer.Option(help="Value head dims [256].")] = None,
-    head_dim_qk: Annotated[str | None, typer.Option(help="Query-key head dims [as in a sweep].")] = None,
-    chunk_size: Annotated[str | None, typer.Option(help="Chunk lengths [256].")] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads [4096 / head dim].")] = None,
-    channels: Annotated[str | None, typer.Option(help="Channels, of operations without heads [1024].")] = None,
-    d_model: Annotated[str | None, typer.Option(help="Model dims of an MLP [4096].")] = None,
-    d_ff: Annotated[str | None, typer.Option(help="Hidden dims of an MLP [3.5 d_model].")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Batch times sequence length [64k].")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Batch, in place of --tokens.")] = None,
-    mode: Annotated[str, typer.Option(help="fw, fwbw, bw, step.")] = "fw",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32, fp64.")] = "bf16",
-    state_dtype: Annotated[str | None, typer.Option(help="Dtypes of the states between chunks: fp32, bf16.")] = None,
-    ncu: Annotated[str | None, typer.Option(help="Nsight Compute's ncu [found on PATH or where it installs].")] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until the whole run is ended.")] = 900.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the ncu command and do not run it.")] = False,
-    output: Annotated[Path, typer.Option(help="Folder of the parquet file.")] = Path("results/local"),
+    axes: Axes,
+    kernel: FamilyName = "tfla",
+    impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
+    ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
+    timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
+    dry_run: Annotated[bool, option("Print the ncu command and do not run it.", "--dry-run")] = False,
+    output: Folder = LOCAL,
     format: Format = "table",
 ) -> None:
-    """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones."""
-    from .bench import commands, plan
+    """Count cases with Nsight Compute: tensor FLOPs and device-memory bytes beside the counted ones.
 
-    request = plan.parse_request(
-        kernel=kernel,
-        preset="one",
-        op=op,
-        impl=impl,
-        mode=mode,
+    The preset is `one`: a problem of a usual size, of the family's first operation.
+    """
+    from .bench import session
+
+    planned = session.plan_profile(axes.request(kernel, preset="one", impls=_names(impl, "--impl")))
+    if dry_run:
+        print(session.profile_command(planned, ncu))
+        return
+    rows, path = session.run_profile(planned, output=output, ncu_path=ncu, timeout_s=timeout)
+    _note(f"profile: {path}")
+    _show_profile(rows, format)
+
+
+def _show_profile(rows: Sequence[ProfileRow], output_format: str) -> typing.NoReturn:
+    """Print profiled cases; exit 1 where one was not profiled."""
+    from .bench import display, profiling
+
+    if output_format == "json":
+        display.show([dataclasses.asdict(row) for row in rows], "json")
+    else:
+        display.show(profiling.summary_rows(rows), output_format)
+    if output_format == "table":
+        print()
+        display.show(profiling.kernel_rows(rows), "table", title="kernels")
+        for line in profiling.remarks(rows):
+            print(line)
+    raise typer.Exit(int(any(row.status != "ok" for row in rows)))
+
+
+@command(MEASURE)
+def errors(
+    kernel: Annotated[str, typer.Argument(help="Kernel family: gated-mlp.")],
+    size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
+    draws: Annotated[int, option("Draws of all matrices.", min=1)] = 100,
+    impl: Annotated[
+        str | None,
+        option("Ours, or definition: float32 inside, rounded once [fused; a CPU: both it and torch]."),
+    ] = None,
+    against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
+    dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
+    format: Format = "table",
+) -> None:
+    """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
+    import torch
+
+    from .bench import display, mlp_errors
+
+    if kernel != "gated-mlp":
+        raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = mlp_errors.error_rows(
+        sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
+        draws=draws,
+        impls=_names(impl, "--impl") or mlp_errors.default_implementations(device),
+        against=parse_names(against, "--against"),
         dtype=dtype,
-        state_dtype=state_dtype,
-        seq_len=seq_len,
-        head_dim=head_dim,
-        head_dim_qk=head_dim_qk,
-        chunk_size=chunk_size,
-        num_heads=num_heads,
-        channels=channels,
-        d_model=d_model,
-        d_ff=d_ff,
-        tokens=tokens,
-        batch=batch,
+        device=device,
     )
-    code = commands.profile_command(
-        request, output=output, ncu_path=ncu, timeout_s=timeout, dry_run=dry_run, output_format=format
-    )
-    raise typer.Exit(code)
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
+    _note(f"computing on {name}; published: the source's kernel on an A100 against torch")
+    display.show(list(rows), format)
 
 
-@app.command()
-def doctor(format: Format = "table") -> None:
-    """Show this machine, the packages that are here or missing, and known failures that apply."""
-    from .bench import commands
-
-    commands.doctor_command(output_format=format)
-
-
-@app.command()
+@command(MEASURE)
 def bars(
     name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="Samples of every case.")] = 20,
-    only: Annotated[str | None, typer.Option(help="Only problems whose label contains this text.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the rows.")] = Path("results/local"),
-    list_only: Annotated[bool, typer.Option("--list", help="Print the bars and measure nothing.")] = False,
+    rounds: Annotated[int, option("Samples of every case.", min=3)] = 20,
+    only: Annotated[str | None, option("Only problems whose label contains this text.")] = None,
+    output: Annotated[Path, option("Folder for the rows.")] = LOCAL,
+    list_only: Annotated[bool, option("Print the bars and measure nothing.", "--list")] = False,
     format: Format = "table",
 ) -> None:
     """Measure the project's speed bars beside whom they name: exit 1 where one is missed, 2 where none is measured."""
     from .bench import bars, display
 
-    display.check_format(format)
     declared = bars.load_bars()
     problems = bars.select(declared, name, only)
     if list_only:
@@ -280,11 +548,11 @@ def bars(
         return
 
     def started(item: PlannedCase) -> None:
-        display.note(f"{item.case.impl}, {item.case.mode}, {item.case.chunk_size or 'no'} chunk")
+        _note(f"{item.case.impl}, {item.case.mode}, {item.case.chunk_size or 'no'} chunk")
 
     verdicts = []
     for entries, found in bars.measure_bars(
-        declared, problems, rounds=rounds, output=output, started=started, note=display.note
+        declared, problems, rounds=rounds, output=output, started=started, note=_note
     ):
         verdicts += found
         if format == "table":
@@ -297,48 +565,649 @@ def bars(
     raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
 
 
-def _given(parse: Callable[[str, str], T], text: str | None, option: str) -> T | None:
-    """What an option says, None where it is not given."""
-    return None if text is None else parse(text, option)
+@command(EXPLAIN, batch=1)
+def count(
+    problem: Problem,
+    kernel: FamilyOrOp,
+    formulation: Annotated[
+        str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
+    ] = None,
+    chunk_size: Annotated[str | None, option("Chunk length, of chunkwise formulations [128].")] = None,
+    non_causal: Annotated[bool, option("Attention to later keys as well.", "--non-causal")] = False,
+    causal_factor: CausalFactor = None,
+    gate_dtype: Annotated[str | None, option("Dtype of the gates [the inputs'].")] = None,
+    counting: Annotated[str, option("detailed, or published: what a paper prints.")] = "detailed",
+    factor: Annotated[list[str] | None, option("Cost of a function: exp=4; repeatable.")] = None,
+    tile: Annotated[
+        list[str] | None,
+        option("Tile size of executed counts (walk, sweep, lightning1, ...): block_t=32; repeatable [sm_90's]."),
+    ] = None,
+    format: Format = "table",
+) -> None:
+    """Count the FLOPs and bytes of a problem, part by part.
 
-
-def _show(rows: Sequence[Mapping[str, Any]], output_format: str) -> None:
+    Families and operations: tfla (mlstm_sig, mlstm_exp, simple_gla, retention, gated_retention, mamba2_ssd),
+    lightning, rglru (rglru, linear_scan), wkv (wkv4), gated-mlp (gated_mlp); and attention, gla, selective_scan.
+    """
+    from .analysis import counts
+    from .analysis.counts.executed import parse_tiles
     from .bench import display
 
-    display.show(rows, output_format)
+    operation = problem.operation(kernel)
+    chosen = formulation or counts.default_formulation(operation, problem.mode)
+    chunk = min(128, problem.seq_len) if chunk_size is None else parse_size(chunk_size, "chunk_size")
+    if tile and chosen not in counts.TILED:
+        raise ValueError(f"tile must be left out for the formulation {chosen}, got {tile[0]!r}")
+    result = counts.count(
+        operation,
+        formulation=chosen,
+        mode=problem.mode,
+        **(problem.sizes(operation) | {"num_heads": problem.num_heads or 1}),
+        chunk_size=chunk if counts.is_chunked(operation, chosen) else None,
+        dtype=problem.dtype,
+        gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
+        state_dtype=problem.state_dtype,
+        causal=not non_causal,
+        causal_factor=causal_factor,
+        counting=counting,
+        factors=counts.Factors.parse(factor) if factor else None,
+        tiles=parse_tiles(tile) if tile else None,
+    )
+    display.show(result.as_dict() if format == "json" else _count_rows(result), format)
+    if format == "table":
+        factor_in_words = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
+        print(f"intensity {result.intensity:.4g} FLOP per byte{factor_in_words}")
 
 
-def _resolve_operation(kernel: str, op: str | None) -> str:
-    from .bench import inventory
-
-    return inventory.resolve_operation(kernel, op)
-
-
-def _implementations(op: str) -> list[str]:
-    from . import kernels
-    from .kernels import baselines
-
-    here = any(op in ops for ops in kernels.FAMILIES.values())
-    ours = [impl.name for impl in kernels.get_operation(op).implementations] if here else []
-    return ours + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
+def _count_rows(result: Count) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"part": name, "flops": value} for name, value in result.parts.items()]
+    rows += [{"part": name, "bytes": value} for name, value in result.byte_parts.items()]
+    rows.append({"part": "total", "flops": result.flops, "bytes": result.bytes})
+    rows.append({"part": "on tensor cores", "flops": result.tensor_flops})
+    rows.append({"part": "compulsory", "bytes": result.compulsory_bytes})
+    if result.executed_tensor_flops is not None:
+        executed = {"flops": result.executed_tensor_flops, "bytes": result.executed_bytes}
+        rows.append({"part": "executed on tensor cores", **executed})
+    return rows
 
 
-def _why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
-    from .bench import inventory
+@command(EXPLAIN)
+def chunk_size(
+    problem: HeadsProblem,
+    kernel: FamilyOrOp,
+    gpu: Gpu = "h100",
+    causal_factor: CausalFactor = None,
+    impl: Annotated[
+        str | None,
+        option(
+            "Implementation looked up [the operation's first]; if named, its launches choose, where these are known."
+        ),
+    ] = None,
+    results: Fitted = None,
+    roofs: RoofChoice = "spec",
+    format: Format = "table",
+) -> None:
+    """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
+    from .analysis.model.answers import chunk_size_in_words, roofs_in_words
+    from .analysis.model.chunk_size import chunk_size_report
+    from .analysis.model.launch_model import stored_launch_fit
+    from .bench import display
+    from .results.store import committed_results
 
-    return inventory.why_unsupported(op, impl, mode, dtype, sizes)
+    operation = problem.operation(kernel)
+    accelerator = _accelerator(gpu, roofs)
+    chosen = _implementation(operation, impl)
+    folders = tuple(results or committed_results())
+    fit = stored_launch_fit(
+        folders, operation, chosen, problem.mode, problem.dtype, device=accelerator.key, roofs=roofs
+    )
+    report = chunk_size_report(
+        operation,
+        accelerator,
+        head_dim_v=problem.head_dim,
+        head_dim_qk=problem.query_key_dim(operation),
+        seq_len=problem.seq_len,
+        batch=problem.batch,
+        num_heads=problem.num_heads,
+        dtype=problem.dtype,
+        state_dtype=problem.state_dtype,
+        causal_factor=causal_factor,
+        mode=problem.mode,
+        impl=chosen,
+        results=tuple(results or committed_results(accelerator.key)),
+        fit=fit,
+        by_launches=impl is not None,
+    )
+    if format == "json":
+        report = {**report, "accelerator_part": accelerator.part, "roofs": roofs_in_words(accelerator)}
+    display.show(report if format == "json" else report["candidates"], format)
+    if format == "table":
+        print(chunk_size_in_words(report, accelerator))
 
 
-register(
-    app,
-    show=_show,
-    resolve_operation=_resolve_operation,
-    implementations=_implementations,
-    why_unsupported=_why_unsupported,
-)
-register_gate(app)
-register_mlp(app)
-register_report(app)
+@command(EXPLAIN)
+def predict(
+    problem: Problem,
+    kernel: FamilyOrOp,
+    impl: Impl = None,
+    gpu: Gpu = "h100",
+    chunk_size: Annotated[str | None, option("Chunk length [128; outside packages: theirs].")] = None,
+    results: Fitted = None,
+    fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
+    roofs: RoofChoice = "spec",
+    format: Format = "table",
+) -> None:
+    """Predict a time on an accelerator: an interval, never a bare number."""
+    from .analysis.model.answers import prediction
+    from .bench import display, inventory
+
+    operation = problem.operation(kernel)
+    row = prediction(
+        operation,
+        _implementation(operation, impl),
+        mode=problem.mode,
+        dtype=problem.dtype,
+        state_dtype=_dtype(problem.state_dtype, "state_dtype"),
+        sizes=problem.sizes(operation),
+        chunk_size=chunk_size,
+        accelerator=_accelerator(gpu, roofs),
+        results=results or (),
+        fit=fit,
+        roofs=roofs,
+        why_unsupported=inventory.why_unsupported,
+    )
+    if format != "table":
+        display.show(row if format == "json" else [row], format)
+        return
+    texts = ("interval", "roofs")
+    display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
+    print(f"low to high: {row['interval']}")
+    print(f"roofs: {row['roofs']}")
+
+
+@command(EXPLAIN)
+def kv_savings(
+    tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
+    dtype: Annotated[str, option("Dtype of activations: fp32, fp16, bf16 or fp8.")] = "bf16",
+    kv_dtype: Annotated[str | None, option("Dtype of the cache [the activations'].")] = None,
+    d_model: Annotated[int | None, option("A model of your own: model dim.")] = None,
+    d_ff: Annotated[int | None, option("Its MLP dim.")] = None,
+    layers: Annotated[int | None, option("Its layers.")] = None,
+    kv_heads: Annotated[int | None, option("Its key-value heads.")] = None,
+    head_dim: Annotated[int | None, option("Its head dim.")] = None,
+    format: Format = "table",
+) -> None:
+    """Show what the fused MLP saves of a layer's activations, and the key-value cache that memory holds."""
+    from .analysis.counts import kv_savings
+    from .bench import display
+
+    own = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
+    given = {name: value for name, value in own.items() if value is not None}
+    if given and len(given) < len(own):
+        missing = ", ".join("--" + name.replace("_", "-") for name in own if name not in given)
+        raise ValueError(f"a model of your own needs all of its sizes; missing: {missing}")
+    models = (kv_savings.Model(name="own", **given),) if given else kv_savings.MODELS
+    found = (
+        kv_savings.savings(model, number, dtype=dtype, kv_dtype=kv_dtype)
+        for number in parse_sizes(tokens, "--tokens")
+        for model in models
+    )
+    display.show([dataclasses.asdict(saving) for savings in found for saving in savings], format)
+
+
+def _dtype(name: str, what: str) -> str:
+    from .analysis.counts.formulations import one_of
+    from .analysis.counts.model import DTYPE_BYTES
+
+    one_of(what, name, tuple(DTYPE_BYTES))
+    return name
+
+
+def _accelerator(gpu: str, roofs: str) -> Accelerator:
+    """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
+    from .analysis.accelerators.known import canonical_key, get_accelerator
+    from .analysis.accelerators.roofs import with_roofs
+
+    accelerator = with_roofs(get_accelerator(gpu), roofs)
+    if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
+        _note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
+    if roofs != "spec":
+        _note(f"--roofs {roofs}: {accelerator.source}")
+    return accelerator
+
+
+def _implementation(op: str, impl: str | None) -> str:
+    """Return the implementation asked for, else the first; "" where there is none but what the counts say."""
+    from .bench.inventory import implementation_names
+
+    known = implementation_names(op)
+    if impl is None:
+        return known[0] if known else ""
+    if impl not in known:
+        raise ValueError(f"impl must be {'one of ' + ', '.join(known) if known else 'left out'} for {op}, got {impl!r}")
+    return impl
+
+
+@command(DRAW)
+def plot(
+    shown: Shown,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="From results: runtime, memory, runtime-memory, chunk-size, trade-off, head-dim, rate. "
+            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both."
+        ),
+    ],
+    results: Annotated[
+        list[Path] | None, typer.Argument(help="Result files or folders, for the kinds that show some.")
+    ] = None,
+    output: Figure = Path("figure.png"),
+    width: Width = None,
+    dpi: Dpi = 130,
+    device: Annotated[str | None, option("Measured device, where results hold several.")] = None,
+    gpu: Annotated[str | None, option("Counts: accelerators, comma-separated [a100,h100,b200].")] = None,
+    head_dim_qk: Annotated[int | None, option("Counts: query-key head dim [half for mLSTM, else equal].")] = None,
+    causal_factor: Annotated[float | None, option("Counts: share of the causal square, 0.5 to 1 [0.5].")] = None,
+) -> None:
+    """Draw a figure: PNG, SVG or PDF by the file's ending.
+
+    Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
+    said otherwise.
+    """
+    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, modelled_operation
+    from .analysis.figures.plots import plot as draw
+    from .analysis.figures.selection import Selection
+    from .analysis.figures.style import check_format, save_figure
+    from .analysis.figures.theory import Theory
+    from .results.select import load_results
+
+    check_format(output)
+    check_kind(kind, results=bool(results))
+    of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff")}
+    of_counts = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
+        if value is not None:
+            raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
+    selection, theory, frame = Selection(), Theory(), None
+    if kind in RESULT_KINDS:
+        frame, selection = shown.selection(results or [], device)
+    else:
+        frame = load_results(results) if results else None
+        named = {name: getattr(shown, name) for name in ("op", "head_dim", "seq_len", "tokens", "mode", "dtype")}
+        if kind == MODEL and frame is not None:
+            named["op"] = named["op"] or modelled_operation(frame)
+        named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
+        named |= {"head_dim_qk": head_dim_qk}
+        theory = Theory(**{name: value for name, value in named.items() if value is not None})
+    print(save_figure(draw(kind, frame, selection, theory, width=width), output, dpi=dpi))
+
+
+@command(DRAW)
+def roofline(
+    shown: Shown,
+    results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
+    gpu: Annotated[str, option("Accelerators, comma-separated; see `lrbench gpus`.")] = "h200",
+    output: Figure = Path("roofline.png"),
+    width: Width = None,
+    dpi: Dpi = 130,
+    roofs: RoofChoice = "spec",
+) -> None:
+    """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
+    from .analysis.figures.roofline import roofline as draw
+    from .analysis.figures.style import check_format, save_figure
+
+    check_format(output)
+    # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
+    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(parse_names(gpu, "gpu"))]
+    frame, selection = shown.selection(results)
+    print(save_figure(draw(frame, accelerators, selection, width), output, dpi=dpi))
+
+
+@command(DRAW)
+def report(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Result files or folders [those committed of --gpu, else results/local, else all]."),
+    ] = None,
+    gpu: Annotated[str, option("Accelerator the report is about; see `lrbench gpus`.")] = "h100",
+    output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
+    pdf: Annotated[
+        bool | None, option("A PDF beside the page, printed by Chromium or Chrome [where one is here].")
+    ] = None,
+) -> None:
+    """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
+    from .analysis.report import export
+    from .analysis.report.subject import load_subjects
+
+    export.check_extra()
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"output must end in .html, got {output.name!r}")
+    if output.is_dir():
+        raise ValueError(f"output must be a file, got the folder {output}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output.parent).close()
+    except OSError as error:
+        raise ValueError(f"--output must be a file that can be written, got {output}: {error.strerror}") from error
+    browser = None if pdf is False else export.find_browser()
+    if pdf and browser is None:
+        raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
+    paths = results or _reported(gpu)
+    # Bad input is refused here in a line, before a notebook is run on it.
+    load_subjects(paths, gpu)
+    page = export.build({"results": [str(path) for path in paths], "gpu": gpu}, output)
+    print(page)
+    if browser is None:
+        if pdf is None:
+            _note("no PDF: neither Chromium nor Chrome is installed")
+        return
+    try:
+        print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
+    except RuntimeError as error:
+        # The page is there; only who insisted on a PDF has failed.
+        if pdf:
+            raise
+        _note(f"no PDF: {error}")
+
+
+def _reported(gpu: str) -> list[Path]:
+    """Return the results to report where none are named, and say which on stderr; ValueError where there are none."""
+    from .analysis.accelerators.known import get_accelerator
+    from .results.store import committed_results, holds_results
+
+    found = committed_results(get_accelerator(gpu).key)
+    if not found and LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet"))):
+        found = [LOCAL]
+    here = Path.cwd()
+    paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
+    if not paths:
+        raise ValueError("results must be named where none are committed and results/local holds none, got none")
+    _note(f"results: {', '.join(map(str, paths))}")
+    return paths
+
+
+@command(COMPARE)
+def compare(
+    axes: Axes,
+    a: Annotated[str, typer.Argument(metavar="A", help="File, folder, or terms such as run:ff7ac4fb,op:mlstm_exp.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="As A: run:, commit:, impl:, provider:, op:, seq_len:, ...")],
+    results: Pool = None,
+    by: Annotated[str, option("Columns that group the geometric means.")] = "op,mode",
+    ignore: Annotated[
+        str | None, option("Columns in which matched cases may differ, such as chunk_size: the best counts.")
+    ] = None,
+    margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
+    live: Annotated[bool, option("Measure implementations A and B now, in turn.", "--live")] = False,
+    kernel: FamilyName = "tfla",
+    preset: Preset = None,
+    rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
+    output: Annotated[Path | None, option("Live: folder to keep the rows in.")] = None,
+    format: Format = "table",
+) -> None:
+    """Compare two sets of results, or with --live two implementations: ratios, intervals and verdicts.
+
+    --kernel, --preset and the axes say what --live measures.
+    """
+    ignored = _names(ignore, "--ignore") or ()
+    groups = parse_names(by, "--by")
+    if live:
+        from .bench import session
+
+        names = parse_names(f"{a.removeprefix('impl:')},{b.removeprefix('impl:')}", "--impl")
+        request = axes.request(kernel, preset=preset, impls=names)
+        rows_a, rows_b = session.run_live(request, ignore=ignored, rounds=rounds, output=output)
+    else:
+        rows_a, rows_b = _selected(a, results), _selected(b, results)
+    from .analysis.check.compare import compare as compared
+
+    _show_comparison(compared(rows_a, rows_b, by=groups, ignore=ignored, margin=margin), a, b, format)
+
+
+def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> None:
+    """Print a comparison; what differs between the environments goes to standard error as well."""
+    from .analysis.check.compare import as_dict, case_rows, group_rows, unmatched_rows
+    from .bench.display import show
+
+    for line in found.environment:
+        _note(f"warning: the environments differ (A | B): {line}")
+    if output_format != "table":
+        show({"A": a, "B": b, **as_dict(found)} if output_format == "json" else case_rows(found), output_format)
+        return
+    show(case_rows(found), "table", title=f"A = {a}, B = {b}; ratio = time of B / time of A")
+    print()
+    interval = f"{100 * found.confidence:g} % interval"
+    show(group_rows(found), "table", title=f"geometric means, {interval}, equal within {found.margin:g}")
+    if found.unmatched:
+        print()
+        show(unmatched_rows(found), "table", title="not compared")
+
+
+@command(COMPARE)
+def check(
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The run: a file, a folder, or terms: run:c0d954a9.")],
+    baseline: Annotated[str, option("What it is compared with, given in the same way.")],
+    thresholds: Annotated[Path | None, option("What is tolerated, in TOML [results/thresholds.toml].")] = None,
+    results: Pool = None,
+    allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.", "--allow-missing")] = False,
+    fail_unclear: Annotated[bool, option("Fail on unclear cases.", "--fail-unclear")] = False,
+    rerun: Annotated[
+        bool, option("Measure unclear and slower cases again, if their device is here.", "--rerun")
+    ] = False,
+    timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
+    budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
+    junit: Annotated[Path | None, option("Write JUnit XML to this file.")] = None,
+    summary: Annotated[
+        bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.", "--summary")
+    ] = False,
+    format: CheckFormat = "table",
+) -> None:
+    """Compare a run with a baseline; exit 1 if it is slower, needs more memory or is wrong.
+
+    Exit 2 if too little of them compares.
+    """
+    from .analysis.check.findings import append_text, junit_xml, markdown
+    from .bench import session
+
+    summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
+    if summary and not summary_file:
+        raise ValueError("--summary needs the variable GITHUB_STEP_SUMMARY to name a file, got nothing")
+    again = functools.partial(session.measure_again, timeout_s=timeout, budget_s=budget)
+    found = session.run_check(
+        _selected(new, results),
+        _selected(baseline, results),
+        _thresholds(thresholds),
+        rerun=again if rerun else None,
+        allow_missing=allow_missing,
+        fail_unclear=fail_unclear,
+    )
+    # Files first: whoever reads standard output may close it early.
+    if junit is not None:
+        junit.write_text(junit_xml(found), encoding="utf-8")
+    if summary_file:
+        append_text(Path(summary_file), markdown(found))
+    _show_check(found, format)
+    raise typer.Exit(0 if found.passed else 1)
+
+
+def _show_check(found: CheckResult, output_format: str) -> None:
+    """Print what the check found; its outcome in one line goes to standard error."""
+    from .analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
+    from .analysis.check.regression import summary
+    from .bench.display import show
+
+    for line in found.environment:
+        _note(f"warning: the environments differ (baseline | run): {line}")
+    if output_format == "json":
+        show(as_dict(found), "json")
+    elif output_format == "csv":
+        show(table_rows(found.cases), "csv")
+    elif output_format == "markdown":
+        print(markdown(found))
+    elif output_format == "junit":
+        sys.stdout.write(junit_xml(found))
+    elif noteworthy(found):
+        show(table_rows(noteworthy(found)), "table")
+    _note(summary(found))
+
+
+@command(COMPARE, of=baseline_app)
+def update(
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="File of the run, or a folder with --run.")],
+    run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
+    into: Annotated[Path | None, option("Folder of the baseline [results/ACCELERATOR].")] = None,
+    by: Annotated[str | None, option("Who promotes it [git's user.name].")] = None,
+    allow_dirty: Annotated[
+        bool, option("Take a run that was measured with uncommitted changes.", "--allow-dirty")
+    ] = False,
+    format: Format = "table",
+) -> None:
+    """Promote a run to the baseline of its accelerator, with its provenance beside it."""
+    import json
+
+    from .analysis.check.baseline import PROVENANCE_SUFFIX, promote
+    from .bench.display import show
+
+    path, provenance = promote(new, run=run, into=into, by=by, allow_dirty=allow_dirty)
+    texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
+    show(provenance if format == "json" else [{"": name, "value": text} for name, text in texts.items()], format)
+    _note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
+
+
+@command(COMPARE)
+def history(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="Case id, or terms such as op:mlstm_exp,seq_len:8k.")],
+    results: Pool = None,
+    output: Annotated[Path | None, option("Draw the history too: .png, .svg or .pdf.", "--output", "-o")] = None,
+    limit: Annotated[int, option("Cases to show at most.", min=1)] = 20,
+    format: Format = "table",
+) -> None:
+    """Show a case over commits: time, memory and error of every run, and what changed between them."""
+    from .analysis.check.history import case_history, history_rows
+    from .bench.display import show
+    from .results.select import describe
+
+    if output is not None:
+        from .analysis.figures.style import check_format, save_figure
+
+        check_format(output)
+    histories = case_history(case, results or _committed())
+    shown = dict(list(histories.items())[:limit])
+    names = {key: {"case_id": key[0], "device": key[1], "case": describe(rows[0])} for key, rows in shown.items()}
+    if format == "table":
+        for key, rows in shown.items():
+            show(history_rows(rows), "table", title=" | ".join(names[key].values()))
+            print()
+    else:
+        show([{**names[key], **line} for key, rows in shown.items() for line in history_rows(rows)], format)
+    if len(histories) > len(shown):
+        _note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
+    if output is not None:
+        from .analysis.figures.history import history_figure
+
+        _note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
+
+
+def _committed() -> list[Path]:
+    from .results.store import committed_results
+
+    folders = committed_results()
+    if not folders:
+        raise ValueError("there are no committed results here: name some with --results")
+    return folders
+
+
+def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
+    """Return the rows that a file, a folder or KEY:VALUE terms name."""
+    from .results.select import is_path, parse_terms, select
+
+    if is_path(text):
+        return select(text, ())
+    parse_terms(text)
+    return select(text, results or _committed())
+
+
+def _thresholds(path: Path | None) -> Thresholds:
+    from .analysis.check.thresholds import Thresholds, load_thresholds
+
+    committed = ROOT / "results" / "thresholds.toml"
+    return load_thresholds(path or committed) if path or committed.is_file() else Thresholds()
+
+
+@command(LIST)
+def kernels(format: Format = "table") -> None:
+    """List kernel families, operations and implementations, ours and outside ones."""
+    from .bench import display, inventory
+
+    display.show(inventory.kernel_rows(), format)
+
+
+@command(LIST)
+def results(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
+    ] = None,
+    format: TableFormat = "table",
+) -> None:
+    """List stored results: files, implementations with their cases, commits and versions, and what is missing."""
+    from .bench import display, inventory
+    from .results import contents, store
+
+    named = paths or store.committed_results()
+    implementations = contents.implementation_rows(named, inventory.declared_implementations())
+    if format == "markdown":
+        print(contents.as_markdown(contents.file_rows(named), implementations), end="")
+        return
+    if format == "table":
+        display.show(contents.file_rows(named), "table")
+        print()
+    display.show(implementations, format)
+
+
+@command(LIST)
+def presets(kernel: Annotated[str | None, option("Kernel family [all].")] = None, format: Format = "table") -> None:
+    """List the presets of each kernel family and the axes they stand for."""
+    from .bench import display, inventory
+
+    display.show(inventory.preset_rows(kernel), format)
+
+
+@command(LIST)
+def gpus(format: Format = "table") -> None:
+    """List the accelerators the analysis knows, with their rates and sources."""
+    from .bench import display, inventory
+
+    rows = inventory.gpu_rows()
+    if format != "table":
+        display.show(rows, format)
+        return
+    texts = ("source", "measured", "defined_in")
+    display.show([{name: v for name, v in row.items() if name not in texts} for row in rows], "table")
+    print()
+    display.show([{name: row[name] for name in ("key", *texts)} for row in rows], "table", title="where from")
+
+
+@command(LIST)
+def doctor(format: Format = "table") -> None:
+    """Show this machine, the packages that are here or missing, and known failures that apply."""
+    from .bench import display, inventory
+    from .bench.environment import probe_environment
+
+    sections = inventory.doctor_sections(probe_environment())
+    if format != "table":
+        display.show([{"section": title, **row} for title, rows in sections.items() for row in rows], format)
+        return
+    for title, rows in sections.items():
+        display.show(rows, "table", title=title)
+        print()
+
+
+def _names(text: str | None, what: str) -> tuple[str, ...] | None:
+    return None if text is None else parse_names(text, what)
+
+
+def _note(message: str) -> None:
+    """Print a line for people on standard error."""
+    print(message, file=sys.stderr)
 
 
 def main() -> None:
@@ -349,14 +1218,10 @@ def main() -> None:
     try:
         app()
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        print(f"lrbench: {error}", file=sys.stderr)
+        _note(f"lrbench: {error}")
         sys.exit(2)
-    except BrokenPipeError:
-        # Whoever read the output has left, as head does: what a shell sees of any program then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
     except (OSError, RuntimeError) as error:
-        print(f"lrbench: {error}", file=sys.stderr)
+        _note(f"lrbench: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

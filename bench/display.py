@@ -1,4 +1,4 @@
-"""What the commands show: progress, tables, JSON and CSV. Standard output gets the data, standard error all else."""
+"""What the commands show: tables, JSON, CSV and progress. Standard output gets the data, standard error all else."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from ..results.schema import Case, Record
+from ..results.select import short_size
 from .plan import PlannedCase
 
-FORMATS = ("table", "json", "csv")
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
 MODE_NAMES = {"fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step"}
 PRINT_EVERY_S = 10.0
@@ -30,9 +31,6 @@ MAX_REASONS = 30
 
 GAP = 2
 """Blanks between the columns of a table."""
-
-INDENT = 4
-"""Blanks before the further lines of a row that is no table's."""
 
 COMMAND = "pip install "
 """What commands in a text begin with."""
@@ -42,32 +40,22 @@ Row = Mapping[str, Any]
 
 def note(message: str) -> None:
     """Print a line for people on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(message, markup=False)
+    print(message, file=sys.stderr)
 
 
-def show(rows: Sequence[Row], output_format: str, *, title: str | None = None) -> None:
-    """Print rows as a table, JSON or CSV.
-
-    Raises:
-        ValueError: an unknown format.
-    """
+def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None) -> None:
+    """Print rows as a table, JSON or CSV; an object as JSON alone."""
     if output_format == "json":
-        print(json.dumps(list(rows), indent=2, allow_nan=False))
-    elif output_format == "csv":
+        print(json.dumps(rows if isinstance(rows, Mapping) else list(rows), indent=2, allow_nan=False))
+        return
+    assert not isinstance(rows, Mapping)
+    if output_format == "csv":
         columns = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    elif output_format == "table":
-        _print_table(rows, title)
     else:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {output_format!r}")
-
-
-def check_format(output_format: str, *, more: Sequence[str] = ()) -> None:
-    """Refuse a format that is none of :data:`FORMATS` and ``more`` before any work is done."""
-    if output_format not in (*FORMATS, *more):
-        raise ValueError(f"format must be one of {', '.join((*FORMATS, *more))}, got {output_format!r}")
+        _print_table(rows, title)
 
 
 @contextlib.contextmanager
@@ -81,88 +69,75 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Console(Console):
-    """A console that leaves it to the caller what a reader's leaving means, where rich ends the process."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise what rich caught."""
-        raise BrokenPipeError("nobody reads the output any more")
-
-
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
     """Print a table; on a terminal that is too narrow for its words, one row after the other.
 
     Where standard output is no terminal, lines are as long as the table needs.
     """
-    console = _Console(highlight=False)
+    terminal = Console(highlight=False)
+    if title is not None:
+        _print(terminal, Text(title, style="italic"), soft_wrap=True)
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    if title is not None:
-        console.print(Text(title, style="italic"), soft_wrap=True)
-    if not names:
-        return
-    available = console.width if console.is_terminal else None
-    widths = _column_widths([names, *cells], available)
-    if widths is None:
-        _print_values(names, cells, console)
-        return
-    numeric = [any(isinstance(row.get(name), (int, float)) for row in rows) for name in names]
-    for style, texts in [("bold", names), *(("", each) for each in cells)]:
-        columns = [_wrapped(text, width) for text, width in zip(texts, widths, strict=True)]
-        for parts in itertools.zip_longest(*columns, fillvalue=""):
-            blanks = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
-            padded = [b + t if right else t + b for t, b, right in zip(parts, blanks, numeric, strict=True)]
-            console.print(Text((" " * GAP).join(padded).rstrip(), style=style), soft_wrap=True)
+    columns = list(zip(names, *cells, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns]
+    available = terminal.width - GAP * (len(columns) - 1)
+    if terminal.is_terminal and sum(widths) > available:
+        least = [max(cell_len(part) for text in column for part in _unbroken(text)) for column in columns]
+        if sum(least) > available:
+            _print_values(names, cells, terminal)
+            return
+        for _ in range(sum(widths) - available):
+            widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
+            widths[widest] -= 1
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for name, width in zip(names, widths, strict=True):
+        numeric = any(isinstance(row.get(name), (int, float)) for row in rows)
+        table.add_column(Text(name), width=width, justify="right" if numeric else "left")
+    for texts in cells:
+        table.add_row(*(_wrapped(text, width) for text, width in zip(texts, widths, strict=True)))
+    if names:
+        _print(Console(highlight=False, width=sum(widths) + GAP * len(widths)), table)
 
 
-def _column_widths(lines: Sequence[Sequence[str]], available: int | None) -> list[int] | None:
-    """Return the columns' widths, or None where ``available`` does not hold every word and every command whole."""
-    columns = list(zip(*lines, strict=True))
-    widths = [max(cell_len(text) for text in column) for column in columns]
-    gaps = GAP * (len(columns) - 1)
-    if available is None or sum(widths) + gaps <= available:
-        return widths
-    least = [max(cell_len(part.lstrip()) for text in column for part in ["", *_unbroken(text)]) for column in columns]
-    if sum(least) + gaps > available:
-        return None
-    for _ in range(sum(widths) + gaps - available):
-        widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
-        widths[widest] -= 1
-    return widths
+def _print(console: Console, what: RenderableType, **how: Any) -> None:
+    """Print without blanks at the ends of lines, and leave to the caller what a closed pipe means."""
+    with console.capture() as printed:
+        console.print(what, **how)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console: Console) -> None:
-    """Print each row as "name: value  name: value", as many to a line as it holds; further lines are indented."""
+    """Print each row as "name: value  name: value", wrapped between values where that is possible."""
     for texts in cells:
         lines = [""]
         for item in (f"{name}: {text}" for name, text in zip(names, texts, strict=True) if text):
-            joined = " " * GAP + item if lines[-1].strip() else item
-            if cell_len(lines[-1] + joined) <= console.width:
-                lines[-1] += joined
+            joined = f"{lines[-1]}{' ' * GAP}{item}" if lines[-1] else item
+            if cell_len(joined) <= console.width:
+                lines[-1] = joined
             else:
-                wrapped = _wrapped(item, console.width - INDENT)
-                lines += [" " * INDENT + line for line in wrapped]
-        console.print(Text("\n".join(line for line in lines if line)), soft_wrap=True)
+                lines += _wrapped(item, console.width - 2 * GAP).plain.splitlines()
+        first, *rest = filter(None, lines)
+        print("\n".join([first, *(" " * 2 * GAP + line for line in rest)]))
 
 
 def _unbroken(text: str) -> list[str]:
     """Return the parts of a text that stay on one line: words (of a list such as fw/fwbw, its members), commands."""
     before, command, rest = text.partition(COMMAND)
-    words = r"\s*\S+" if " " in text else r"[^/]*(?:/+|[^/]+)"
-    return re.findall(words, before) + ([command + rest] if command else [])
+    words = re.findall(r"\S+" if " " in text else r"[^/]*(?:/+|[^/]+)", before)
+    return [*words, command + rest] if command else words or [""]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text; a command that does not fit behind what is before it has a line of its own."""
-    if cell_len(text) <= width:
-        return [text]
+def _wrapped(text: str, width: int) -> Text:
+    """Return a text in lines of ``width``; a command that does not fit behind what is before it has its own line."""
     lines = [""]
-    for part in _unbroken(text):
-        if cell_len(lines[-1] + part) <= width and not part.startswith(COMMAND):
-            lines[-1] += part
+    for part in _unbroken(text) if cell_len(text) > width else [text]:
+        joined = f"{lines[-1]} {part}" if lines[-1] and " " in text else lines[-1] + part
+        if cell_len(joined) <= width and not part.startswith(COMMAND):
+            lines[-1] = joined
         else:
-            lines.append(part.lstrip())
-    return [line for line in lines if line]
+            lines.append(part)
+    return Text("\n".join(filter(None, lines)), no_wrap=True)
 
 
 def _cell(value: Any) -> str:
@@ -253,11 +228,6 @@ class SweepProgress:
             self._bar = None
 
 
-def records_as_rows(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return records as rows for :func:`show`."""
-    return [{name: getattr(record, name) for name in Record.__dataclass_fields__} for record in records]
-
-
 def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
@@ -280,8 +250,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             record = best[key]
             row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
             row["size"] = _size(record)
-            row.update({_short(length): row.get(_short(length)) for length in shapes})
-            row[_short(record.seq_len or 0)] = _time_cell(record)
+            row.update({short_size(length): row.get(short_size(length)) for length in shapes})
+            row[short_size(record.seq_len or 0)] = _time_cell(record)
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -311,7 +281,7 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
                 "size": heads,
-                **{_short(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
+                **{short_size(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
             }
         ]
         for (op, heads), lengths in best.items()
@@ -339,10 +309,6 @@ def _dims(sizes: Case | Record) -> str:
 def _labelled(record: Record) -> str:
     states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
     return record.impl + states
-
-
-def _short(length: int) -> str:
-    return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else str(length)
 
 
 def _time_cell(record: Record) -> str:

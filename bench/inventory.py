@@ -11,8 +11,11 @@ from ..analysis.accelerators import cpu, roofs
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators import user_file as accelerator_file
 from ..analysis.accelerators.known import Accelerator, Roofs
+from ..analysis.counts.formulations import FORMULATIONS, one_of
 from ..kernels import baselines
 from ..kernels.baselines.operations import OPERATIONS
+from ..kernels.baselines.spec import Baseline
+from ..kernels.spec import Implementation
 from ..results.schema import Case
 from ..results.select import short_size
 from .environment import Environment, version_of
@@ -41,6 +44,30 @@ def resolve_operation(kernel: str, op: str | None) -> str:
     return kernel
 
 
+def implementation_names(op: str) -> list[str]:
+    """Return the implementations of an operation, ours first; none of one that is counted only."""
+    return [impl.name for impl in _ours(op)] + [baseline.name for baseline in baselines.BASELINES if baseline.op == op]
+
+
+def _ours(op: str) -> tuple[Implementation, ...]:
+    here = any(op in ops for ops in kernels.FAMILIES.values())
+    return tuple(kernels.get_operation(op).implementations) if here else ()
+
+
+def counted_operation(kernel: str, op: str | None) -> str:
+    """Return the operation to count: one of the family's, or one that only outside packages compute.
+
+    Raises:
+        ValueError: an unknown family or operation, or one that is not counted.
+    """
+    resolved = resolve_operation(kernel, op)
+    one_of("op", resolved, tuple(FORMULATIONS))
+    family = kernels.FAMILIES.get(kernel, (resolved,))
+    if resolved not in (*family, *OPERATIONS):
+        raise ValueError(f"op must be one of {', '.join(family)} for {kernel}, got {resolved!r}")
+    return resolved
+
+
 def declared_implementations() -> dict[tuple[str, str, str], tuple[str, ...]]:
     """Return the kinds of devices that every implementation runs on, ours and outside ones, by (kernel, op, name)."""
     rows = kernel_rows()
@@ -51,41 +78,28 @@ def kernel_rows() -> list[Row]:
     """Return a row per implementation, ours and outside ones, of every kernel family."""
     rows = []
     for kernel, ops in kernels.FAMILIES.items():
-        for op in ops:
-            operation = kernels.get_operation(op)
-            for impl in operation.implementations:
-                rows.append(
-                    {
-                        "kernel": kernel,
-                        "op": op,
-                        "impl": impl.name,
-                        "provider": "lrbench",
-                        "devices": "/".join(impl.devices),
-                        "modes": "/".join(impl.modes),
-                        "dtypes": "/".join(impl.dtypes),
-                        "what": impl.summary,
-                    }
-                )
-        for baseline in baselines.baselines_for(kernel):
-            rows.append(
-                {
-                    "kernel": kernel,
-                    "op": baseline.op,
-                    "impl": baseline.name,
-                    "provider": baseline.provider,
-                    "devices": "/".join(baseline.devices),
-                    "modes": "/".join(baseline.modes),
-                    "dtypes": "/".join(baseline.dtypes),
-                    "what": baseline.settings,
-                }
-            )
+        targets: list[tuple[str, Implementation | Baseline, str, str]]
+        targets = [(op, impl, "lrbench", impl.summary) for op in ops for impl in _ours(op)]
+        targets += [(b.op, b, b.provider, b.settings) for b in baselines.baselines_for(kernel)]
+        rows += [
+            {
+                "kernel": kernel,
+                "op": op,
+                "impl": target.name,
+                "provider": provider,
+                "devices": "/".join(target.devices),
+                "modes": "/".join(target.modes),
+                "dtypes": "/".join(target.dtypes),
+                "what": what,
+            }
+            for op, target, provider, what in targets
+        ]
     return rows
 
 
 def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
     """Return why an implementation, ours or outside, cannot run a problem on any machine, or None."""
-    ours = kernels.get_operation(op).implementations if any(op in ops for ops in kernels.FAMILIES.values()) else ()
-    for implementation in ours:
+    for implementation in _ours(op):
         if implementation.name == impl:
             return implementation.why_unsupported(mode, dtype, None, sizes)
     baseline = baselines.get_baseline(op, impl)
@@ -178,6 +192,15 @@ def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) 
 
 def _tera(rate: float | None) -> float | None:
     return None if rate is None else rate / 1e12
+
+
+def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
+    """Return by title what is here: the device and the versions, the outside packages, the known failures."""
+    return {
+        "environment": environment_rows(environment),
+        "packages": package_rows(),
+        "known failures": known_bad_rows(environment),
+    }
 
 
 def environment_rows(environment: Environment) -> list[Row]:

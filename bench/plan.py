@@ -12,7 +12,7 @@ from .. import kernels
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
-from ..results.arguments import MAX_SIZE, parse_names, parse_size, parse_sizes
+from ..results.arguments import MAX_SIZE
 from ..results.names import current_names
 from ..results.schema import Case
 from .presets import Preset, get_preset
@@ -67,42 +67,10 @@ SIZE_AXES = {
 }
 """Field of a request -> its option and the size it sets."""
 
-_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "op": ("ops", parse_names),
-    "impl": ("impls", parse_names),
-    "baselines": ("baselines", parse_names),
-    "mode": ("modes", parse_names),
-    "dtype": ("dtypes", parse_names),
-    "state_dtype": ("state_dtypes", parse_names),
-    "seq_len": ("seq_lens", parse_sizes),
-    "head_dim": ("head_dims", parse_sizes),
-    "head_dim_qk": ("head_dims_qk", parse_sizes),
-    "chunk_size": ("chunk_sizes", parse_sizes),
-    "channels": ("channels", parse_sizes),
-    "d_model": ("d_models", parse_sizes),
-    "d_ff": ("d_ffs", parse_sizes),
-    "tokens": ("tokens", parse_size),
-}
 
-
-def parse_request(*, kernel: str, preset: str | None = None, **options: str | int | None) -> Request:
-    """Return the request that command-line options describe.
-
-    Args:
-        options: texts by option name with underscores (seq_len="1k,8k"), numbers for num_heads and batch; None is not
-            given.
-
-    Raises:
-        ValueError: a text that is no size or list; the message names the option.
-    """
-    fields: dict[str, Any] = {}
-    for name, given in options.items():
-        field, parse = _OPTIONS.get(name, (name, None))
-        if given is not None:
-            fields[field] = parse(str(given), f"--{name.replace('_', '-')}") if parse else given
-    if "impls" in fields:
-        fields["impls"] = current_names(fields["impls"], fields.get("ops") or kernels.FAMILIES.get(kernel) or ("",))
-    return Request(kernel=kernel, preset=preset, **fields)
+def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the names of today of the implementations that a user typed for a family, or for some operations."""
+    return None if impls is None else current_names(impls, ops or kernels.FAMILIES.get(kernel) or ("",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+
+LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
+"""(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """A named set of axes; a field that the user gives on the command line replaces the preset's.
+
+    What a preset leaves out is as published for one GPU.
 
     An operation is planned over the axes that its sizes name: heads and head dims, channels, or the matrices of an MLP.
 
@@ -27,24 +31,21 @@ class Preset:
 
     name: str
     summary: str
-    seq_lens: tuple[int, ...]
-    head_dims: tuple[int, ...]
-    chunk_sizes: tuple[int, ...]
-    channels: tuple[int, ...]
-    matrices: tuple[tuple[int, int], ...]
-    modes: tuple[str, ...]
-    tokens: int
+    seq_lens: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    head_dims: tuple[int, ...] = (64, 128, 256, 512)
+    chunk_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    channels: tuple[int, ...] = (1024, 4096)
+    matrices: tuple[tuple[int, int], ...] = LLAMA
+    modes: tuple[str, ...] = ("fw", "fwbw")
+    tokens: int = 65536
     batch: int | None = None
-    embedding_dim: int
-    operations: int | None
-    budget_s: float
+    embedding_dim: int = 4096
+    operations: int | None = 2
+    budget_s: float = 0.4
     dtypes: tuple[str, ...] | None = None
     state_dtypes: tuple[str, ...] = ("fp32",)
     portable_on_gpu: bool = False
 
-
-LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
-"""(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
 
 QUICK = Preset(
     name="quick",
@@ -54,39 +55,19 @@ QUICK = Preset(
     chunk_sizes=(32, 64, 128),
     channels=(64, 256),
     matrices=((128, 448), (256, 896)),
-    modes=("fw", "fwbw"),
     tokens=1024,
     embedding_dim=256,
-    operations=2,
     budget_s=0.1,
 )
-DEFAULT = Preset(
-    name="default",
-    summary="the published axes on one GPU: 65,536 tokens at embedding dim 4096",
-    seq_lens=(1024, 2048, 4096, 8192, 16384, 32768, 65536),
-    head_dims=(64, 128, 256, 512),
-    chunk_sizes=(64, 128, 256, 512, 1024),
-    channels=(1024, 4096),
-    matrices=LLAMA,
-    modes=("fw", "fwbw"),
-    tokens=65536,
-    embedding_dim=4096,
-    operations=2,
-    budget_s=0.4,
-)
+DEFAULT = Preset(name="default", summary="the published axes on one GPU: 65,536 tokens at embedding dim 4096")
 FULL = Preset(
     name="full",
     summary="every operation, mode, input and state dtype at three lengths; hours on one GPU",
     seq_lens=(1024, 8192, 65536),
-    head_dims=(64, 128, 256, 512),
     chunk_sizes=(64, 128, 512),
-    channels=(1024, 4096),
     matrices=LLAMA[:2],
     modes=("fw", "fwbw", "bw", "step"),
-    tokens=65536,
-    embedding_dim=4096,
     operations=None,
-    budget_s=0.4,
     dtypes=("bf16", "fp16", "fp32"),
     state_dtypes=("fp32", "bf16"),
     portable_on_gpu=True,
@@ -99,11 +80,7 @@ ONE = Preset(
     chunk_sizes=(256,),
     channels=(1024,),
     matrices=LLAMA[:1],
-    modes=("fw", "fwbw"),
-    tokens=65536,
-    embedding_dim=4096,
     operations=1,
-    budget_s=0.4,
 )
 VERIFY = Preset(
     name="verify",
@@ -128,13 +105,12 @@ COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY)
 
 OF_FAMILY: dict[str, tuple[Preset, ...]] = {
     "lightning": (
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
+            name="default",
             summary="65,536 tokens at embedding dim 4096, the head dims that Lightning's kernels hold",
             head_dims=(64, 128, 256),
         ),
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
             name="figure-3",
             summary="runtime and memory of one sequence over its length, beside FlashAttention-2 and Lightning-1",
             head_dims=(128,),
@@ -144,16 +120,15 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
         ),
     ),
     "rglru": (
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
+            name="default",
             summary="the published axes: batch 8, 1024 channels over the sequence length",
             seq_lens=(1024, 2048, 4096, 8192, 16384, 32768),
             channels=(1024,),
             batch=8,
             operations=None,
         ),
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
             name="long",
             summary="one sequence of 65,536 steps and 2560 channels, fewer than fill a GPU",
             seq_lens=(65536,),
@@ -163,23 +138,22 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
         ),
     ),
     "gated-mlp": (
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
+            name="default",
             summary="Llama 8B, 70B and 405B over the tokens",
             seq_lens=(1024, 4096, 16384, 65536),
         ),
     ),
     "wkv": (
-        dataclasses.replace(
-            DEFAULT,
+        Preset(
+            name="default",
             summary="batch 8 over the sequence length, 768 and 2048 channels",
             seq_lens=(128, 512, 1024, 4096, 16384, 65536),
             channels=(768, 2048),
             batch=8,
         ),
         *(
-            dataclasses.replace(
-                DEFAULT,
+            Preset(
                 name=f"micro{channels}",
                 summary=f"the source's micro-benchmark: one sequence of {channels} channels over its length",
                 seq_lens=(128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from lrbench.tests.command_line import Lrbench
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +48,26 @@ def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("LRBENCH_ACCELERATORS", "")
         patch.setenv("LRBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lrbench:
+    """Run a command in this process; return its exit code and what it wrote to both streams."""
+    from lrbench import cli
+
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lrbench", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
 
 
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
-import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lrbench.bench.commands import exit_code
+from lrbench.bench import session
+from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
+from lrbench.bench.session import exit_code
 from lrbench.results import store
-from lrbench.results.schema import RECORD_COLUMNS, Record
+from lrbench.results.schema import RECORD_COLUMNS
+from lrbench.tests.command_line import CALL, ENVIRON, Lrbench
+from lrbench.tests.results.test_store import RECORD
 
-CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
-ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 TINY = (
     "sweep", "--kernel", "tfla", "--op", "mlstm_sig", "--impl", "torch", "--seq-len", "64", "--head-dim", "32",
     "--chunk-size", "16,32,128", "--num-heads", "1", "--batch", "1", "--mode", "fw", "--budget", "0",
@@ -29,14 +31,15 @@ TINY = (
 )  # fmt: skip
 
 
-def lrbench(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, cwd=cwd, timeout=240)
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, as a sweep's workers want it."""
+    return subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=ENVIRON, timeout=240)
 
 
 @pytest.fixture(scope="module")
 def tiny_sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     folder = tmp_path_factory.mktemp("sweep")
-    return lrbench(*TINY, "--gpu", "h100", "--output", str(folder)), folder
+    return call(*TINY, "--gpu", "h100", "--output", str(folder)), folder
 
 
 def test_sweep_prints_a_table_and_leaves_a_file(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
@@ -77,7 +80,7 @@ def test_sweep_on_a_cpu_names_the_implementations_it_cannot_measure(tmp_path: Pa
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     arguments = [argument for argument in TINY if argument not in ("--impl", "torch")]
-    finished = lrbench(*arguments, "--baselines", "none", "--chunk-size", "32", "--output", str(tmp_path))
+    finished = call(*arguments, "--baselines", "none", "--chunk-size", "32", "--output", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
     assert "not measured here, they need another device: tfla, xl_chunk, limit_chunk" in finished.stderr
 
@@ -87,14 +90,14 @@ def test_an_operation_that_needs_another_device_is_said(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    finished = lrbench("sweep", "--op", "gla", "--no-calibrate", "--output", str(tmp_path))
+    finished = call("sweep", "--op", "gla", "--no-calibrate", "--output", str(tmp_path))
     assert finished.returncode == 2
     assert finished.stderr.startswith("lrbench: no case is left on ")
     assert "fla.chunk_gla, fla.fused_chunk_gla run on cuda" in finished.stderr
 
 
 def test_sweep_json_holds_every_column(tmp_path: Path) -> None:
-    finished = lrbench(*TINY, "--chunk-size", "32", "--output", str(tmp_path), "--format", "json")
+    finished = call(*TINY, "--chunk-size", "32", "--output", str(tmp_path), "--format", "json")
     assert finished.returncode == 0, finished.stderr
     (row,) = json.loads(finished.stdout)
     assert tuple(row) == RECORD_COLUMNS
@@ -104,28 +107,19 @@ def test_sweep_json_holds_every_column(tmp_path: Path) -> None:
 def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())
-    finished = lrbench(*TINY, "--output", str(folder), "--resume")
+    finished = call(*TINY, "--output", str(folder), "--resume")
     assert finished.returncode == 0, finished.stderr
     assert "3 cases were already there" in finished.stderr
     assert set(folder.iterdir()) == before
     assert "cases: 3 ok" in finished.stdout
-    more = lrbench(*TINY, "--chunk-size", "32,64", "--output", str(folder), "--resume", "--format", "json")
+    more = call(*TINY, "--chunk-size", "32,64", "--output", str(folder), "--resume", "--format", "json")
     assert [(row["chunk_size"], row["status"]) for row in json.loads(more.stdout)] == [(32, "ok"), (64, "ok")]
 
 
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
     for output_format in ("table", "json"):
-        arguments = (
-            *CALL,
-            *TINY,
-            "--chunk-size",
-            "32",
-            "--output",
-            str(tmp_path),
-            "--resume",
-            "--format",
-            output_format,
-        )
+        further = ("--chunk-size", "32", "--output", str(tmp_path), "--resume", "--format", output_format)
+        arguments = (*CALL, *TINY, *further)
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -137,7 +131,7 @@ def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
-    finished = lrbench(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", str(tmp_path))
+    finished = call(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
     assert "no result within 0.001 s" in finished.stdout
 
@@ -156,21 +150,7 @@ def test_a_timeout_is_a_row(tmp_path: Path) -> None:
 def test_exit_codes_of_a_sweep(
     statuses: tuple[str, ...], remaining: int, interrupted: bool, code: int, strict_code: int
 ) -> None:
-    records = [
-        Record(
-            run_id="",
-            case_id="",
-            measured_at="",
-            kernel="",
-            op="",
-            impl="",
-            provider="",
-            mode="",
-            dtype="",
-            status=status,
-        )
-        for status in statuses
-    ]
+    records = [dataclasses.replace(RECORD, status=status) for status in statuses]
     outcome = Outcome(
         path=None, records=records, resumed=[], remaining=remaining, interrupted=interrupted, recovered=[]
     )
@@ -201,6 +181,30 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
     assert set(store.read_results(path)["status"].to_pylist()) == {"ok"}
 
 
+def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
+    asked = {}
+
+    def stop(request: Request, **settings: object) -> None:
+        asked.update(settings, request=request)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(session, "run_sweep", stop)
+    options = "--op mlstm_sig --impl a,b --baselines none --seq-len 1k,2k --head-dim-qk 64 --channels 8 --batch 2"
+    assert lrbench("sweep", *options.split(), "--mode", "fw", "--no-calibrate")[2] == "lrbench: enough\n"
+    assert asked["calibrate"] is False
+    assert asked["request"] == Request(
+        kernel="tfla",
+        ops=("mlstm_sig",),
+        impls=("a", "b"),
+        baselines=("none",),
+        seq_lens=(1024, 2048),
+        head_dims_qk=(64,),
+        channels=(8,),
+        batch=2,
+        modes=("fw",),
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -214,6 +218,7 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
         (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
         (("sweep", "--seq-len", "1k,8q"), "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
         (("sweep", "--seq-len", "9" * 23), "--seq-len must be at most 2147483647"),
+        (("sweep", "--d-model", "x"), "--d-model must be a positive integer such as 512 or 8k, got 'x'"),
         (("sweep", "--seq-len", ""), "--seq-len must be a positive integer such as 512 or 8k, got ''"),
         (("sweep", "--num-heads", "9" * 23), "num_heads must be from 1 to 2147483647"),
         (("sweep", "--timeout", "nan"), "--timeout"),
@@ -233,55 +238,57 @@ def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:
         (("verify", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("kernels", "--format", "xml"), "format must be one of table, json, csv, got 'xml'"),
         (("swep",), "swep"),
-        (("count", "tlfa"), "kernel must be one of tfla"),
-        (("count", "tfla", "--op", "mlstm"), "op must be one of mlstm_sig"),
     ],
 )
 def test_bad_usage_exits_2_with_one_message_and_no_output(
-    arguments: tuple[str, ...], message: str, tmp_path: Path
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
-    finished = lrbench(*arguments, cwd=tmp_path)
-    assert finished.returncode == 2, finished.stderr
-    assert message in finished.stderr
-    assert "Traceback" not in finished.stderr
-    assert finished.stdout == ""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = lrbench(*arguments)
+    assert (code, out) == (2, ""), err
+    assert message in err
+    assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [("gpus",), ("predict", "tfla", "--gpu", "h100"), ("doctor",), TINY])
-def test_a_bad_accelerator_file_exits_2_with_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_bad_accelerator_file_exits_2_with_one_line(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+) -> None:
     bad = tmp_path / "mine.toml"
     bad.write_text("[mine]\nsms = -1\n")
-    environ = {**ENVIRON, "LRBENCH_ACCELERATORS": str(bad)}
-    finished = subprocess.run((*CALL, *command), capture_output=True, text=True, env=environ, cwd=tmp_path, timeout=240)
+    monkeypatch.setenv("LRBENCH_ACCELERATORS", str(bad))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = lrbench(*command)
     if command[0] == "predict":
         # What needs no accelerator of the user's does not read the file.
-        assert finished.returncode == 0, finished.stderr
+        assert code == 0, err
         return
-    assert finished.returncode == 2, finished.stderr
-    (line,) = finished.stderr.splitlines()
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
     assert line.startswith(f"lrbench: {bad}: mine")
-    assert finished.stdout == ""
 
 
-def test_a_users_accelerator_is_listed_and_taken(tmp_path: Path) -> None:
+def test_a_users_accelerator_is_listed_and_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+) -> None:
     from lrbench.tests.analysis.accelerators.test_user_file import H100_NVL
 
     mine = tmp_path / "mine.toml"
     mine.write_text(H100_NVL)
-    environ = {**ENVIRON, "LRBENCH_ACCELERATORS": str(mine)}
+    monkeypatch.setenv("LRBENCH_ACCELERATORS", str(mine))
 
-    def run(*arguments: str) -> str:
-        finished = subprocess.run((*CALL, *arguments), capture_output=True, text=True, env=environ, timeout=240)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
+    def run(*arguments: str) -> Any:
+        code, out, err = lrbench(*arguments, "--format", "json")
+        assert code == 0, err
+        return json.loads(out)
 
-    (row,) = (row for row in json.loads(run("gpus", "--format", "json")) if row["key"] == "h100_nvl")
+    (row,) = (row for row in run("gpus") if row["key"] == "h100_nvl")
     assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
-    report = json.loads(run("chunk-size", "tfla", "--gpu", "h100_nvl", "--format", "json"))
+    report = run("chunk-size", "tfla", "--gpu", "h100_nvl")
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
-    assert json.loads(run("predict", "tfla", "--gpu", "H100-NVL", "--format", "json"))["accelerator"] == "h100_nvl"
+    assert run("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
 
 
 def test_a_closed_standard_output_is_no_traceback() -> None:
@@ -300,25 +307,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.wait(timeout=120) == 128 + signal.SIGPIPE
 
 
-def test_what_cannot_run_is_not_predicted() -> None:
-    refused = lrbench("predict", "rglru", "--impl", "fused", "--channels", "7")
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1] == (
-        "lrbench: rglru fused cannot run this: channels must be a multiple of 8, got 7"
-    )
-
-
-def test_predict_takes_the_implementations_of_an_operation() -> None:
-    attention = json.loads(lrbench("predict", "attention", "--no-fit", "--format", "json").stdout)
-    assert attention["impl"] == "flash_attn.v2"
-    refused = lrbench("predict", "attention", "--impl", "tfla")
-    assert refused.returncode == 2
-    assert "impl must be one of flash_attn.v2, " in refused.stderr
-    assert refused.stderr.endswith("for attention, got 'tfla'\n")
-
-
-def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu() -> None:
-    rows = json.loads(lrbench("gpus", "--format", "json").stdout)
+def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu(lrbench: Lrbench) -> None:
+    rows = json.loads(lrbench("gpus", "--format", "json")[1])
     keys = [row["key"] for row in rows]
     assert {"v100", "a100_40", "h100_sxm", "h200_sxm", "b200", "rtx_5090", "mi300x"} <= set(keys)
     assert keys[-1] == "cpu"
@@ -326,7 +316,7 @@ def test_gpus_lists_every_accelerator_with_its_source_and_the_cpu() -> None:
     (h100,) = (row for row in rows if row["key"] == "h100_sxm")
     assert h100["also"] == "h100"
     assert "SXM" in h100["part"]
-    table = lrbench("gpus").stdout
+    table = lrbench("gpus")[1]
     assert "where from" in table
     assert h100["source"][:40] in table
 
@@ -336,33 +326,31 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     name: str, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    finished = lrbench(*TINY, "--output", str(tmp_path / name))
+    finished = call(*TINY, "--output", str(tmp_path / name))
     assert finished.returncode == 2
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}"
     assert finished.stderr.splitlines() == [message]
 
 
-@pytest.mark.parametrize("command", ["kernels", "gpus", "doctor"])
-def test_listings_in_every_format(command: str) -> None:
-    data = lrbench(command, "--format", "json")
-    assert data.returncode == 0, data.stderr
-    rows = json.loads(data.stdout)
+@pytest.mark.parametrize("command", ["kernels", "presets", "gpus", "doctor"])
+def test_listings_in_every_format(command: str, lrbench: Lrbench) -> None:
+    code, out, err = lrbench(command, "--format", "json")
+    assert code == 0, err
+    rows = json.loads(out)
     assert rows
-    table = lrbench(command)
-    assert table.returncode == 0, table.stderr
-    assert len(table.stdout.splitlines()) > len(rows)
-    text = lrbench(command, "--format", "csv")
-    assert len(list(csv.DictReader(io.StringIO(text.stdout)))) == len(rows)
+    code, out, err = lrbench(command)
+    assert code == 0, err
+    assert len(out.splitlines()) > len(rows)
+    assert len(list(csv.DictReader(io.StringIO(lrbench(command, "--format", "csv")[1])))) == len(rows)
 
 
-def test_kernels_lists_ours_and_theirs() -> None:
-    rows = json.loads(lrbench("kernels", "--format", "json").stdout)
-    names = {(row["op"], row["impl"]) for row in rows}
+def test_kernels_lists_ours_and_theirs(lrbench: Lrbench) -> None:
+    names = {(row["op"], row["impl"]) for row in json.loads(lrbench("kernels", "--format", "json")[1])}
     assert {("mlstm_sig", "tfla"), ("mlstm_exp", "torch"), ("attention", "torch.sdpa_flash")} <= names
 
 
-def test_doctor_tells_versions_packages_and_known_failures() -> None:
-    rows = json.loads(lrbench("doctor", "--format", "json").stdout)
+def test_doctor_tells_versions_packages_and_known_failures(lrbench: Lrbench) -> None:
+    rows = json.loads(lrbench("doctor", "--format", "json")[1])
     sections = {row["section"] for row in rows}
     assert sections == {"environment", "packages", "known failures"}
     missing = [row for row in rows if row["section"] == "packages" and row["missing"]]
@@ -370,8 +358,26 @@ def test_doctor_tells_versions_packages_and_known_failures() -> None:
     assert {row["applies_here"] for row in rows if row["section"] == "known failures"} <= {"yes", "no"}
 
 
+def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(lrbench: Lrbench) -> None:
+    code, out, _ = lrbench("--help")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
+        "Options:",
+        "Measure:",
+        "Explain:",
+        "Draw and report:",
+        "Compare runs:",
+        "List what is here:",
+    ]
+    assert not any(line.endswith("...") for line in out.splitlines()[1:])
+    code, out, _ = lrbench("sweep", "--help")
+    assert code == 0
+    (axes,) = (line for line in out.splitlines() if line.startswith("Axes"))
+    assert out.index("--output") < out.index(axes) < out.index("--seq-len")
+
+
 def test_verify_passes_for_one_operation() -> None:
-    finished = lrbench("verify", "--op", "simple_gla", "--format", "json")
+    finished = call("verify", "--op", "simple_gla", "--format", "json")
     assert finished.returncode == 0, finished.stderr + finished.stdout
     rows = json.loads(finished.stdout)
     checked = [row for row in rows if row["status"] == "ok"]

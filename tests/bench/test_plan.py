@@ -164,13 +164,6 @@ def test_presets_of_a_family_stand_beside_the_common_ones() -> None:
         get_preset("fast", "tfla")
 
 
-def test_options_become_a_request() -> None:
-    request = plan.parse_request(kernel="tfla", op="mlstm_sig", seq_len="1k,2k", channels="8", batch=2, dtype=None)
-    assert request == Request(kernel="tfla", ops=("mlstm_sig",), seq_lens=(1024, 2048), channels=(8,), batch=2)
-    with pytest.raises(ValueError, match="--d-model must be a positive integer such as 512 or 8k, got 'x'"):
-        plan.parse_request(kernel="tfla", d_model="x")
-
-
 def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:
     planned = [item.case for item in cases(preset="quick")]
     groups = [case.impl for case in planned]

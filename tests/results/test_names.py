@@ -98,6 +98,7 @@ def test_a_new_name_is_no_old_one() -> None:
 def test_a_sweep_takes_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
     monkeypatch.setattr(names.current_names, "__defaults__", (RENAMES,))
-    assert plan.parse_request(kernel="wkv", impl="recurrent,scan").impls == ("naive", "scan")
-    assert plan.parse_request(kernel="tfla", op="mlstm_sig", impl="tfla").impls == ("fused_chunk",)
-    assert plan.parse_request(kernel="nothing", impl="scan").impls == ("scan",)
+    assert plan.current_impls("wkv", None, ("recurrent", "scan")) == ("naive", "scan")
+    assert plan.current_impls("tfla", ("mlstm_sig",), ("tfla",)) == ("fused_chunk",)
+    assert plan.current_impls("nothing", None, ("scan",)) == ("scan",)
+    assert plan.current_impls("wkv", None, None) is None

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,34 +16,14 @@ from xml.etree import ElementTree
 import pyarrow.parquet as pq
 import pytest
 
-from lrbench import cli
 from lrbench.bench import run
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.results.schema import Record
+from lrbench.tests.command_line import Lrbench, one_line
 
 from .analysis.measured import failed, measured, run_of, samples, write
-
-Lrbench = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lrbench:
-    """Run a command in this process; return its exit code and what it wrote to both streams."""
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["lrbench", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture
@@ -161,8 +141,7 @@ def test_bad_input_is_one_line_and_exit_2(
         second = ("--baseline", runs["old"]) if command == "check" else (runs["old"],)
         code, out, err = lrbench(command, first, *second)
         assert (code, out) == (2, ""), first
-        assert err.startswith("lrbench: ") and err.count("\n") == 1, err
-        assert message in err
+        assert message in one_line(err)
 
 
 def test_other_accelerators_exit_2(lrbench: Lrbench, runs: dict[str, Path]) -> None:

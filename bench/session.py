@@ -1,0 +1,345 @@
+"""What the measuring commands do around a measurement.
+
+Names and axes are checked before the machine is looked at, which takes seconds, so that a mistake answers at once; then
+cases are planned for the device that is here, what is left out is said, and rows are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..analysis.accelerators import known as accelerators
+from ..analysis.accelerators.roofs import check_output, write_roofs
+from ..analysis.check.regression import CheckResult, check, replace_rows, worth_measuring_again
+from ..analysis.check.thresholds import Thresholds
+from ..kernels import baselines
+from ..results import store
+from ..results.schema import CASE_COLUMNS
+from . import calibrate as calibration
+from . import ncu, plan, profiling, run
+from .compile_ahead import default_jobs
+from .display import SweepProgress, note
+from .environment import Environment, probe_environment
+from .estimate import describe_s, estimate_s
+from .inventory import resolve_operation
+from .plan import PlannedCase, Request
+from .profiling import ProfileRow
+from .run import Outcome, Settings, file_name, sweep
+from .verify import verification_plan, verification_request, verify
+from .workers import get_executor
+
+Row = dict[str, Any]
+WRONG = ("crash", "error", "incorrect")
+INTERRUPTED = 130
+
+
+def check_folder(output: Path) -> None:
+    """Make the folder that ``--output`` names; ValueError where it cannot be made or written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output).close()
+    except OSError as error:
+        raise ValueError(f"--output must be a folder that can be written, got {output}: {error.strerror}") from error
+
+
+def run_sweep(
+    request: Request,
+    *,
+    gpu: str | None,
+    output: Path,
+    executor: str,
+    devices: int,
+    budget_s: float | None,
+    jobs: int | None,
+    calibrate: bool | None,
+    **settings: Any,
+) -> Outcome:
+    """Sweep, and say on standard error what is measured, what is left out and where the rows are.
+
+    Args:
+        gpu: accelerator that the analysis is about.
+        budget_s: seconds of timing per case; None: the preset's.
+        jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
+        calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
+        settings: further ones of :class:`.run.Settings`.
+
+    Raises:
+        ValueError: bad axes or names, or a folder that cannot be written.
+    """
+    accelerator = None if gpu is None else accelerators.get_accelerator(gpu).key
+    plan.plan(request, device_kind="cuda")
+    get_executor(executor, devices=devices)
+    check_folder(output)
+    wanted = executor == "local" if calibrate is None else calibrate
+    measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
+    environment = probe_environment() if measured is None else measured.environment
+    planned = _planned(request, environment)
+    preset = plan.preset_for(request, environment.device_kind)
+    for line in introduction(request, preset.name, environment, accelerator, planned):
+        note(line)
+    if measured is not None and measured.failure:
+        note(f"not calibrated: {measured.failure}")
+    chosen = Settings(
+        output=output,
+        accelerator=accelerator,
+        budget_s=preset.budget_s if budget_s is None else budget_s,
+        executor=executor,
+        devices=devices,
+        jobs=default_jobs(environment.device_kind) if jobs is None else jobs,
+        roofs=() if measured is None else tuple(measured.rows),
+        **settings,
+    )
+    outcome = sweep(planned, environment, chosen, SweepProgress())
+    for line in conclusion(outcome):
+        note(line)
+    return outcome
+
+
+def _planned(request: Request, environment: Environment, planner: Any = plan.plan) -> list[PlannedCase]:
+    """Return the cases for this device; ValueError says why there are none."""
+    planned = planner(request, device_kind=environment.device_kind)
+    if planned:
+        return list(planned)
+    elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
+    names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
+    if names:
+        raise ValueError(f"no case is left on {environment.device_name}: {', '.join(names)} run on {elsewhere}")
+    raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")
+
+
+def introduction(
+    request: Request, preset: str, environment: Environment, accelerator: str | None, planned: Sequence[PlannedCase]
+) -> list[str]:
+    """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
+    where = f"measuring on {environment.device_name}"
+    time = describe_s(estimate_s(planned, environment))
+    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases, {time}"]
+    if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
+        part = accelerators.get_accelerator(accelerator)
+        lines.append(
+            f"no GPU here: rows are CPU measurements of the portable implementations, "
+            f"and model_time_ms is what the runtime model says for the {part.name} ({part.part})"
+        )
+    elif accelerator is not None and accelerator != environment.device_accelerator:
+        device = environment.device_accelerator or "a device without a known specification"
+        lines.append(
+            f"--gpu {accelerator} ({accelerators.get_accelerator(accelerator).part}) is not this device: "
+            f"rows record {device}, model_time_ms is for {accelerator}"
+        )
+    elsewhere = plan.not_planned(request, environment.device_kind)
+    if elsewhere:
+        lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
+    return lines + plan.remarks(request, planned)
+
+
+def conclusion(outcome: Outcome) -> list[str]:
+    """Return the last lines of a sweep: where the rows are, and what is left."""
+    lines = store.recovered_notes(outcome.recovered)
+    if outcome.resumed:
+        lines.append(f"{len(outcome.resumed)} cases were already there")
+    if outcome.remaining:
+        why = "interrupted" if outcome.interrupted else "out of time"
+        lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
+    lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
+    return lines
+
+
+def exit_code(outcome: Outcome, *, strict: bool) -> int:
+    """Return a sweep's exit code.
+
+    0 when every planned case has a row; 1 when cases are left, or with ``strict`` when one crashed, failed or was
+    wrong; 130 after an interrupt.
+    """
+    if outcome.interrupted:
+        return INTERRUPTED
+    wrong = strict and any(record.status in WRONG for record in outcome.records)
+    return 1 if outcome.remaining or wrong else 0
+
+
+def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) -> list[dict[str, object]]:
+    """Check every implementation that runs here against its reference and return a row for each case.
+
+    Raises:
+        ValueError: an unknown name, or nothing runs here.
+    """
+    request = verification_request(kernel, ops)
+    verification_plan(request, "cuda")
+    environment = probe_environment()
+    planned = _planned(request, environment, verification_plan)
+    note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
+    elsewhere = plan.not_planned(request, environment.device_kind)
+    if elsewhere:
+        note(f"not checked here, they need another device: {', '.join(elsewhere)}")
+    return list(verify(planned, environment, timeout_s=timeout_s))
+
+
+def all_right(rows: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether no case of a verification was wrong or failed."""
+    return not any(row["status"] in (*WRONG, "oom", "timeout") for row in rows)
+
+
+def run_calibrate(output: Path) -> list[Row]:
+    """Measure this device's roofs, add them to a file, and return them beside the specification.
+
+    Raises:
+        ValueError: ``output`` holds something else.
+        RuntimeError: the device could not be measured.
+    """
+    path = calibration.output_file(output)
+    check_output(path)
+    done = calibration.calibrate(short=False)
+    if done.failure:
+        raise RuntimeError(f"cannot calibrate {done.environment.device_name}: {done.failure}")
+    accelerator = done.environment.device_accelerator or "not specified: lrbench gpus"
+    note(f"calibrated {done.environment.device_name} ({accelerator})")
+    write_roofs(done.rows, path)
+    if done.environment.device_kind == "cpu":
+        calibration.remember_cpu(done.rows)
+    note(f"calibration: {path}")
+    return calibration.summary_rows(done.rows)
+
+
+def run_live(request: Request, *, ignore: Sequence[str], rounds: int, output: Path | None) -> list[list[Row]]:
+    """Measure two implementations in turn and return the rows of each.
+
+    Raises:
+        ValueError: bad axes or names, or no case of one matches one of the other.
+    """
+    names = request.impls or ()
+    if len(set(names)) < 2:
+        raise ValueError(f"--live compares two implementations, got {names[0]} twice")
+    plan.plan(request, device_kind="cuda")
+    if output is not None:
+        check_folder(output)
+    environment = probe_environment()
+    planned = plan.plan(request, device_kind=environment.device_kind)
+    note(f"measuring on {environment.device_name} ({environment.device_kind}): {len(planned)} cases in turn")
+    if not _matched(planned, ignore):
+        why = _why_unmatched(planned, ignore, environment)
+        raise ValueError(f"no case of {names[0]} matches one of {names[1]}: {why}")
+    progress, records = SweepProgress(), []
+    with contextlib.ExitStack() as stack:
+        writer = None
+        if output is not None:
+            name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", uuid.uuid4().hex)
+            writer = stack.enter_context(store.RunWriter(output, name))
+        progress.begin(len(planned), "measuring in turn")
+        stack.callback(progress.end)
+        for record in run.side_by_side(planned, environment, ignore=ignore, rounds=rounds, started=progress.started):
+            if writer is not None:
+                writer.append(record)
+            records.append(record)
+            progress.finished(next(i for i in planned if i.case.case_id == record.case_id), record.status)
+    if writer is not None:
+        note(f"results: {writer.path}")
+    return [[dataclasses.asdict(record) for record in records if record.impl == name] for name in names]
+
+
+def _matched(planned: Sequence[PlannedCase], ignore: Sequence[str]) -> bool:
+    return any(len({item.case.impl for item in group}) > 1 for group in run.groups(planned, ignore))
+
+
+def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], environment: Environment) -> str:
+    """Say what keeps two implementations' cases apart: the device that one needs, or columns that differ."""
+    here = environment.device_kind
+    for item in planned:
+        if here not in item.target.devices:
+            return f"{item.case.impl} runs on {' or '.join(item.target.devices)}, this device is {here}"
+    for column in CASE_COLUMNS:
+        if _matched(planned, (*ignore, column)):
+            return f"they differ in {column}; --ignore {column} leaves it out"
+    return "--ignore COLUMN leaves a column out"
+
+
+def run_check(
+    rows: Sequence[Row],
+    baseline: Sequence[Row],
+    thresholds: Thresholds,
+    *,
+    allow_missing: bool,
+    fail_unclear: bool,
+    rerun: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Row]] | None = None,
+) -> CheckResult:
+    """Compare a run with a baseline; what a second measurement may settle is measured again where ``rerun`` is given.
+
+    Args:
+        baseline: its rows; those of the run itself, which a folder may hold too, are left out.
+        allow_missing, fail_unclear: see :func:`.regression.check`.
+        rerun: measures the cases of rows again and returns the new rows by case id.
+    """
+    own = {row["run_id"] for row in rows}
+    old = [row for row in baseline if row["run_id"] not in own] or baseline
+    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear)
+    found = judge(rows, old, thresholds)
+    unsettled = worth_measuring_again(found) if rerun else []
+    again = rerun(unsettled) if rerun and unsettled else {}
+    return judge(replace_rows(rows, again), old, thresholds, measured_again=again) if again else found
+
+
+def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget_s: float) -> Mapping[str, Row]:
+    """Measure cases again and return their new rows by case id; where that cannot be, say why."""
+    environment = probe_environment()
+    reason = run.why_not_again(rows, environment)
+    if reason is not None:
+        note(f"not measured again: {reason}")
+        return {}
+    note(f"measuring {len(rows)} cases again on {environment.device_name}")
+    return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+
+
+def plan_profile(request: Request) -> list[PlannedCase]:
+    """Return the cases to profile: of the family's first operation and its first implementation, unless named.
+
+    Raises:
+        ValueError: bad axes or names, or no case.
+    """
+    ops = request.ops or (resolve_operation(request.kernel, None),)
+    first = tuple(implementation.name for implementation in baselines.get_operation(ops[0]).implementations[:1])
+    request = dataclasses.replace(request, ops=ops, impls=request.impls or first or None)
+    planned = plan.plan(request, device_kind="cuda")
+    if not planned:
+        raise ValueError(f"no case is left: nothing of kernel {request.kernel} has these modes and dtypes")
+    return planned
+
+
+def profile_command(planned: Sequence[PlannedCase], ncu_path: str | None) -> str:
+    """Return the ncu command that would profile the cases, as a shell takes it."""
+    program = ncu_path or ncu.find_ncu()
+    metrics = ncu.available_metrics(program) if program else ncu.METRICS
+    return profiling.prepare_session(planned, profiling.session_folder(), program or "ncu", metrics).as_shell()
+
+
+def run_profile(
+    planned: Sequence[PlannedCase], *, output: Path, ncu_path: str | None, timeout_s: float
+) -> tuple[list[ProfileRow], Path]:
+    """Count cases with Nsight Compute; return their rows and the file they are in.
+
+    Raises:
+        ValueError: no ncu, or no GPU.
+        RuntimeError: ncu failed.
+    """
+    program = ncu_path or ncu.find_ncu()
+    if program is None or shutil.which(program) is None:
+        raise ValueError(f"ncu (Nsight Compute) must be on PATH or named with --ncu, got {program or 'none'}")
+    environment = probe_environment()
+    if environment.device_kind != "cuda":
+        raise ValueError(f"profile needs a GPU, got {environment.device_name}")
+    note(f"profiling on {environment.device_name}: {len(planned)} cases")
+    tried, refused = run.separate(planned, environment)
+    run_id = uuid.uuid4().hex
+    rows = [profiling.build_row(run_id, item, environment, reply, None, None) for item, reply in refused]
+    if tried:
+        with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
+            session = profiling.prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
+            version = ncu.ncu_version(program)
+            done = profiling.profile(tried, environment, session, run_id=run_id, timeout_s=timeout_s, version=version)
+        rows = done + rows
+    return rows, profiling.write_profile(rows, output)

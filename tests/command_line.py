@@ -1,0 +1,22 @@
+"""What the tests of commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+Lrbench = Callable[..., tuple[int, str, str]]
+"""The fixture ``lrbench``: arguments -> exit code, standard output, standard error."""
+
+CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
+"""The command line in a process of its own, for what only a process shows."""
+
+ENVIRON = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def one_line(err: str) -> str:
+    """Return what was wrong; it must be one line beside what is said of --gpu and --roofs."""
+    (line,) = [each for each in err.splitlines() if not each.startswith(("--gpu", "--roofs"))]
+    assert line.startswith("lrbench: ")
+    return line
