@@ -15,7 +15,12 @@ from .schema import case_id
 Renames: TypeAlias = Mapping[tuple[str, str], str]
 """(operation, old name) -> name of today; the operation * is any that has no entry of its own."""
 
-RENAMED: Renames = MappingProxyType({})
+RENAMED: Renames = MappingProxyType(
+    {
+        ("gated_mlp", "fused_pair"): "fused",
+        ("gated_mlp", "fused_pair_save"): "fused_save",
+    }
+)
 """What has been renamed. A new name must never be an old one of the same operation: a row does not say which it
 means."""
 

@@ -82,6 +82,13 @@ def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
     assert {row["case_id"] for row in load_rows(tmp_path, ["case_id"])} == {row.case_id for row in NEW}
 
 
+def test_committed_rows_have_the_names_of_today() -> None:
+    """Their kernels of before, the gated MLP's on interleaved weights, have names of their own."""
+    names_of_before = {old for _, old in RENAMED}
+    for file in store.result_files(store.committed_results()):
+        assert names_of_before.isdisjoint(store.read_file(file, columns=["impl"], renamed={})["impl"].to_pylist()), file
+
+
 def test_a_new_name_is_no_old_one() -> None:
     check_renames(RENAMED)
     check_renames(RENAMES)
