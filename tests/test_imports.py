@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lrbench.kernels import FAMILIES
+from lrbench.kernels import FAMILIES, FOLDERS
 
 HEAVY = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib")
 OPERATIONS = [op for operations in FAMILIES.values() for op in operations]
@@ -29,7 +29,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         "lrbench",
         "lrbench.cli",
         "lrbench.kernels",
-        *(f"lrbench.kernels.{op}" for op in OPERATIONS),
+        *sorted({f"lrbench.kernels.{FOLDERS.get(op, op)}" for op in OPERATIONS}),
         "lrbench.results.schema",
         "lrbench.kernels.baselines",
         *(f"lrbench.kernels.{family}.config" for family in WITH_CONFIG),

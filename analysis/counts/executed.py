@@ -70,6 +70,12 @@ TILE_NAMES = ("block_t", "block_s", "block_x", "block_z", "states_t", "states_k"
 """Tile sizes that can be set: rows, score columns, contraction block, output columns; tiles of the states pass."""
 
 
+def sweep_tile(width: int) -> int:
+    """Return the rows and columns of the squares that a sweep computes on the diagonal, for inputs of so many bytes."""
+    sizes = {"head_dim_qk": MAX_HEAD_DIM, "head_dim_v": MAX_HEAD_DIM, "chunk": 1024, "rows": 1}
+    return int(select_config(scheme="sweep", capability=CAPABILITY, item_bytes=width, **sizes).output.block_t)
+
+
 def parse_tiles(settings: Iterable[str]) -> dict[str, int]:
     """Read tile sizes such as "block_t=32"; ValueError for anything but a power of two >= 16."""
     tiles: dict[str, int] = {}

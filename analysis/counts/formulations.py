@@ -20,9 +20,6 @@ TILE = 64
 ATTENTION_TILE = 128
 """Rows and columns of the tiles in which quadratic kernels (FlashAttention, Lightning-1) compute the causal square."""
 
-SWEEP_TILES: Mapping[int, int] = MappingProxyType({2: 128, 4: 32})
-"""Bytes of an input element -> rows and columns of the squares that a sweep computes on the diagonal."""
-
 _SCALAR_DECAY = ("chunkwise", "walk", "sweep", "fused", "parallel", "recurrent")
 
 FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(

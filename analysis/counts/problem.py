@@ -9,12 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import executed, run_of
+from .executed import executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
     FORMULATIONS,
-    SWEEP_TILES,
     TILE,
     TILED,
     check_formulation,
@@ -292,7 +291,7 @@ def _causal_factor(
         return None
     tile = ATTENTION_TILE if formulation in ("flash", "lightning1") else TILE
     if formulation == "sweep":
-        tile = SWEEP_TILES.get(width, TILE)
+        tile = sweep_tile(width)
     square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
     return causal_factor or tile_rounded_causal_factor(min(square, TILE) if formulation == "walk" else square, tile)
 

@@ -25,7 +25,7 @@ from typing import Any
 from ...results.select import load_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import Count, count_case
+from ..counts import Count, count_case, formulation_of
 from .efficiency import sequential_steps
 from .fit import (
     ROW_COLUMNS,
@@ -207,7 +207,7 @@ def stored_launch_fit(
     results: Sequence[Path], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
 ) -> LaunchFit | None:
     """Fit the rows of result files or folders, as :func:`fit_launches` does; None where there are no results."""
-    if not results or impl != "tfla":
+    if not results or formulation_of(op, impl, mode, dtype) != "walk":
         return None
     rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
     return fit_launches(rows, op, impl, mode, dtype, device=device, roofs=roofs)

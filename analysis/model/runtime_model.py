@@ -77,34 +77,24 @@ def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> Runtime
     )
 
 
-def upper_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return tau_FLOPs + tau_bytes in ms (eq. 118)."""
-    return runtime_model(count, accelerator, dtype).upper_ms
-
-
-def lower_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return max(tau_FLOPs, tau_bytes) in ms (eq. 116)."""
-    return runtime_model(count, accelerator, dtype).lower_ms
-
-
 def model_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return the time that rows store as ``model_time_ms``: the upper one, :func:`upper_time_ms`.
+    """Return the time that rows store as ``model_time_ms``: the upper one.
 
     It is the paper's model of TFLA (eq. 118): its kernels write all states, then start the parallel part, so that
     computation and traffic hardly overlap.
     """
-    return upper_time_ms(count, accelerator, dtype)
+    return runtime_model(count, accelerator, dtype).upper_ms
 
 
 def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_ms: float) -> float | None:
-    """Return the achieved share of the roofline min(beta I, alpha), which is lower_time_ms / time_ms.
+    """Return the achieved share of the roofline min(beta I, alpha), which is the lower time over ``time_ms``.
 
     None where the accelerator has no rate for ``dtype``. Above 1 means that the formulation's bytes did not all reach
     the device memory (they hit the L2), or an error: :func:`suspect_reason` tells.
     """
     if accelerator.peak_flops(dtype) is None and count.tensor_flops:
         return None
-    return lower_time_ms(count, accelerator, dtype) / time_ms
+    return runtime_model(count, accelerator, dtype).lower_ms / time_ms
 
 
 SUSPECT_MARGIN = 1.02

@@ -14,7 +14,7 @@ from lrbench.analysis.figures.plots import KINDS, THEORY_KINDS, plot
 from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
-from lrbench.analysis.model.runtime_model import upper_time_ms
+from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.select import load_results
 
 from .. import rows as made
@@ -100,7 +100,7 @@ def test_modelled_runtime_is_the_models() -> None:
     for gpu, label in (("a100", "A100 80 GB PCIe"), ("h100", "H100 SXM"), ("b200", "B200")):
         for chunk, time_ms in drawn[f"{label}, model"]:
             counted = count("mlstm_sig", chunk_size=int(chunk), **sizes)
-            assert time_ms == pytest.approx(upper_time_ms(counted, get_accelerator(gpu), "bf16"))
+            assert time_ms == pytest.approx(model_time_ms(counted, get_accelerator(gpu), "bf16"))
 
 
 def test_measured_rows_stand_beside_their_accelerators_model() -> None:

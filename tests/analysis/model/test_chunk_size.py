@@ -16,7 +16,7 @@ from lrbench.analysis.model.chunk_size import (
     coefficients,
     feasible_chunks,
 )
-from lrbench.analysis.model.runtime_model import upper_time_ms
+from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -94,7 +94,7 @@ def test_closed_forms_are_where_the_counts_are_least(op: str, mode: str) -> None
     tolerance = 1.25
     best = min(divisors, key=lambda n: counted[n].flops)
     assert best / tolerance <= closed.flop_optimal() <= best * tolerance
-    best = min(divisors, key=lambda n: upper_time_ms(counted[n], H100, "bf16"))
+    best = min(divisors, key=lambda n: model_time_ms(counted[n], H100, "bf16"))
     assert best / tolerance <= closed.runtime_optimal(H100.intensity("bf16")) <= best * tolerance
 
 
