@@ -225,7 +225,7 @@ class RoofRow(_Versions, _Device, DeviceState, _Rate):
         rate: work over the median time; ``best_rate``: over the shortest.
         spec_rate: the specification's figure for the same, where there is one.
         short: whether it is a short form, as a sweep takes it.
-        beside: the setting of the bars that a copy was timed before or after; None in a calibration.
+        beside: the problem of the bars that a copy was timed before or after; None in a calibration.
     """
 
     roofs_version: int = ROOFS_VERSION
