@@ -1,4 +1,4 @@
-"""Baselines: runs that others are held against, each with its provenance in a JSON file beside it.
+"""Baselines: runs that others are compared with, each with its provenance in a JSON file beside it.
 
 The baseline of an accelerator is a folder of results, ``results/<accelerator>``; of every case its newest row counts.
 Promoting a run puts its file there, together with ``<file>.baseline.json``: who promoted it, when, from where, the

@@ -80,7 +80,7 @@ def _end(value: float) -> float | None:
 
 
 def junit_xml(found: CheckResult) -> str:
-    """Return the findings as JUnit XML: a failure for what fails, skipped for what is unclear or absent by leave."""
+    """Return the findings as JUnit XML: a failure for each case that fails, skipped for unclear and tolerated ones."""
     skipped = sum(_is_skipped(case, found) for case in found.cases)
     numbers = {"tests": len(found.cases), "failures": len(found.failures), "skipped": skipped, "errors": 0}
     counts = {name: str(number) for name, number in numbers.items()}

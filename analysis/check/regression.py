@@ -2,8 +2,8 @@
 
 A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old, bootstrap of the stored
 samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not merely slower. If the
-interval holds the threshold the case is unclear; it fails nothing unless that is asked for. Memory, error and counts
-are no random quantities and are held to their thresholds as they are.
+interval contains the threshold the case is unclear, which fails the check only with ``--fail-unclear``. Memory, error
+and counts are not random and are compared with their thresholds as they are.
 
 Many cases, one verdict. A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case
 must be far rarer than one in a hundred runs. The distance to the threshold sees to that rather than a correction of the
@@ -33,7 +33,7 @@ CONFIDENCE = 0.90
 
 BROKEN = ("oom", "crash", "timeout", "error", "incorrect")
 VERDICTS = ("failed", "missing", "regression", "unclear", "improved", "fixed", "new", "not measured", "ok")
-"""Of a case, the gravest first."""
+"""Of a case, the worst first."""
 
 FAILING = ("failed", "missing", "regression")
 
@@ -76,7 +76,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What :func:`check` found; the cases stand with the gravest first."""
+    """What :func:`check` found; the worst cases come first."""
 
     cases: tuple[CaseResult, ...]
     accelerator: str
@@ -159,14 +159,14 @@ def check(
     dropped = {"missing"} if allow_missing else set()
     failing = tuple(v for v in FAILING if v not in dropped) + (("unclear",) if fail_unclear else ())
     return CheckResult(
-        cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_gravity(case)))),
+        cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_badness(case)))),
         accelerator=device,
         environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
         failing=failing,
     )
 
 
-def _gravity(case: CaseResult) -> tuple[int, float]:
+def _badness(case: CaseResult) -> tuple[int, float]:
     return VERDICTS.index(case.verdict), -max((metric.ratio / metric.limit for metric in case.metrics), default=0.0)
 
 
@@ -198,7 +198,7 @@ def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
     # Errors at different shapes are no comparison.
     comparable = new["checked"] == old["checked"] and new["rel_error"] is not None
     if limits.error is not None and comparable and old["rel_error"] is not None:
-        # A result that was exact has no ratio to 0: it is held to the least error that counts.
+        # There is no ratio to an error of 0: the new error is compared with the least one that counts.
         before = old["rel_error"] or limits.min_error
         after = new["rel_error"] if old["rel_error"] else max(new["rel_error"], before)
         if before:
@@ -241,7 +241,7 @@ def _in_words(metric: Metric) -> str:
 def worth_measuring_again(found: CheckResult) -> list[Row]:
     """Return the rows that a second measurement may settle: unclear times, and times that regressed.
 
-    A real slowdown is there the second time as well; a shift of the whole run is not likely to be.
+    A real slowdown shows again; a shift of the whole run is not likely to.
     """
     times = ((case, case.metric("time_ms")) for case in found.cases)
     return [case.row for case, metric in times if metric is not None and metric.verdict in ("unclear", "regression")]

@@ -108,7 +108,7 @@ class Drawing:
         """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""
         if width is not None and width < MIN_WIDTH:
             raise ValueError(f"width must be at least {MIN_WIDTH} inches, got {width:g}")
-        return _compose(_told_apart(self), self.usual_width if width is None else width)
+        return _compose(_with_colours_apart(self), self.usual_width if width is None else width)
 
 
 def same_limits(panels: Sequence[Panel], below: float = 0.8, above: float = 1.25) -> list[Panel]:
@@ -185,7 +185,7 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     return figure
 
 
-def _told_apart(drawing: Drawing) -> Drawing:
+def _with_colours_apart(drawing: Drawing) -> Drawing:
     """Return the drawing with another colour for operations of two families that share one."""
     panels = [panel for row in drawing.grid for panel in row]
     colours = other_colours(line.style.op for panel in panels for line in panel.lines if line.style.op)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew
-from .style import OPERATION_LABELS, binary, series_label
+from .style import operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,7 +226,7 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
     measured = ok_rows(at_one.rows)
     lacking = "results must hold more than one head dim, or number of channels, of an implementation for this figure"
     if measured["embedding_dim"].isna().all():
-        names = sorted({OPERATION_LABELS.get(op, op) for op in measured["op"]})
+        names = sorted({operation_label(op) for op in measured["op"]})
         raise ValueError(f"{lacking}, got {', '.join(names)}, which has neither")
     raise ValueError(f"{lacking}, got one")
 
@@ -262,8 +262,8 @@ def failure_note(failures: pd.DataFrame) -> str:
     keys = ["op", "impl", "status"]
     for (op, impl, status), group in rest.groupby(keys, sort=True):
         modes = [mode for mode in MODE_TITLES if mode in set(group["mode"])]
-        lengths = sorted({int(value) for value in group["seq_len"].dropna()})
-        where = f" at T = {_sizes(lengths)}" if lengths else ""
+        lengths = sizes_in_words(group["seq_len"].dropna())
+        where = f" at T = {lengths}" if lengths else ""
         reasons = sorted({str(reason) for reason in group["reason"].dropna()})
         first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
         why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
@@ -271,12 +271,6 @@ def failure_note(failures: pd.DataFrame) -> str:
     if not absent.empty:
         parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
     return f"Not shown. {'. '.join(parts)}."
-
-
-def _sizes(values: Sequence[int]) -> str:
-    if len(values) > 3:
-        return f"{binary(values[0])} to {binary(values[-1])}"
-    return ", ".join(binary(value) for value in values)
 
 
 def describe(chosen: Chosen, *extra: str) -> str:
@@ -341,7 +335,7 @@ def other_head_dims(chosen: Chosen) -> str:
         return ""
     rows = rows[rows["head_dim_v"].notna() & (rows["head_dim_v"] != chosen.head_dim)]
     at = [
-        f"{', '.join(sorted({OPERATION_LABELS.get(op, op) for op in group['op']}))} at {int(dim)}"
+        f"{', '.join(sorted({operation_label(op) for op in group['op']}))} at {int(dim)}"
         for dim, group in rows.groupby("head_dim_v", sort=True)
     ]
     return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""

@@ -139,10 +139,15 @@ class SeriesStyle:
         }
 
 
+def operation_label(op: str) -> str:
+    """Return an operation's name in legends and texts."""
+    return OPERATION_LABELS.get(op, op)
+
+
 def series_label(op: str, impl: str) -> str:
     """Return the name of an implementation in legends: operation, author, variant."""
     provider, _, variant = impl.rpartition(".")
-    return f"{OPERATION_LABELS.get(op, op)} · {provider or 'lrbench'} {variant}"
+    return f"{operation_label(op)} · {provider or 'lrbench'} {variant}"
 
 
 def series_style(op: str, impl: str) -> SeriesStyle:
@@ -194,6 +199,14 @@ def binary(value: float) -> str:
         if value >= factor and value % factor == 0:
             return f"{int(value // factor)}{suffix}"
     return f"{value:g}"
+
+
+def sizes_in_words(values: Iterable[float]) -> str:
+    """Return sizes in words: 8k; 1k, 2k; 1k to 64k."""
+    ordered = sorted({int(value) for value in values})
+    if len(ordered) > 3:
+        return f"{binary(ordered[0])} to {binary(ordered[-1])}"
+    return ", ".join(map(binary, ordered))
 
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))

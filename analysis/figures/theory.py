@@ -23,7 +23,7 @@ from ..model.runtime_model import runtime_model
 from ..model.schedule import launches_of
 from .layout import Drawing, Line, Panel, same_limits, write
 from .selection import MODE_TITLES
-from .style import CURVES, MUTED, OPERATION_LABELS, curve_style, series_style
+from .style import CURVES, MUTED, curve_style, operation_label, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +100,7 @@ class Theory:
 
     def setting(self, *parts: str) -> str:
         """Return what holds for a whole figure."""
-        name = OPERATION_LABELS.get(self.op, self.op)
+        name = operation_label(self.op)
         return " · ".join((f"{name} {MODE_TITLES[self.mode].lower()}", *parts))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...results.select import is_ok, ok_rows
-from ..figures.style import OPERATION_LABELS
+from ..figures.style import operation_label
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, join, number, numeric, paragraph, render, size, table
 from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell
@@ -76,7 +76,7 @@ class Report:
 
     def title(self) -> Html:
         """Return the heading: which operations, on which device, from which results."""
-        operations = [OPERATION_LABELS.get(op, op) for op in sorted(set(self.subject.rows["op"]))]
+        operations = [operation_label(op) for op in sorted(set(self.subject.rows["op"]))]
         made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
         heading = summary.heading(self.subject)
         return render("title", heading, operations, self.subject.results, __version__, made)
@@ -89,8 +89,8 @@ class Report:
         return join(whole, self._each(lambda part: part._summary(family=True)))
 
     def _summary(self, *, all: bool = False, family: bool = False) -> Html:
-        told = summary.facts(self.subject, self.speedups_found, self.choices)
-        return render("summary", told, all=all, family=family)
+        facts = summary.facts(self.subject, self.speedups_found, self.choices)
+        return render("summary", facts, all=all, family=family)
 
     def results(self) -> Html:
         """Return every implementation at its fastest chunk size, at the report's sequence length."""
@@ -153,7 +153,7 @@ class Report:
         return render(
             "chunks",
             modelled=any(each.report is not None for each in found),
-            unmodelled=sorted({OPERATION_LABELS.get(each.row.op, each.row.op) for each in found if not each.report}),
+            unmodelled=sorted({operation_label(each.row.op) for each in found if not each.report}),
             elsewhere="" if subject.on_target else subject.accelerator.name,
             here=chunks.choice_table(subject, at) if at else "",
             all=chunks.choice_table(subject, found) if len(at) < len(found) else "",

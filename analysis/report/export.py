@@ -99,8 +99,8 @@ def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNo
             extra_arguments=["--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"],
         )
         try:
-            # In a clone of the repository its folders must not pass for packages of their names. The kernel is ours, so
-            # the client is told to end it.
+            # In a clone of the repository its folders must not be imported as packages of their names. The kernel is
+            # ours, so the client ends it.
             client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
         except CellExecutionError as error:
             number = next((n for n, cell in enumerate(notebook.cells, start=1) if _failed(cell)), 0)

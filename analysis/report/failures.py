@@ -1,4 +1,4 @@
-"""Cases without a time, grouped by who failed and why."""
+"""Cases without a time, grouped by implementation, status and reason."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew
 from ..figures.selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
-from ..figures.style import binary, series_label
+from ..figures.style import series_label, sizes_in_words
 from .markup import Cell
 
 if TYPE_CHECKING:
@@ -205,14 +205,6 @@ def name_cell(row: Any) -> Cell:
 def lengths(values: Sequence[float]) -> str:
     """Return sequence lengths in words: T = 8k; T = 1k, 2k; T = 1k to 64k."""
     return f"T = {sizes_in_words(values)}"
-
-
-def sizes_in_words(values: Sequence[float]) -> str:
-    """Return sizes in words: 8k; 1k, 2k; 1k to 64k."""
-    ordered = sorted({int(value) for value in values})
-    if len(ordered) > 3:
-        return f"{binary(ordered[0])} to {binary(ordered[-1])}"
-    return ", ".join(binary(value) for value in ordered)
 
 
 def problem_in_words(row: Any) -> str:

@@ -37,7 +37,7 @@ def test_runs_stand_in_the_order_of_time(results: Path) -> None:
     assert [line["commit"] for line in (first, second, third)] == ["cccccccccc", "bbbbbbbbbb", "aaaaaaaaaa"]
     assert (first["ratio"], first["verdict"], first["changed"]) == (None, None, None)
     assert (second["status"], second["time_ms"], second["ratio"]) == ("crash", None, None)
-    # The run that failed is passed over: the third is held against the first.
+    # The run that failed is skipped: the third is compared with the first.
     assert third["ratio"] == pytest.approx(1.5)
     assert (third["verdict"], third["changed"]) == ("slower", "triton_version 3.6.0 -> 3.7.1")
 

@@ -356,7 +356,7 @@ def mixed() -> CheckResult:
     return check(new, old, COMMITTED)
 
 
-def test_gravest_first(mixed: CheckResult) -> None:
+def test_worst_first(mixed: CheckResult) -> None:
     assert [case.verdict for case in mixed.cases] == ["failed", "missing", "regression", "unclear", "ok", "ok"]
     assert [row["verdict"] for row in table_rows(noteworthy(mixed))] == ["failed", "missing", "regression", "unclear"]
     assert summary(mixed) == "FAILED on h200_sxm: 1 failed, 1 missing, 1 regression, 1 unclear, 2 ok"
