@@ -75,7 +75,7 @@ def gated_retention(
     validate.check_tau(tau)
     return scalar_decay(
         impl, q, k, v, lambda: (log_decay(f, tau), None), gate="tau", decay=f, inv_tau=1.0 / tau,
-        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
         initial_state=initial_state, return_last_state=return_last_state, options=options,
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ def mamba2_ssd(
     validate.check_ssd(x, dt, A, B, C)
     return scalar_decay(
         impl, C, B, x, lambda: log_gates(dt, A), gate="ssd", decay=dt, head=A,
-        scale=validate.resolve_scale(1.0 if scale is None else scale, B.shape[-1]), chunk_size=chunk_size,
+        scale=1.0 if scale is None else scale, chunk_size=chunk_size,
         state_dtype=state_dtype, initial_state=initial_state, return_last_state=return_last_state, options=options,
     )  # fmt: skip
 

@@ -84,7 +84,7 @@ def mlstm_exp(
     validate.check_gates({"i": i, "f": f}, v)
     return scalar_decay(
         impl, q, k, v, lambda: log_gates(i, f), gate="exp", decay=f, input_gate=i,
-        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
         initial_state=initial_state, return_last_state=return_last_state, normalizer_gradient=normalizer_gradient,
         options=options,
     )  # fmt: skip

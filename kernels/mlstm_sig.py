@@ -74,7 +74,7 @@ def mlstm_sig(
     validate.check_gates({"i": i, "f": f}, v)
     return scalar_decay(
         impl, q, k, v, lambda: log_gates(i, f), gate="sig", decay=f, input_gate=i,
-        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
         initial_state=initial_state, return_last_state=return_last_state, options=options,
     )  # fmt: skip
 

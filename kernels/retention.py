@@ -65,7 +65,7 @@ def retention(
     validate.check_head_constant("slope", slope, v)
     return scalar_decay(
         impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
-        scale=validate.resolve_scale(scale, q.shape[-1]), chunk_size=chunk_size, state_dtype=state_dtype,
+        scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
         initial_state=initial_state, return_last_state=return_last_state, options=options,
     )  # fmt: skip
 

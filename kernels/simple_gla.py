@@ -64,7 +64,7 @@ def simple_gla(
     validate.check_qkv(q, k, v)
     validate.check_gates({"g": g}, v)
     return scalar_decay(
-        impl, q, k, v, lambda: (g, None), gate="log", decay=g, scale=validate.resolve_scale(scale, q.shape[-1]),
+        impl, q, k, v, lambda: (g, None), gate="log", decay=g, scale=scale,
         chunk_size=chunk_size, state_dtype=state_dtype, initial_state=initial_state,
         return_last_state=return_last_state, options=options,
     )  # fmt: skip

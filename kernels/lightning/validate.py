@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..scalar_decay import validate
+from ..common.arguments import check_on_gpu, check_state_dtype, resolve_scale
+from ..scalar_decay.validate import check_head_constant, check_initial_state, check_qkv
 from .config import supports
 
 
@@ -21,18 +22,18 @@ def check_arguments(
     scale: float,
 ) -> float:
     """Return the scale; raise unless the arguments are what the kernels take, see :func:`.lightning2.lightning2`."""
-    validate.check_qkv(q, k, v)
-    validate.check_tensor("slope", slope, v.shape[2:3], validate.compute_dtype(v.dtype), v.device)
-    validate.check_state_dtype(state_dtype)
-    validate.check_initial_state(initial_state, k, v, normalize=False)
+    check_qkv(q, k, v)
+    check_head_constant("slope", slope, v)
+    check_state_dtype(state_dtype)
+    check_initial_state(initial_state, k, v, normalize=False)
     check_kernel_support(q, v)
     if torch.is_grad_enabled() and slope.requires_grad:
         raise ValueError(f"slope must not require a gradient for {implementation}: only q, k, v and the state get one")
-    return validate.resolve_scale(scale, q.shape[3])
+    return resolve_scale(scale, q.shape[3])
 
 
 def check_kernel_support(q: Tensor, v: Tensor) -> None:
     """Raise ValueError on a dtype, device or head dim that the kernels do not take."""
-    validate.check_on_gpu("v", v)
+    check_on_gpu("v", v)
     if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
         raise ValueError(reason)

@@ -22,7 +22,7 @@ and these keywords:
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
                        divided by exp(m). None is the zero state.
     return_last_state  also return the state after the last step, in the same form.
-    scale              factor of q; None is the operation's own.
+    scale              factor of q; None is K^-1/2, or the operation's own.
     options            round_operands of recurrent and gate_dtype of parallel, see reference.py.
 
 q, k [B, T, H, K] and v [B, T, H, V] are contiguous and of one dtype: float32, float16 or bfloat16, and float64 in
@@ -41,14 +41,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.device import capability
+from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, resolve_scale
 from .chunkwise import chunkwise
 from .config import default_chunk_size, fit_chunk
 from .declare import IMPLEMENTATIONS, SCHEMES, supports_engine, supports_limit_chunk
 from .reference import State, parallel, recurrent
-from .validate import check_chunk_size, check_initial_state, check_on_gpu, check_state_dtype
-
-__all__ = ["capability", "check_kernel_support", "scalar_decay"]
+from .validate import check_initial_state
 
 DEFAULT_CHUNK_SIZE = 64
 """Of limit_chunk and torch."""
@@ -66,7 +64,7 @@ def scalar_decay(
     input_gate: Tensor | None = None,
     head: Tensor | None = None,
     inv_tau: float = 1.0,
-    scale: float,
+    scale: float | None,
     chunk_size: int | None,
     state_dtype: torch.dtype | None,
     initial_state: State | None,
@@ -103,6 +101,7 @@ def scalar_decay(
             raise TypeError(f"{name} is no option of {impl}")
     if chunk_size is not None and "chunk_size" not in IMPLEMENTATIONS[impl]:
         raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+    scale = resolve_scale(scale, q.shape[3])
     normalize = gate == "exp"
     state_dtype = torch.float32 if state_dtype is None else state_dtype
     state_dtypes = (torch.float32, torch.bfloat16) if impl in SCHEMES else (torch.float32,)

@@ -7,27 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..common.arguments import (
-    TRITON_DTYPES,
-    check_chunk_size,
-    check_dimensions,
-    check_dtype,
-    check_first,
-    check_not_empty,
-    check_on_gpu,
-    check_state_dtype,
-    check_tensor,
-    compute_dtype,
-    dtype_name,
-    resolve_scale,
-)
+from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_tensor, compute_dtype
 from .reference import State
-
-__all__ = [
-    "TRITON_DTYPES", "check_chunk_size", "check_dimensions", "check_dtype", "check_first", "check_gates",
-    "check_head_constant", "check_initial_state", "check_on_gpu", "check_qkv", "check_ssd", "check_state_dtype",
-    "check_tau", "check_tensor", "compute_dtype", "dtype_name", "resolve_scale",
-]  # fmt: skip
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("q", "k", "v")) -> None:
