@@ -158,14 +158,16 @@ class Verdict:
     def row(self) -> dict[str, Any]:
         """Return what people see of it."""
         missed = "missed, not decidable here" if self.undecidable else "missed"
+        # Too few samples leave the interval open: from 0 to infinity.
+        interval = self.interval if self.interval and math.isfinite(self.interval.high) else None
         return {
             "problem": self.problem,
             "mode": self.bar.mode,
             "ours": self.ours,
             "theirs": self.theirs,
             "ratio": self.ratio,
-            "ci_low": self.interval and self.interval.low,
-            "ci_high": self.interval and self.interval.high,
+            "ci_low": interval and interval.low,
+            "ci_high": interval and interval.high,
             "bar": self.bar.ratio,
             "outcome": "held" if self.held else "not measured" if self.ratio is None else missed,
         }
@@ -466,4 +468,4 @@ def _words(record: Record, bar: Bar) -> str:
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))
+    return math.exp(sum(math.log(value) for value in values) / len(values)) if min(values) > 0 else 0.0

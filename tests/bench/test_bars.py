@@ -126,6 +126,13 @@ def test_the_geometric_mean_is_over_all_problems() -> None:
     assert (mean.held, mean.ours) == (False, "1 of 3 problems could not be compared")
 
 
+def test_too_few_samples_leave_no_interval() -> None:
+    verdicts = [judged(BAR, [entry("torch", 64, [1.0, 1.1, 1.2]), entry("peer", 64, [2.0, 2.1, 2.2])])] * 2
+    for verdict in (verdicts[0], judge_overall("trial", BAR, verdicts)):
+        row = verdict.row()
+        assert (row["ratio"], row["ci_low"], row["ci_high"]) == (pytest.approx(2.1 / 1.1), None, None)
+
+
 def test_a_miss_on_a_busy_machine_is_marked_and_missed_all_the_same() -> None:
     verdict = judged(BAR, [entry("torch", 64, [1.0] * 8), entry("peer", 64, [1.0] * 8)])
     busy = bars.replace(verdict, undecidable=True)
