@@ -184,7 +184,10 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
     """
     quiet = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
     quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"]
-    quiet += ["--disable-features=NetworkTimeServiceQuerying", "--component-updater=url-source=file:///dev/null"]
+    quiet += [
+        "--disable-features=NetworkTimeServiceQuerying,OptimizationHints",
+        "--component-updater=url-source=file:///dev/null",
+    ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]
     # Chromium refuses its sandbox to root, as whom containers run.
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

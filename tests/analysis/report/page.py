@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 COMMITTED = ROOT / "results" / "h200_sxm"
 REQUIRED = "LRBENCH_REQUIRE_BROWSER"
 
-OF_THE_BROWSER = ("CONNECT accounts.google.com:443 HTTP/1.1",)
+OF_THE_BROWSER = (
+    "CONNECT accounts.google.com:443 HTTP/1.1",
+    "CONNECT optimizationguide-pa.googleapis.com:443 HTTP/1.1",
+)
 """What Chromium asks for itself, whatever the page, and no option forbids."""
 
 
