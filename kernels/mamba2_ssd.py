@@ -60,7 +60,7 @@ def mamba2_ssd(
         dt: step sizes [B, T, H], > 0, float32 (float64 beside float64).
         A: rates [H], < 0, in dt's dtype.
         B, C: input and output maps [B, T, G, N] in x's dtype, G dividing H.
-        impl: tfla, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
         chunk_size, state_dtype, return_last_state, options: see there.
         initial_state: S [B, H, N, P], float32 (float64 beside float64).
         scale: factor of C; None is 1.

@@ -49,7 +49,7 @@ class Implementation(Counted):
     """Code of ours that computes an operation.
 
     Attributes:
-        name: unique within the operation: tfla, limit_chunk, torch, parallel, recurrent.
+        name: unique within the operation: fused_chunk, limit_chunk, torch, parallel, recurrent.
         call: "module:function" relative to the package; empty where the operation's own function takes the name as
             ``impl``. The function takes the operation's arguments in order, then keywords ``chunk_size`` (where
             ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``. An implementation with the mode

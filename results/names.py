@@ -17,6 +17,9 @@ Renames: TypeAlias = Mapping[tuple[str, str], str]
 
 RENAMED: Renames = MappingProxyType(
     {
+        ("*", "tfla"): "fused_chunk",
+        ("*", "associative"): "associative_scan",
+        ("wkv4", "recurrent"): "naive",
         ("gated_mlp", "fused_pair"): "fused",
         ("gated_mlp", "fused_pair_save"): "fused_save",
     }

@@ -4,7 +4,7 @@ A side of a comparison is written as
 
 * the path of a result file or of a folder with some, or
 * terms ``KEY:VALUE`` joined by commas, all of which hold, over the rows of a pool of results: ``run:c0d954a9``,
-  ``commit:4a4cb51``, ``impl:tfla,op:mlstm_exp``, ``provider:mlstm_kernels,seq_len:8k``.
+  ``commit:4a4cb51``, ``impl:fused_chunk,op:mlstm_exp``, ``provider:mlstm_kernels,seq_len:8k``.
 
 A run, a commit or a case is named by how it begins. Commands that answer at once work on rows as dicts; figures, tables
 and reports on pandas frames. pandas is imported where a frame is made.

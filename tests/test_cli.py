@@ -82,7 +82,7 @@ def test_sweep_on_a_cpu_names_the_implementations_it_cannot_measure(tmp_path: Pa
     arguments = [argument for argument in TINY if argument not in ("--impl", "torch")]
     finished = call(*arguments, "--baselines", "none", "--chunk-size", "32", "--output", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
-    assert "not measured here, they need another device: tfla, xl_chunk, limit_chunk" in finished.stderr
+    assert "not measured here, they need another device: fused_chunk, xl_chunk, limit_chunk" in finished.stderr
 
 
 def test_an_operation_that_needs_another_device_is_said(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
         (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, one, verify for"),
         (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
-        (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: tfla"),
+        (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: fused_chunk"),
         (("sweep", "--baselines", "fa2"), "baseline must be one of none"),
         (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, got 'forward'"),
         (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
@@ -251,7 +251,7 @@ def test_bad_usage_exits_2_with_one_message_and_no_output(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("gpus",), ("predict", "tfla", "--gpu", "h100"), ("doctor",), TINY])
+@pytest.mark.parametrize("command", [("gpus",), ("predict", "fused_chunk", "--gpu", "h100"), ("doctor",), TINY])
 def test_a_bad_accelerator_file_exits_2_with_one_line(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
@@ -285,10 +285,10 @@ def test_a_users_accelerator_is_listed_and_taken(
 
     (row,) = (row for row in run("gpus") if row["key"] == "h100_nvl")
     assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
-    report = run("chunk-size", "tfla", "--gpu", "h100_nvl")
+    report = run("chunk-size", "fused_chunk", "--gpu", "h100_nvl")
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
-    assert run("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
+    assert run("predict", "fused_chunk", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
 
 
 def test_a_closed_standard_output_is_no_traceback() -> None:
@@ -346,7 +346,7 @@ def test_listings_in_every_format(command: str, lrbench: Lrbench) -> None:
 
 def test_kernels_lists_ours_and_theirs(lrbench: Lrbench) -> None:
     names = {(row["op"], row["impl"]) for row in json.loads(lrbench("kernels", "--format", "json")[1])}
-    assert {("mlstm_sig", "tfla"), ("mlstm_exp", "torch"), ("attention", "torch.sdpa_flash")} <= names
+    assert {("mlstm_sig", "fused_chunk"), ("mlstm_exp", "torch"), ("attention", "torch.sdpa_flash")} <= names
 
 
 def test_doctor_tells_versions_packages_and_known_failures(lrbench: Lrbench) -> None:
@@ -385,5 +385,5 @@ def test_verify_passes_for_one_operation() -> None:
         (row["impl"], row["dtype"]) for row in checked
     }
     assert all(row["rel_error"] < 0.05 for row in checked)
-    if not any(row["impl"] == "tfla" for row in rows):
-        assert "not checked here, they need another device: tfla, xl_chunk, limit_chunk" in finished.stderr
+    if not any(row["impl"] == "fused_chunk" for row in rows):
+        assert "not checked here, they need another device: fused_chunk, xl_chunk, limit_chunk" in finished.stderr

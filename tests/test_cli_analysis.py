@@ -82,7 +82,7 @@ def test_count_as_a_table_ends_with_totals(run: Run) -> None:
     assert "\ntotal " in printed
     assert printed.endswith("intensity 48.89 FLOP per byte, causal factor 0.5\n")
     assert run("count", "attention", "--format", "csv").startswith("part,flops,bytes\n")
-    assert "\nstate " in run("count", "tfla", "--mode", "step")
+    assert "\nstate " in run("count", "fused_chunk", "--mode", "step")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_every_family_is_counted(arguments: str, operation: str, part: str, run:
 
 
 def test_count_says_what_the_kernels_run(run: Run) -> None:
-    walk = ("count", "tfla", "--formulation", "walk", "--chunk-size", 1024)
+    walk = ("count", "fused_chunk", "--formulation", "walk", "--chunk-size", 1024)
     printed = run.json(*walk)
     assert printed["executed_tensor_flops"] == sum(printed["executed_parts"].values()) > printed["tensor_flops"]
     assert "h: recomputed_scores" in printed["executed_parts"]
@@ -160,62 +160,64 @@ def test_chunk_size(run: Run) -> None:
     table = run(*CHUNK_SIZE.split())
     assert "best for FLOPs: 18.4, of the feasible ones 16" in table
     assert "for the modelled time on H100 80 GB HBM3 SXM5: 633.5, of the feasible ones 512 (2 GiB modelled)" in table
-    assert "not measured for tfla on h100_sxm" in table
+    assert "not measured for fused_chunk on h100_sxm" in table
 
 
 def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
-    rows = [made.row(made.case("mlstm_sig", "tfla", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))]
+    rows = [
+        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))
+    ]
     made.write(rows, tmp_path / "r.parquet")
-    printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
+    printed = run("chunk-size", "fused_chunk", "--gpu", "h200", "--results", tmp_path)
     assert "measured best: 128 (" in printed
     assert "; the modelled choice takes 0.5 ms more" in printed
 
 
 def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run) -> None:
-    command = ("chunk-size", "tfla", "--gpu", "h200", "--impl", "tfla")
+    command = ("chunk-size", "fused_chunk", "--gpu", "h200", "--impl", "fused_chunk")
     report = run.json(*command)
     assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
     assert 0 < report["launches"]["median_error"] < 0.05 < report["launches"]["formulation_median_error"]
     printed = run(*command)
-    assert "of the feasible ones 8192, by the launches of tfla (fitted to " in printed
+    assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
     assert "; the choice by launches takes 0 ms more" in printed
     changed = run(*command, "--mode", "fwbw", "--seq-len", "16k", "--batch", 4)
     assert "16384 was not measured with today's launches (outdated: 5.465 ms)" in changed
-    unnamed = run.json("chunk-size", "tfla", "--gpu", "h200")
+    unnamed = run.json("chunk-size", "fused_chunk", "--gpu", "h200")
     assert (unnamed["model"], unnamed["runtime_optimal_feasible"]) == ("formulation", 512)
     assert unnamed["launches"]["optimal_feasible"] == 8192
     assert run.json("chunk-size", "gla", "--gpu", "h200")["launches"] is None
 
 
 def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
-    row = run.json("predict", "tfla", "--gpu", "b200", "--no-fit")
+    row = run.json("predict", "fused_chunk", "--gpu", "b200", "--no-fit")
     assert 0 < row["low_ms"] < row["high_ms"]
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
     assert row["high_ms"] == pytest.approx(row["flops_ms"] + row["bytes_ms"])
     cases = [
-        made.case("mlstm_sig", "tfla", chunk_size=chunk, seq_len=seq_len)
+        made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len)
         for chunk in (64, 128, 256, 512)
         for seq_len in (1024, 8192, 65536)
     ]
     made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
-    fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
+    fitted = run.json("predict", "fused_chunk", "--gpu", "b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
     assert fitted["median_error"] < 0.02
     assert fitted["low_ms"] < fitted["high_ms"]
-    assert ",time_ms," in run("predict", "tfla", "--format", "csv")
-    assert "full overlap to no overlap" in run("predict", "tfla", "--no-fit")
+    assert ",time_ms," in run("predict", "fused_chunk", "--format", "csv")
+    assert "full overlap to no overlap" in run("predict", "fused_chunk", "--no-fit")
 
 
 def test_predict_uses_the_committed_results(run: Run) -> None:
-    row = run.json("predict", "tfla", "--gpu", "b200")
+    row = run.json("predict", "fused_chunk", "--gpu", "b200")
     assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
     assert row["fitted_rows"] > 100
     assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
     assert 0 < row["median_error"] < row["worst_error"]
     assert "carried to b200" in row["interval"]
-    assert "low to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200")
+    assert "low to high: 90 % of rows left out" in run("predict", "fused_chunk", "--gpu", "b200")
     # Nothing was measured of it, so only the model's bounds are left.
     assert run.json("predict", "selective_scan", "--gpu", "b200")["time_ms"] is None
 
@@ -234,7 +236,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
         ),
         (
             "tfla --seq-len 64",
-            "tfla",
+            "fused_chunk",
             {"num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 64},
         ),
     ],
@@ -248,9 +250,9 @@ def test_predict_knows_every_counted_operation(operation: str, impl: str, sizes:
 
 
 def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
-    spec = run.json("chunk-size", "tfla", "--gpu", "h200")
+    spec = run.json("chunk-size", "fused_chunk", "--gpu", "h200")
     assert run.err == "--gpu h200 means h200_sxm: H200 141 GB HBM3e SXM5\n"
-    measured = run.json("chunk-size", "tfla", "--gpu", "h200_sxm", "--roofs", "measured")
+    measured = run.json("chunk-size", "fused_chunk", "--gpu", "h200_sxm", "--roofs", "measured")
     assert run.err == f"--roofs measured: {measured['roofs']}\n"
     assert spec["roofs"] == "specification"
     assert spec["accelerator_part"] == "H200 141 GB HBM3e SXM5"
@@ -259,12 +261,12 @@ def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
 
 
 def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
-    assert "measured" in run.json("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
+    assert "measured" in run.json("predict", "fused_chunk", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
 
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:
     rows = [
-        made.row(made.case("mlstm_sig", "tfla", chunk_size=chunk, seq_len=seq_len))
+        made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, seq_len=seq_len))
         for chunk in (64, 128)
         for seq_len in (1024, 8192)
     ]
@@ -326,7 +328,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
         ("chunk-size tfla --head-dim-qk 0", "head_dim_qk must be a positive integer, got 0"),
         ("chunk-size tfla --num-heads 0", "num_heads must be a positive integer, got 0"),
-        ("chunk-size tfla --impl zzz", "impl must be one of tfla, xl_chunk, limit_chunk, "),
+        ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, xl_chunk, limit_chunk, "),
         ("chunk-size tfla --causal-factor 1.5", "causal_factor must be in [0.5, 1], got 1.5"),
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
         ("predict tfla --state-dtype=", "state_dtype must be one of "),
@@ -337,8 +339,8 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict tfla --chunk-size 1m", "chunk_size must be <= seq_len = 8192, got 1048576"),
         ("predict tfla --chunk-size=", "chunk_size must be a positive integer such as 512 or 8k, got ''"),
         ("predict tfla --impl zzz", "for mlstm_sig, got 'zzz'"),
-        ("predict attention --impl tfla", "impl must be one of flash_attn.v2, "),
-        ("predict selective_scan --impl tfla", "for selective_scan, got 'tfla'"),
+        ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
+        ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("predict tfla --batch 0", "batch must be a positive integer, got 0"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
@@ -361,7 +363,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("plot flop-optimal --dtype int8", "dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
         ("plot intensity --state-dtype int8", "state_dtype must be one of "),
         ("plot model --width 1", "width must be at least 2.5 inches, got 1"),
-        ("plot flops --impl tfla", "impl must be left out for the figure flops, got 'tfla'"),
+        ("plot flops --impl fused_chunk", "impl must be left out for the figure flops, got 'fused_chunk'"),
         ("plot runtime nowhere --gpu b200", "gpu must be left out for the figure runtime, got 'b200'"),
         ("plot memory nowhere --causal-factor 0.5", "causal_factor must be left out for the figure memory"),
         ("plot flops --dpi 0", "dpi must be positive, got 0"),
@@ -378,7 +380,7 @@ def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbe
 
 @pytest.mark.parametrize("command", ["plot runtime {}", "roofline {} --gpu h200", "chunk-size tfla --results {}"])
 def test_results_of_an_unknown_schema_are_one_line_and_exit_2(command: str, tmp_path: Path, lrbench: Lrbench) -> None:
-    table = pq.read_table(made.write([made.row(made.case("mlstm_sig", "tfla"))], tmp_path / "a.parquet"))
+    table = pq.read_table(made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], tmp_path / "a.parquet"))
     column = table.schema.get_field_index("schema_version")
     newer = table.set_column(column, "schema_version", pa.array([99] * len(table)))
     pq.write_table(newer, tmp_path / "newer.parquet")

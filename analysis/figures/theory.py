@@ -319,7 +319,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:
-        frame: result rows; their devices are drawn as well, in the colour of their model, and so is what tfla's
+        frame: result rows; their devices are drawn as well, in the colour of their model, and so is what fused_chunk's
             launches take, fitted to all of a device's rows, where there are enough. None: the model alone.
 
     Raises:
@@ -340,11 +340,15 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
             continue
         here = measured[measured["device_accelerator"] == accelerator.key]
         lines += _measured_lines(here, theory.op, _short(accelerator), n)
-        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == "tfla").any() else None
+        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == "fused_chunk").any() else None
         if launches is not None:
             launched = True
             lines.append(
-                Line(x=chunks, y=launches, style=curve_style(n, f"{_short(accelerator)}, tfla launches", dashed=True))
+                Line(
+                    x=chunks,
+                    y=launches,
+                    style=curve_style(n, f"{_short(accelerator)}, fused_chunk launches", dashed=True),
+                )
             )
     note = (
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
@@ -363,7 +367,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         if measured is None
         else "Runtime over chunk size, model and measurement",
         setting=theory.setting(*parts),
-        note=note + " Launches: grids, serial steps and states of tfla, fitted to its rows." * launched,
+        note=note + " Launches: grids, serial steps and states of fused_chunk, fitted to its rows." * launched,
         usual_width=6.8,
     )
 
@@ -371,17 +375,17 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
 def _launch_times(
     frame: pd.DataFrame, theory: Theory, accelerator: Accelerator, chunks: Sequence[int]
 ) -> list[float] | None:
-    """Return the times that tfla's launches take at each chunk size, fitted to what the accelerator measured of it."""
+    """Return the times that fused_chunk's launches take at each chunk size, fitted to what the accelerator measured of it."""
     rows = ok_rows(frame)
-    rows = rows[(rows["impl"] == "tfla") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
+    rows = rows[(rows["impl"] == "fused_chunk") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_launches(rows.to_dict("records"), theory.op, "tfla", theory.mode, theory.dtype)
+    fit = fit_launches(rows.to_dict("records"), theory.op, "fused_chunk", theory.mode, theory.dtype)
     if fit is None:
         return None
     times = []
     for chunk in chunks:
         sizes = {**theory.sizes, "chunk_size": chunk}
-        case = (theory.op, "tfla", theory.mode, theory.dtype, theory.state_dtype, sizes)
+        case = (theory.op, "fused_chunk", theory.mode, theory.dtype, theory.state_dtype, sizes)
         launches, count = launches_of(*case), count_case(*case)
         assert launches is not None and count is not None
         times.append(fit.time_ms(launches, accelerator, count))

@@ -130,7 +130,7 @@ def chunk_size_report(
     state_dtype: str = "fp32",
     causal_factor: float | None = None,
     mode: str = "fw",
-    impl: str = "tfla",
+    impl: str = "fused_chunk",
     results: Sequence[Path] = (),
     fit: LaunchFit | None = None,
     by_launches: bool = False,

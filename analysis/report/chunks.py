@@ -83,7 +83,7 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
     """Fit the launches of every implementation, operation, mode and dtype that the rows hold, to the rows."""
     fits: Fits = {}
     for (impl, mode, dtype), group in rows.groupby(["impl", "mode", "dtype"]):
-        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == "tfla" else []
+        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == "fused_chunk" else []
         for op in group["op"].unique() if records else ():
             fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
     return fits

@@ -69,7 +69,7 @@ def lightning(
             lightning1 and lightning2 take K and V up to 256.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64).
-        impl: lightning1 or lightning2, the authors' algorithms, or tfla, xl_chunk, limit_chunk, torch, parallel,
+        impl: lightning1 or lightning2, the authors' algorithms, or fused_chunk, xl_chunk, limit_chunk, torch, parallel,
             recurrent or step, see there.
         chunk_size, state_dtype, return_last_state: see there.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).

@@ -48,7 +48,7 @@ def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
             summary="portable chunkwise form, any chunk length",
         ),
         Implementation(
-            name="associative",
+            name="associative_scan",
             devices=EVERYWHERE,
             dtypes=ALL_DTYPES,
             chunked=False,

@@ -36,12 +36,12 @@ def rglru(
         a_t = exp(-8 softplus(c) sigma(r_t))        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
     Args:
-        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16, for ``torch`` and ``associative`` float64 too. r
+        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16, for ``torch`` and ``associative_scan`` float64 too. r
             and i are pre-activations. C is a multiple of 8 for the kernels.
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
             and walks the chunks; ``naive``, where one program walks all of time for a block of channels; ``torch``, the
-            portable form, chunk by chunk; ``associative``, a scan over whole tensors.
+            portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors.
         chunk_size: steps, of ``chunked`` (a power of two >= 16) and ``torch`` (at least 1), need not divide T; None
             chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
@@ -50,7 +50,7 @@ def rglru(
         config: launches of the kernels; chosen for the device when None.
 
     Returns:
-        h [B, T, C] in x's dtype, or (h, h_T); differentiable once (``associative``: any number of times), in all
+        h [B, T, C] in x's dtype, or (h, h_T); differentiable once (``associative_scan``: any number of times), in all
         tensors.
 
     Raises:
@@ -137,8 +137,8 @@ def linear_scan_step(
     return (h, last) if return_last_state else h
 
 
-rglru_associative = partial(rglru, impl="associative")
-linear_scan_associative = partial(linear_scan, impl="associative")
+rglru_associative = partial(rglru, impl="associative_scan")
+linear_scan_associative = partial(linear_scan, impl="associative_scan")
 
 
 def _run(

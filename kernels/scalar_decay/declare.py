@@ -7,7 +7,7 @@ from typing import Any
 
 from ..spec import Implementation, Operation
 
-FUSED_CHUNK = "tfla"
+FUSED_CHUNK = "fused_chunk"
 """Name of the implementation whose chunks are processed tile by tile with the state on chip."""
 
 IMPLEMENTATIONS = {

@@ -4,7 +4,7 @@
 
 Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``, one of
 
-    tfla         each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
+    fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
     xl_chunk     TFLA as published: the states at the chunks' edges, then all tiles of a chunk in parallel (chunk_o.py)
     limit_chunk  the same with one level of sequence parallelism: a chunk is a tile of 16, 32, 64 or 128
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
@@ -16,7 +16,7 @@ and these keywords:
 
     chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses one that fills the
                        device (limit_chunk, torch: 64). The first two take powers of two >= 16. The backward pass of
-                       tfla takes shorter chunks where these would leave the device idle.
+                       fused_chunk takes shorter chunks where these would leave the device idle.
     state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first three, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n

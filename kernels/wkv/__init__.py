@@ -31,7 +31,7 @@ OPERATION = Operation(
             default_config="kernels.wkv.config:scan_config",
         ),
         Implementation(
-            name="recurrent",
+            name="naive",
             formulation="recurrent",
             supports="kernels.common.channels:supports_kernels",
             summary="one program walks all of time for a block of channels",
@@ -47,7 +47,7 @@ OPERATION = Operation(
             summary="portable chunkwise form, any chunk length",
         ),
         Implementation(
-            name="associative",
+            name="associative_scan",
             formulation="scan",
             devices=EVERYWHERE,
             dtypes=ALL_DTYPES,

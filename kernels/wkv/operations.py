@@ -13,7 +13,7 @@ from . import OPERATION, launch, portable
 from .config import WkvConfig
 from .reference import State, associative
 
-STRATEGIES = {"scan": "scan", "recurrent": "walk"}
+STRATEGIES = {"scan": "scan", "naive": "walk"}
 """Implementation in Triton -> how it goes through time, see launch.py."""
 
 
@@ -40,8 +40,8 @@ def wkv4(
             of 8 for the kernels. A key of minus infinity leaves its token out.
         w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
         u: [C], bonus of the current token, as w.
-        impl: ``scan``, one pass over memory, time split over programs; ``recurrent``, where one program walks all of
-            time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative`` and
+        impl: ``scan``, one pass over memory, time split over programs; ``naive``, where one program walks all of
+            time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative_scan`` and
             ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator.
         chunk_size: steps, of ``torch``; at least 1, need not divide T; None chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
@@ -89,7 +89,7 @@ def wkv4_step(
     return (y, last) if return_last_state else y
 
 
-wkv4_associative = partial(wkv4, impl="associative")
+wkv4_associative = partial(wkv4, impl="associative_scan")
 
 
 def _check(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, state_dtype: torch.dtype) -> None:

@@ -22,7 +22,7 @@ def samples(median_ms: float, *, noise: float = 0.01, count: int = 10, seed: int
 
 
 def measured(
-    op: str = "mlstm_sig", impl: str = "tfla", *, times: Sequence[float] | None = None, **columns: Any
+    op: str = "mlstm_sig", impl: str = "fused_chunk", *, times: Sequence[float] | None = None, **columns: Any
 ) -> dict[str, Any]:
     """Return a row with samples; sizes and mode go to the case, all else to the row."""
     names = ("mode", "dtype", "seq_len", "batch", "chunk_size", "num_heads", "head_dim_qk", "head_dim_v")

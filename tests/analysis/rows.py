@@ -18,7 +18,7 @@ from lrbench.results.select import with_totals
 from lrbench.results.store import arrow_schema, write_parquet
 
 SLOWNESS = {
-    "tfla": 1.3,
+    "fused_chunk": 1.3,
     "limit_chunk": 2.0,
     "mlstm_kernels.xl_chunk_siging": 3.1,
     "mlstm_kernels.xl_chunk": 4.0,
@@ -93,7 +93,12 @@ def case(op: str, impl: str, **fields: Any) -> Case:
 def default_sweep() -> list[dict[str, Any]]:
     """Return rows shaped like the default sweep on an H200, with the failures that the peers show there."""
     rows = []
-    ours = [("mlstm_sig", "tfla"), ("mlstm_sig", "limit_chunk"), ("mlstm_exp", "tfla"), ("mlstm_exp", "limit_chunk")]
+    ours = [
+        ("mlstm_sig", "fused_chunk"),
+        ("mlstm_sig", "limit_chunk"),
+        ("mlstm_exp", "fused_chunk"),
+        ("mlstm_exp", "limit_chunk"),
+    ]
     peers = [
         ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),
         ("mlstm_exp", "mlstm_kernels.xl_chunk"),

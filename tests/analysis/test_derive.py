@@ -13,7 +13,7 @@ from lrbench.results.store import committed_results
 
 from . import rows as made
 
-CASE = made.case("mlstm_sig", "tfla")
+CASE = made.case("mlstm_sig", "fused_chunk")
 STALE = {name: 7.5 for name in DERIVED_COLUMNS if name != "suspect"} | {"suspect": "it was too fast"}
 
 

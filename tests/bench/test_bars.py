@@ -239,8 +239,8 @@ def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypat
     ("arguments", "message"),
     [
         (["gpuu"], "NAME must be cpu, gpu, lightning, rglru, gated-mlp, wkv, or a name that --list prints, got 'gpuu'"),
-        (["gpu", "--only", "T=7,"], "got 'gpu' with 'T=7,' in a label"),
-        (["gpu", "--format", "xml"], "format must be one of table, json, csv, got 'xml'"),
+        (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
+        (["tfla", "--format", "xml"], "format must be one of table, json, csv, got 'xml'"),
     ],
 )
 def test_bad_names_are_refused(arguments: list[str], message: str) -> None:
@@ -253,8 +253,8 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     assert len(bars.select(declared, None)) == len(declared.problems)
     assert {problem.family for problem in bars.select(declared, "wkv")} == {"wkv"}
     assert len(bars.select(declared, "gated-mlp", "65536")) == 3
-    (whole,) = bars.select(declared, "gpu/T=8192, B=8, bf16")
-    (single,) = bars.select(declared, "gpu/T=8192, B=8, bf16/fwbw/tfla/mlstm_kernels.xl_chunk_siging/memory")
+    (whole,) = bars.select(declared, "tfla/T=8192, B=8, bf16")
+    (single,) = bars.select(declared, "tfla/T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory")
     assert (len(whole.bars), whole.modes) == (3, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[2:], ("fwbw",))
     listed = [row["name"] for row in bars.list_rows(declared.problems)]

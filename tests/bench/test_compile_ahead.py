@@ -11,7 +11,7 @@ from lrbench.bench.plan import Request, plan
 def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
     planned = plan(Request(preset="default"), device_kind="cuda")
     chosen = compile_cases(planned)
-    ours = [item.case for item in chosen if item.case.impl == "tfla"]
+    ours = [item.case for item in chosen if item.case.impl == "fused_chunk"]
     # 2 operations x 2 modes x 4 head dims x (5 chunk lengths + 4 of its own choice), at the shortest sequence length of
     # each and, behind all of those, at the longest.
     first, further = ours[: 2 * 2 * 4 * (5 + 4)], ours[2 * 2 * 4 * (5 + 4) :]

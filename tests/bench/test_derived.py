@@ -16,10 +16,10 @@ from lrbench.kernels import get_operation
 from lrbench.results.schema import Case, Record
 
 CASE = Case(
-    kernel="tfla", op="mlstm_sig", impl="tfla", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
+    kernel="tfla", op="mlstm_sig", impl="fused_chunk", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
     batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
 )  # fmt: skip
-PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("tfla"))
+PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("fused_chunk"))
 H200 = Environment(
     device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
     memory_bytes=141 * 10**9, torch_version="2.11.0", triton_version="3.6.0", cuda_version="13.0",
@@ -35,7 +35,7 @@ def record(time_ms: float | None, *, environment: Environment = H200, accelerato
 
 
 def test_rates_and_roofline() -> None:
-    count = counts.count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", CASE.sizes)
+    count = counts.count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", CASE.sizes)
     assert count is not None
     row = record(2.0)
     assert row.flops == count.flops
@@ -98,7 +98,7 @@ def test_provider_version_and_same_math() -> None:
     assert row.same_math is False
     # Of its own family it is the subject.
     lightning = baselines.get_baseline("lightning", "lightning_attn.v2")
-    for kernel, same in (("tfla", False), ("lightning", True)):
+    for kernel, same in (("fused_chunk", False), ("lightning", True)):
         beside = dataclasses.replace(CASE, kernel=kernel, op="lightning", impl=lightning.name, chunk_size=None)
         assert build_record(run, PlannedCase(case=beside, target=lightning), reply).same_math is same
     assert torch.__version__.startswith(str(row.provider_version).partition("+")[0])

@@ -86,7 +86,7 @@ def test_command() -> None:
     found = json.loads(result.stdout)
     assert [row["draws"] for row in found] == [2, 2]
     for arguments, match in (
-        (["tfla"], "kernel must be gated-mlp"),
+        (["fused_chunk"], "kernel must be gated-mlp"),
         (["gated-mlp", "--size", "x"], "--size must be a positive integer"),
         (["gated-mlp", "--format", "yaml"], "format must be one of"),
     ):

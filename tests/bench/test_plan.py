@@ -48,7 +48,7 @@ def test_quick_preset_covers_three_lengths_two_dims_three_chunks() -> None:
 
 
 def test_default_preset_is_the_published_sweep() -> None:
-    ours = [item.case for item in cases("cuda", preset="default") if item.case.impl == "tfla"]
+    ours = [item.case for item in cases("cuda", preset="default") if item.case.impl == "fused_chunk"]
     assert {case.seq_len for case in ours} == {1024 * 2**n for n in range(7)}
     assert {case.batch * case.seq_len for case in ours} == {65536}
     assert {case.head_dim_v for case in ours} == {64, 128, 256, 512}
@@ -177,9 +177,9 @@ def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -
 
 
 def test_implementations_of_another_device_are_named_not_planned() -> None:
-    assert "tfla" in plan.not_planned(Request(), "cpu")
-    assert "tfla" not in plan.not_planned(Request(), "cuda")
-    assert {item.case.impl for item in cases(impls=("tfla",))} == {"tfla"}
+    assert "fused_chunk" in plan.not_planned(Request(), "cpu")
+    assert "fused_chunk" not in plan.not_planned(Request(), "cuda")
+    assert {item.case.impl for item in cases(impls=("fused_chunk",))} == {"fused_chunk"}
 
 
 def test_what_is_asked_for_and_not_planned_is_said() -> None:
@@ -246,7 +246,7 @@ def test_an_operation_of_baselines_has_equal_head_dims_when_it_is_swept() -> Non
 def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_some() -> None:
     planned = cases("cuda", preset="full")
     assert 10_000 < len(planned) < 20_000
-    ours = [item.case for item in planned if item.case.impl == "tfla"]
+    ours = [item.case for item in planned if item.case.impl == "fused_chunk"]
     assert {case.op for case in ours} == set(FAMILIES["tfla"])
     assert {case.mode for case in ours} == set(MODES)
     assert {case.dtype for case in ours} == {"bf16", "fp16", "fp32"}
@@ -255,7 +255,7 @@ def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_s
 
 
 def test_steps_have_one_token_and_no_chunk() -> None:
-    planned = cases("cuda", impls=("tfla",), modes=("step",), head_dims=(256,))
+    planned = cases("cuda", impls=("fused_chunk",), modes=("step",), head_dims=(256,))
     assert {(c.case.seq_len, c.case.chunk_size) for c in planned} == {(1, None)}
     assert len(planned) == 2
 
@@ -266,7 +266,7 @@ def test_steps_have_one_token_and_no_chunk() -> None:
         ({"kernel": "tlfa"}, r"kernel must be one of tfla.*, got 'tlfa'"),
         ({"preset": "fast"}, r"preset must be one of quick, default, full, one, verify for"),
         ({"ops": ("mlstm",)}, r"op must be one of mlstm_sig, mlstm_exp, .* for kernel tfla, got 'mlstm'"),
-        ({"impls": ("tffla",)}, r"impl tffla has no case in this sweep; these have: .*tfla"),
+        ({"impls": ("tffla",)}, r"impl tffla has no case in this sweep; these have: .*fused_chunk"),
         ({"baselines": ("fa2",)}, r"baseline must be one of none, .*, got 'fa2'"),
         ({"modes": ("forward",)}, r"mode must be one of fw, fwbw, bw, step, got 'forward'"),
         ({"dtypes": ("float32",)}, r"dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),

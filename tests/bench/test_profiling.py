@@ -88,7 +88,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 REQUEST = plan.Request(
-    impls=("tfla",), modes=("fw",), dtypes=("bf16",), seq_lens=(1024, 2048, 4096), head_dims=(256,), chunk_sizes=(256,)
+    impls=("fused_chunk",),
+    modes=("fw",),
+    dtypes=("bf16",),
+    seq_lens=(1024, 2048, 4096),
+    head_dims=(256,),
+    chunk_sizes=(256,),
 )
 
 
@@ -223,7 +228,7 @@ def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, tmp_path: Path, monk
     with pytest.raises(ValueError, match=r"ncu \(Nsight Compute\) must be on PATH or named with --ncu, got none"):
         run(tmp_path)
     with pytest.raises(ValueError, match="op must be one of"):
-        run(tmp_path, plan.Request(ops=("mlstm",), impls=("tfla",)))
+        run(tmp_path, plan.Request(ops=("mlstm",), impls=("fused_chunk",)))
 
 
 def test_the_worker_is_reached_through_ncu(
@@ -294,7 +299,12 @@ def test_hardware_counters_agree_with_the_counts(tmp_path: Path, capsys: pytest.
     if ncu.find_ncu() is None:
         pytest.skip("ncu is not installed")
     request = plan.Request(
-        impls=("tfla",), modes=("fw", "fwbw"), dtypes=("bf16",), seq_lens=(8192,), head_dims=(256,), chunk_sizes=(1024,)
+        impls=("fused_chunk",),
+        modes=("fw", "fwbw"),
+        dtypes=("bf16",),
+        seq_lens=(8192,),
+        head_dims=(256,),
+        chunk_sizes=(1024,),
     )
     try:
         code = run(tmp_path, request, timeout_s=280.0)

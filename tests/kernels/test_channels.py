@@ -122,8 +122,8 @@ def test_what_an_implementation_does_not_take_is_refused(operation: Operation) -
     run = resolve(operation.call)
     with pytest.raises(ValueError, match=f"implementation must be one of .* for {operation.name}, got 'chunkwise'"):
         run(*inputs, impl="chunkwise")
-    with pytest.raises(ValueError, match="chunk_size must be left out for associative, got 16"):
-        run(*inputs, impl="associative", chunk_size=16)
+    with pytest.raises(ValueError, match="chunk_size must be left out for associative_scan, got 16"):
+        run(*inputs, impl="associative_scan", chunk_size=16)
     with pytest.raises(ValueError, match="config must be left out for torch, got 1"):
         run(*inputs, impl="torch", config=1)
 

@@ -69,14 +69,14 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
         pytest.param(Request(kernel="wkv", preset="micro256", impls=("scan", "recurrent")), id="wkv-micro256"),
         pytest.param(Request(kernel="rglru", preset="default", ops=("rglru", "linear_scan")), id="rglru"),
         pytest.param(Request(kernel="lightning", preset="default", head_dims=(128,)), id="lightning"),
-        pytest.param(Request(kernel="tfla", preset="default", head_dims=(128,)), id="tfla"),
+        pytest.param(Request(kernel="tfla", preset="default", head_dims=(128,)), id="fused_chunk"),
         pytest.param(Request(kernel="gated-mlp", preset="default"), id="gated-mlp"),
         pytest.param(
             Request(kernel="gated-mlp", preset="default", modes=("fw",), impls=("fused_save",)), id="gated-mlp-save"
         ),
         pytest.param(Request(kernel="gated-mlp", seq_lens=(16, 4096, 65536), d_models=(8192,)), id="gated-mlp-ends"),
         pytest.param(
-            Request(kernel="tfla", preset="default", head_dims=(256,), impls=("tfla", "limit_chunk")),
+            Request(kernel="tfla", preset="default", head_dims=(256,), impls=("fused_chunk", "limit_chunk")),
             id="tfla-wide",
             marks=pytest.mark.slow,
         ),

@@ -15,7 +15,7 @@ from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepC
 from lrbench.tests.kernels import laws
 
 PAPERS = ("lightning1", "lightning2")
-ENGINE = ("tfla",)
+ENGINE = ("fused_chunk",)
 SMALL = {"batch": 1, "seq_len": 70, "num_heads": 2, "head_dim_qk": 24, "head_dim_v": 40}
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -181,7 +181,7 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
 
 @interpret
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
+@pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
     """And the other gradients are the same with it as without."""
     inputs = resolve(OPERATION.inputs)({**SMALL, "seq_len": 41}, dtype=dtype, device="cpu", seed=0)
@@ -209,7 +209,7 @@ def test_steps_continue_a_sequence() -> None:
         *(x[:, :17].contiguous() for x in tensors[:3]), tensors[3], return_last_state=True
     )
     parts = [outputs]
-    step = resolve(OPERATION.implementation("tfla").step_call or "")
+    step = resolve(OPERATION.implementation("fused_chunk").step_call or "")
     for t in range(17, 20):
         o, state = step(
             *(x[:, t : t + 1].contiguous() for x in tensors[:3]), tensors[3],
@@ -233,7 +233,7 @@ GPU_SIZES = [
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, list(sizes.values())[1:])))
-@pytest.mark.parametrize("implementation", [*PAPERS, "tfla"])
+@pytest.mark.parametrize("implementation", [*PAPERS, "fused_chunk"])
 def test_matches_reference_on_gpu(implementation: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
     chunk_size = 256 if implementation in ENGINE else None
     laws.check_matches_reference(
@@ -243,7 +243,7 @@ def test_matches_reference_on_gpu(implementation: str, sizes: dict[str, int], dt
 
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("implementation", [*PAPERS, "tfla"])
+@pytest.mark.parametrize("implementation", [*PAPERS, "fused_chunk"])
 def test_laws_on_gpu(implementation: str, dtype: torch.dtype) -> None:
     fn = function(implementation)
     chunk_size = 128 if implementation in ENGINE else None
@@ -257,7 +257,7 @@ def test_laws_on_gpu(implementation: str, dtype: torch.dtype) -> None:
 
 @gpu
 @pytest.mark.parametrize("seq_len", [1, 2, 63, 65, 129])
-@pytest.mark.parametrize("implementation", [*PAPERS, "tfla"])
+@pytest.mark.parametrize("implementation", [*PAPERS, "fused_chunk"])
 def test_short_sequences_on_gpu(implementation: str, seq_len: int) -> None:
     laws.check_matches_reference(
         OPERATION, function(implementation), dtype=torch.bfloat16, device="cuda",

@@ -97,7 +97,7 @@ def flatten(result: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_walk(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The default scheme at its default chunk length: the whole sequence."""
-    launches = record(op, "tfla", capability, head_dims, chunk_size=SEQ_LEN, monkeypatch=monkeypatch)
+    launches = record(op, "fused_chunk", capability, head_dims, chunk_size=SEQ_LEN, monkeypatch=monkeypatch)
     check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
 
 
@@ -105,7 +105,7 @@ def test_walk(capability: int, op: str, head_dims: tuple[int, int], monkeypatch:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_walk_with_state(capability: int, op: str, head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks, an initial state and a last one."""
-    launches = record(op, "tfla", capability, head_dims, carry=True, monkeypatch=monkeypatch)
+    launches = record(op, "fused_chunk", capability, head_dims, carry=True, monkeypatch=monkeypatch)
     check(launches, capability, max_stack_bytes=MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None)
 
 
@@ -120,7 +120,7 @@ def test_sweep(capability: int, op: str, implementation: str, chunk_size: int, m
 def test_other_gates(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations differ in their gate kernels; the products are mLSTM's, without an input gate at most."""
     for op in FAMILIES["tfla"]:
-        launches = record(op, "tfla", capability, (64, 64), monkeypatch=monkeypatch)
+        launches = record(op, "fused_chunk", capability, (64, 64), monkeypatch=monkeypatch)
         gate_launches = [launch for launch in launches if launch.kernel.__name__.startswith("gates_")]
         check(gate_launches, capability, max_stack_bytes=0)
 
@@ -130,7 +130,7 @@ def test_step(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 1, "num_heads": 2, "head_dim_qk": 128, "head_dim_v": 256}
     inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
-    run = resolve(operation.implementation("tfla").step_call)
+    run = resolve(operation.implementation("fused_chunk").step_call)
     with record_launches(launch) as launches, torch.no_grad():
         run(*inputs.values())
         run(*inputs.values(), initial_state=initial_state(op, (128, 256)), return_last_state=True)
@@ -143,7 +143,7 @@ def test_every_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel of the engine, so one that is added is compiled too."""
     kernels = kernels_of(*MODULES)
     recorded = {"step_kernel"}
-    for implementation in ("tfla", "xl_chunk"):
+    for implementation in ("fused_chunk", "xl_chunk"):
         launches = record("mlstm_exp", implementation, 90, (64, 64), carry=True, monkeypatch=monkeypatch)
         recorded |= {launch.kernel.__name__ for launch in launches}
     assert recorded == kernels
@@ -152,7 +152,7 @@ def test_every_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dims", [*HEAD_DIMS, (16, 16), (96, 192), (512, 1024), (1024, 72)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk", "limit_chunk"])
+@pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk", "limit_chunk"])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_full_product(
     capability: int,

@@ -14,7 +14,7 @@ from lrbench.kernels import get_operation, resolve
 from lrbench.tests.kernels import laws
 
 OPERATIONS = laws.ENGINE_OPERATIONS
-IMPLEMENTATIONS = ("tfla", "xl_chunk", "limit_chunk")
+IMPLEMENTATIONS = ("fused_chunk", "xl_chunk", "limit_chunk")
 SMALL = {"batch": 1, "seq_len": 41, "num_heads": 2, "head_dim_qk": 24, "head_dim_v": 40}
 interpret = pytest.mark.interpret
 gpu = pytest.mark.gpu
@@ -41,7 +41,12 @@ def test_matches_reference(op: str, implementation: str, dtype: torch.dtype) -> 
 def test_lengths(op: str, seq_len: int, chunk_size: int) -> None:
     sizes = {**SMALL, "seq_len": seq_len, "batch": 1 if seq_len > 1 else 30}
     laws.check_matches_reference(
-        get_operation(op), function(op, "tfla"), dtype=torch.float16, device="cpu", sizes=sizes, chunk_size=chunk_size
+        get_operation(op),
+        function(op, "fused_chunk"),
+        dtype=torch.float16,
+        device="cpu",
+        sizes=sizes,
+        chunk_size=chunk_size,
     )
 
 
@@ -59,7 +64,7 @@ def test_heads_share_groups() -> None:
 @pytest.mark.parametrize("separator", [torch.finfo(torch.float32).min, -math.inf])
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp", "simple_gla"])
 def test_packed_documents(op: str, separator: float) -> None:
-    for implementation, dtype in (("tfla", torch.float16), ("xl_chunk", torch.float32)):
+    for implementation, dtype in (("fused_chunk", torch.float16), ("xl_chunk", torch.float32)):
         laws.check_packed_documents(
             get_operation(op), function(op, implementation), dtype=dtype, device="cpu",
             sizes={**SMALL, "seq_len": 64}, starts=(1, 20, 40), chunk_size=32, separator=separator,
@@ -73,7 +78,7 @@ def test_a_step_of_no_length_is_no_step() -> None:
     inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
     inputs["dt"][:, 10:20] = 0.0
     leaves = [x.requires_grad_() for x in inputs.values()]
-    for implementation in ("tfla", "xl_chunk", "torch"):
+    for implementation in ("fused_chunk", "xl_chunk", "torch"):
         y = function("mamba2_ssd", implementation)(*leaves, chunk_size=16)
         assert all(torch.isfinite(x).all() for x in (y, *torch.autograd.grad(y.sum(), leaves)))
         torch.testing.assert_close(
@@ -87,12 +92,12 @@ def test_backward_splits_a_chunk(op: str) -> None:
     """One chunk forward, two backward: so few programs would idle a device."""
     sizes = {**SMALL, "seq_len": 270, "num_heads": 1}
     laws.check_matches_reference(
-        get_operation(op), function(op, "tfla"), dtype=torch.float16, device="cpu", sizes=sizes, chunk_size=512
+        get_operation(op), function(op, "fused_chunk"), dtype=torch.float16, device="cpu", sizes=sizes, chunk_size=512
     )
 
 
 @interpret
-@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
+@pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
 def test_carried_state(op: str, implementation: str) -> None:
     laws.check_split_equals_whole(
@@ -106,7 +111,7 @@ def test_carried_state(op: str, implementation: str) -> None:
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
 def test_extreme_gates(op: str, dtype: torch.dtype) -> None:
     sizes = {**SMALL, "seq_len": 64}
-    for implementation in ("tfla", "xl_chunk"):
+    for implementation in ("fused_chunk", "xl_chunk"):
         laws.check_extreme_gates(
             get_operation(op), function(op, implementation), dtype=dtype, device="cpu", sizes=sizes, chunk_size=32
         )
@@ -115,18 +120,18 @@ def test_extreme_gates(op: str, dtype: torch.dtype) -> None:
 @interpret
 def test_implementations_and_their_options() -> None:
     """Every operation takes the same names; what an implementation does not have is refused."""
-    fn, inputs = function("simple_gla", "tfla").func, resolve(get_operation("simple_gla").inputs)
+    fn, inputs = function("simple_gla", "fused_chunk").func, resolve(get_operation("simple_gla").inputs)
     tensors = inputs(SMALL, dtype=torch.float32, device="cpu", seed=0).values()
-    known = "tfla, xl_chunk, limit_chunk, torch, parallel, recurrent, step"
+    known = "fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent, step"
     with pytest.raises(ValueError, match=f"impl must be one of {known}, got 'walk'"):
         fn(*tensors, impl="walk")
     with pytest.raises(ValueError, match="chunk_size must be None for parallel, got 16"):
         fn(*tensors, impl="parallel", chunk_size=16)
-    with pytest.raises(TypeError, match="round_operands is no option of tfla"):
+    with pytest.raises(TypeError, match="round_operands is no option of fused_chunk"):
         fn(*tensors, round_operands=True)
     with pytest.raises(ValueError, match="a decoding step takes one token: seq_len must be 1, got 41"):
         fn(*tensors, impl="step")
-    assert torch.equal(fn(*tensors), function("simple_gla", "tfla")(*tensors))
+    assert torch.equal(fn(*tensors), function("simple_gla", "fused_chunk")(*tensors))
 
 
 @interpret
@@ -140,22 +145,22 @@ def test_bad_input(op: str) -> None:
 
 @interpret
 def test_unsupported_arguments() -> None:
-    tfla = function("mlstm_exp", "tfla")
+    fused_chunk = function("mlstm_exp", "fused_chunk")
     inputs = resolve(get_operation("mlstm_exp").inputs)
     good = inputs({**SMALL, "head_dim_v": 16}, dtype=torch.float32, device="cpu", seed=0)
-    with pytest.raises(ValueError, match="normalizer_gradient must be False for tfla, got True"):
-        tfla(*good.values(), normalizer_gradient=True)
+    with pytest.raises(ValueError, match="normalizer_gradient must be False for fused_chunk, got True"):
+        fused_chunk(*good.values(), normalizer_gradient=True)
     with pytest.raises(ValueError, match="chunk_size must be a power of two >= 16, got 48"):
-        tfla(*good.values(), chunk_size=48)
+        fused_chunk(*good.values(), chunk_size=48)
     with pytest.raises(ValueError, match="chunk_size must be one of 16, 32, 64, 128 for limit_chunk, got 256"):
         function("mlstm_exp", "limit_chunk")(*good.values(), chunk_size=256)
     for name, dim in (("head_dim_v", 20), ("head_dim_qk", 8), ("head_dim_v", 1032)):
         bad = inputs({**SMALL, name: dim}, dtype=torch.float32, device="cpu", seed=0)
         with pytest.raises(ValueError, match=f"{name} must be a multiple of 8 from 16 to 1024, got {dim}"):
-            tfla(*bad.values())
+            fused_chunk(*bad.values())
     double = inputs(SMALL, dtype=torch.float64, device="cpu", seed=0)
     with pytest.raises(ValueError, match="v must be one of float32, float16, bfloat16, got float64"):
-        tfla(*double.values())
+        fused_chunk(*double.values())
 
 
 @interpret
@@ -175,7 +180,7 @@ def check_steps(op: str, *, dtype: torch.dtype, device: str, steps: int) -> None
     """Steps from a prefix's last state give the recurrence's outputs and last state."""
     operation = get_operation(op)
     inputs = resolve(operation.inputs)({**SMALL, "seq_len": 8 + steps}, dtype=dtype, device=device, seed=3)
-    step = resolve(operation.implementation("tfla").step_call)
+    step = resolve(operation.implementation("fused_chunk").step_call)
     recurrent = resolve(operation.recurrent)
 
     def part(start: int, stop: int) -> list[torch.Tensor]:
@@ -214,9 +219,13 @@ def shape_id(sizes: dict[str, int]) -> str:
 @pytest.mark.parametrize(
     ("op", "implementation", "chunk_size"),
     [
-        *((op, i, c) for op in ("mlstm_sig", "mlstm_exp") for i, c in (("tfla", 64), ("tfla", 256), ("tfla", 1024))),
+        *(
+            (op, i, c)
+            for op in ("mlstm_sig", "mlstm_exp")
+            for i, c in (("fused_chunk", 64), ("fused_chunk", 256), ("fused_chunk", 1024))
+        ),
         *((op, i, c) for op in ("mlstm_sig", "mlstm_exp") for i, c in (("xl_chunk", 256), ("limit_chunk", 64))),
-        *((op, "tfla", 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd")),
+        *((op, "fused_chunk", 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd")),
     ],
 )
 def test_matches_reference_on_gpu(
@@ -228,7 +237,7 @@ def test_matches_reference_on_gpu(
 
 
 @gpu
-@pytest.mark.parametrize("implementation", ["tfla", "xl_chunk"])
+@pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
 def test_laws_on_gpu(op: str, implementation: str) -> None:
     operation, fn = get_operation(op), function(op, implementation)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.compile
 WIDE, NARROW = {"batch": 8, "seq_len": 512, "channels": 768}, {"batch": 1, "seq_len": 512, "channels": 32}
 SLOW_CASES = [
     (name, sizes, dtype)
-    for name in ("scan", "recurrent")
+    for name in ("scan", "naive")
     for sizes in ((WIDE, NARROW) if name == "scan" else (WIDE,))
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     if (name, sizes, dtype) != ("scan", WIDE, torch.bfloat16)
@@ -99,7 +99,7 @@ def test_every_kernel_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The recorder sees every kernel, so one that is added is compiled too."""
     kernels = kernels_of(backward, forward)
     recorded = {"step_kernel"}
-    for name in ("scan", "recurrent"):
+    for name in ("scan", "naive"):
         launches = record(name, 90, WIDE, torch.bfloat16, monkeypatch)
         recorded |= {launch.kernel.__name__ for launch in launches}
     assert recorded == kernels

@@ -32,7 +32,7 @@ LONGER_ROWS_BACKWARD = WkvConfig(forward=tile(2, 2, 32), backward=tile(16, 2, 16
 SERIAL = WkvConfig(forward=tile(4, 2, 16), backward=tile(2, 4, 32), reload=False, hold=True, serial=True, look=2)
 WALKED = WkvConfig(forward=tile(4, 1, 32), backward=tile(8, 1, 32))
 IMPLEMENTATIONS = [
-    ("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("scan", SERIAL), ("recurrent", WALKED),
+    ("scan", LONGER_ROWS_FORWARD), ("scan", LONGER_ROWS_BACKWARD), ("scan", SERIAL), ("naive", WALKED),
 ]  # fmt: skip
 each_implementation = pytest.mark.parametrize(
     ("name", "config"), IMPLEMENTATIONS, ids=["rows-forward", "rows-backward", "serial", "walk"]
@@ -78,7 +78,7 @@ def test_rows_of_two_runs(how: dict[str, Any]) -> None:
 @interpret
 @pytest.mark.parametrize("extreme", EXTREMES["wkv4"])
 def test_extremes(extreme: str) -> None:
-    for name, config in (("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)):
+    for name, config in (("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("naive", WALKED)):
         channel_laws.check_matches_reference(
         OPERATION,
             function(name), dtype=torch.float32, device="cpu", sizes={**SMALL, "batch": 1},
@@ -95,8 +95,8 @@ def test_extremes(extreme: str) -> None:
         ("scan", replace(SERIAL, forward=tile(2, 4, 16), backward=tile(2, 4, 16)), 96, (1e-2, 2)),
         ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 4, 16)), 320, (0.3, 0.5)),
         ("scan", WkvConfig(forward=tile(32, 2, 32), backward=tile(32, 2, 32), look=2), 128, (1e-2, 2)),
-        ("recurrent", WALKED, 192, (1e-5, 1e-3)),
-        ("recurrent", WALKED, 320, (0.3, 0.5)),
+        ("naive", WALKED, 192, (1e-5, 1e-3)),
+        ("naive", WALKED, 320, (0.3, 0.5)),
     ],
     ids=[
         "chain",
@@ -119,7 +119,7 @@ def test_heavy_past(name: str, config: WkvConfig, seq_len: int, rates: tuple[flo
 @interpret
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", replace(WALKED, forward=tile(8, 1, 32)))],
+    [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("naive", replace(WALKED, forward=tile(8, 1, 32)))],
     ids=["scan", "serial", "walk"],
 )
 def test_a_past_beyond_all_others(name: str, config: WkvConfig) -> None:
@@ -156,7 +156,7 @@ def test_a_past_that_decayed_within_its_row(how: dict[str, Any]) -> None:
         ("scan", WkvConfig(forward=tile(2, 2, 16), backward=tile(2, 2, 16), look=2), 288, 0.03),
         ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.03),
         ("scan", replace(SERIAL, forward=tile(2, 2, 16), backward=tile(2, 2, 16)), 288, 0.09),
-        ("recurrent", WALKED, 512, 0.24),
+        ("naive", WALKED, 512, 0.24),
     ],
     ids=["chain", "serial", "serial-fast", "walk"],
 )
@@ -179,7 +179,7 @@ def test_sums_over_a_long_walk_do_not_drift() -> None:
     v = torch.rand(1, T, C, generator=torch.Generator().manual_seed(0)) + 1
     v[:, ::2] *= -1
     dy = v.sign()
-    walked = function("recurrent")(k, v, w, u, config=WALKED)
+    walked = function("naive")(k, v, w, u, config=WALKED)
     (du,) = torch.autograd.grad(walked, u, dy)
     double = [x.detach().double() for x in (k, v, w)]
     wide = u.detach().double().requires_grad_()
@@ -196,7 +196,7 @@ def test_split_equals_whole(config: WkvConfig) -> None:
 
 
 @interpret
-@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)])
+@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("naive", WALKED)])
 def test_what_holds_of_every_form(name: str, config: WkvConfig) -> None:
     fn, keywords = function(name), {"dtype": torch.float32, "device": "cpu", "config": config}
     channel_laws.check_first_output_is_first_value(fn, **keywords)
@@ -265,7 +265,7 @@ def test_serial_calls_of_different_shapes_share_words(monkeypatch: pytest.Monkey
 
 @interpret
 @pytest.mark.parametrize("den", [1e-30, 1e-37, 1e-40, 0.0])
-@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("recurrent", WALKED)])
+@pytest.mark.parametrize(("name", "config"), [("scan", LONGER_ROWS_FORWARD), ("scan", SERIAL), ("naive", WALKED)])
 def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) -> None:
     """However small den is, nothing overflows; below float32's normal numbers there is no state."""
     k, v = torch.full((1, 24, 16), -5.0), torch.ones(1, 24, 16)
@@ -278,7 +278,7 @@ def test_a_state_that_is_hardly_there(name: str, config: WkvConfig, den: float) 
 
 @interpret
 def test_bad_input() -> None:
-    for name in ("scan", "recurrent"):
+    for name in ("scan", "naive"):
         channel_laws.check_bad_input(OPERATION, function(name), dtype=torch.float32, device="cpu")
     fn, make_inputs = function("scan"), resolve(OPERATION.inputs)
     odd = make_inputs({**SMALL, "channels": 20}, dtype=torch.float32, device="cpu", seed=0)
@@ -299,7 +299,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"config: look must be a power of two >= 2, got 24"):
         fn(*good.values(), config=replace(LONGER_ROWS_FORWARD, look=24))
     with pytest.raises(ValueError, match=r"config: backward\.block_o must be 1 for a walk, got 2"):
-        function("recurrent")(*good.values(), config=WkvConfig(forward=tile(4, 1, 16), backward=tile(4, 2, 16)))
+        function("naive")(*good.values(), config=WkvConfig(forward=tile(4, 1, 16), backward=tile(4, 2, 16)))
     with pytest.raises(ValueError, match=r"config: forward\.block_o must be at least 2 for a scan, got 1"):
         fn(*good.values(), config=WALKED)
 
@@ -339,7 +339,7 @@ GPU_SIZES = [
 
 
 @gpu
-@pytest.mark.parametrize("name", ["scan", "recurrent"])
+@pytest.mark.parametrize("name", ["scan", "naive"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", GPU_SIZES, ids=lambda sizes: "x".join(map(str, sizes.values())))
 def test_matches_reference_on_gpu(name: str, sizes: dict[str, int], dtype: torch.dtype) -> None:
@@ -347,7 +347,7 @@ def test_matches_reference_on_gpu(name: str, sizes: dict[str, int], dtype: torch
 
 
 @gpu
-@pytest.mark.parametrize("name", ["scan", "recurrent"])
+@pytest.mark.parametrize("name", ["scan", "naive"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_laws_on_gpu(name: str, dtype: torch.dtype) -> None:
     fn, keywords = function(name), {"dtype": dtype, "device": "cuda"}

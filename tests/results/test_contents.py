@@ -19,14 +19,14 @@ GPU, CPU, BOTH = ("cuda",), ("cpu",), ("cpu", "cuda")
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    case = made.case("mlstm_sig", "tfla")
+    case = made.case("mlstm_sig", "fused_chunk")
     common = {"git_commit": "a" * 40, "torch_version": "2.11", "triton_version": "3.6.0"}
     made.write(
         [
             made.row(case, **common),
             made.row(case, **{**common, "measured_at": "2026-01-02T00:00:00+00:00", "git_commit": "b" * 40}),
-            made.row(made.case("mlstm_sig", "tfla", seq_len=1024), **common),
-            made.row(made.case("mlstm_sig", "tfla", seq_len=2048), **common, status="oom", reason="no memory"),
+            made.row(made.case("mlstm_sig", "fused_chunk", seq_len=1024), **common),
+            made.row(made.case("mlstm_sig", "fused_chunk", seq_len=2048), **common, status="oom", reason="no memory"),
             made.row(made.case("attention", "torch.sdpa_cudnn"), **common),
         ],
         tmp_path / "a.parquet",
@@ -36,20 +36,20 @@ def results(tmp_path: Path) -> Path:
 
 def test_implementations_and_what_is_missing(results: Path) -> None:
     declared = {
-        ("tfla", "mlstm_sig", "tfla"): GPU,
-        ("tfla", "mlstm_sig", "torch"): BOTH,
-        ("tfla", "mlstm_sig", "only_on_a_cpu"): CPU,
+        ("fused_chunk", "mlstm_sig", "fused_chunk"): GPU,
+        ("fused_chunk", "mlstm_sig", "torch"): BOTH,
+        ("fused_chunk", "mlstm_sig", "only_on_a_cpu"): CPU,
         ("lightning", "attention", "torch.sdpa_cudnn"): GPU,
         ("wkv", "wkv4", "scan"): GPU,
     }
     ours, torch, peer = implementation_rows([results], declared)
     assert ours == {
-        "device": "h200_sxm", "kernel": "tfla", "op": "mlstm_sig", "impl": "tfla", "ok": 2, "not_ok": "1 oom",
+        "device": "h200_sxm", "kernel": "fused_chunk", "op": "mlstm_sig", "impl": "fused_chunk", "ok": 2, "not_ok": "1 oom",
         "older_rows": 1, "measured": "2026-01-01 to 2026-01-02", "commits": "bbbbbbb, aaaaaaa", "torch": "2.11",
         "triton": "3.6.0",
     }  # fmt: skip
     assert (torch["impl"], torch["ok"], torch["measured"]) == ("torch", 0, None)
-    assert (peer["kernel"], peer["impl"], peer["ok"]) == ("tfla", "torch.sdpa_cudnn", 1)
+    assert (peer["kernel"], peer["impl"], peer["ok"]) == ("fused_chunk", "torch.sdpa_cudnn", 1)
 
 
 def test_files(results: Path) -> None:
@@ -65,7 +65,7 @@ def test_files(results: Path) -> None:
 def test_command(results: Path) -> None:
     said = CliRunner().invoke(app, ["results", str(results), "--format", "json"])
     assert said.exit_code == 0
-    assert {row["impl"] for row in json.loads(said.stdout)} > {"tfla", "torch.sdpa_cudnn", "xl_chunk"}
+    assert {row["impl"] for row in json.loads(said.stdout)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
     table = CliRunner().invoke(app, ["results", str(results)]).stdout
     assert "a.parquet" in table
     assert "1 oom" in table

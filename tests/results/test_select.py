@@ -25,7 +25,9 @@ from ..analysis import rows as made
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    made.write([made.row(made.case("mlstm_sig", "tfla", chunk_size=c)) for c in (64, 128)], tmp_path / "a.parquet")
+    made.write(
+        [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c)) for c in (64, 128)], tmp_path / "a.parquet"
+    )
     (tmp_path / "more").mkdir()
     made.write([made.row(made.case("attention", "torch.sdpa_cudnn"))], tmp_path / "more" / "b.parquet")
     return tmp_path
@@ -115,7 +117,7 @@ def test_bad_paths(tmp_path: Path) -> None:
 
 def test_best_rows_choose_the_chunk_size_and_nothing_else() -> None:
     cases = [
-        made.case("mlstm_sig", "tfla", chunk_size=chunk, mode=mode, seq_len=seq_len)
+        made.case("mlstm_sig", "fused_chunk", chunk_size=chunk, mode=mode, seq_len=seq_len)
         for chunk in (64, 128, 256)
         for mode in ("fw", "fwbw")
         for seq_len in (1024, 8192)
@@ -132,8 +134,8 @@ def test_best_rows_choose_the_chunk_size_and_nothing_else() -> None:
 def test_failed_rows_never_count_as_measured() -> None:
     frame = made.frame(
         [
-            made.row(made.case("mlstm_sig", "tfla", chunk_size=64)),
-            made.row(made.case("mlstm_sig", "tfla", chunk_size=128), status="oom", reason="out of memory"),
+            made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=64)),
+            made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), status="oom", reason="out of memory"),
         ]
     )
     assert best_rows(frame)["chunk_size"].tolist() == [64]
@@ -142,7 +144,7 @@ def test_failed_rows_never_count_as_measured() -> None:
 
 
 def test_latest_rows_keep_the_newest_of_a_case_per_device() -> None:
-    case = made.case("mlstm_sig", "tfla")
+    case = made.case("mlstm_sig", "fused_chunk")
     frame = made.frame(
         [
             made.row(case, measured_at="2026-01-02T00:00:00+00:00", time_ms=1.0),

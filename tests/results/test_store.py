@@ -20,7 +20,7 @@ from lrbench.results.schema import RECORD_COLUMNS, Record
 
 RECORD = Record(
     run_id="r" * 32, case_id="0123456789abcdef", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
-    impl="tfla", provider="lrbench", mode="fw", dtype="bf16", status="ok", seq_len=2**40, time_ms=0.1 + 0.2,
+    impl="fused_chunk", provider="lrbench", mode="fw", dtype="bf16", status="ok", seq_len=2**40, time_ms=0.1 + 0.2,
     time_samples_ms=[0.1, 0.2, 0.30000000000000004], git_dirty=False, device_name="NVIDIA H200", git_commit="c" * 40,
 )  # fmt: skip
 FAILED = dataclasses.replace(RECORD, case_id="fedcba9876543210", status="oom", reason="no memory", time_ms=None)

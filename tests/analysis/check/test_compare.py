@@ -167,7 +167,7 @@ def test_terms_select() -> None:
 
 def test_select_reads_files_and_folders(tmp_path: Path) -> None:
     path = write([measured()], tmp_path / "a.parquet")
-    assert describe(select(str(path), ())[0]) == "mlstm_sig tfla fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"
+    assert describe(select(str(path), ())[0]) == "mlstm_sig fused_chunk fw B=8 T=8k H=16 dim 128/256 chunk 128 bf16"
     assert len(select(str(tmp_path), ())) == 1
     assert len(select("op:mlstm_sig", [tmp_path])) == 1
     with pytest.raises(ValueError, match="does not exist"):

@@ -413,7 +413,7 @@ def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
         memory = false
         [[rule]]
         why = "short"
-        match = { impl = "tfla", seq_len = { max = 4096 }, head_dim_v = [128, 256] }
+        match = { impl = "fused_chunk", seq_len = { max = 4096 }, head_dim_v = [128, 256] }
         time = 0.1
         """,
     )
@@ -422,7 +422,7 @@ def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
     assert thresholds.limits(timed(2.0)) == Limits(time=0.05, memory=None)
     assert thresholds.limits(timed(2.0, seq_len=4096)) == Limits(time=0.1, memory=None)
     assert thresholds.rules[1] == Rule(
-        match={"impl": frozenset({"tfla"}), "seq_len": (0.0, 4096.0), "head_dim_v": frozenset({128, 256})},
+        match={"impl": frozenset({"fused_chunk"}), "seq_len": (0.0, 4096.0), "head_dim_v": frozenset({128, 256})},
         limits={"time": 0.1},
         why="short",
     )
@@ -464,6 +464,6 @@ def test_committed_thresholds_say_why() -> None:
     assert COMMITTED.rules
     assert all(rule.why for rule in COMMITTED.rules)
     rows = load_rows(H200)
-    tfla = next(row for row in rows if row["impl"] == "tfla" and row["mode"] == "fw")
-    assert COMMITTED.limits(tfla) == COMMITTED.defaults
-    assert COMMITTED.limits({**tfla, "device_kind": "cpu"}).time == 0.25
+    fused_chunk = next(row for row in rows if row["impl"] == "fused_chunk" and row["mode"] == "fw")
+    assert COMMITTED.limits(fused_chunk) == COMMITTED.defaults
+    assert COMMITTED.limits({**fused_chunk, "device_kind": "cpu"}).time == 0.25

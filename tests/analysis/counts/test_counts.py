@@ -467,23 +467,23 @@ def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None
     sizes = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 256}
     row = count_case("mlstm_sig", "mlstm_kernels.xl_chunk_siging", "fw", "bf16", "fp32", sizes)
     assert row == count("mlstm_sig", **sizes, gate_dtype="fp32", causal_factor=(4 + 1) / 8)
-    walked = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
+    walked = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes)
     assert walked == count("mlstm_sig", formulation="walk", **sizes, gate_dtype="fp32", causal_factor=1)
-    swept = count_case("mlstm_sig", "tfla", "fw", "fp32", "fp32", sizes)
+    swept = count_case("mlstm_sig", "fused_chunk", "fw", "fp32", "fp32", sizes)
     assert (swept.formulation, swept.causal_factor) == ("sweep", (8 + 1) / 16), "tiles of 32"
     swept = count_case("mlstm_sig", "xl_chunk", "fw", "bf16", "fp32", sizes)
     assert (swept.formulation, swept.causal_factor) == ("sweep", (2 + 1) / 4), "tiles of 128"
     assert swept.flops == count("mlstm_sig", **sizes, causal_factor=0.75).flops
     assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
-    assert count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
-    half = count_case("mlstm_sig", "tfla", "fw", "bf16", "bf16", sizes)
+    assert count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
+    half = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "bf16", sizes)
     assert walked.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
 
 
 def test_rows_of_chunks_longer_than_the_sequence_are_one_ragged_chunk() -> None:
     sizes = {"batch": 1, "seq_len": 100, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
-    row = count_case("mlstm_exp", "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 256})
-    assert row.flops == count_case("mlstm_exp", "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 100}).flops
+    row = count_case("mlstm_exp", "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 256})
+    assert row.flops == count_case("mlstm_exp", "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 100}).flops
 
 
 def test_rows_of_implementations_without_a_chunk_axis_use_their_packages_chunk() -> None:
@@ -513,10 +513,10 @@ def test_rows_without_a_count() -> None:
 @pytest.mark.parametrize(
     ("op", "impl", "mode", "expected"),
     [
-        ("mlstm_sig", "tfla", "fw", "walk"),
+        ("mlstm_sig", "fused_chunk", "fw", "walk"),
         ("mlstm_sig", "limit_chunk", "fw", "sweep"),
         ("mlstm_sig", "torch", "fw", "chunkwise"),
-        ("mlstm_sig", "tfla", "step", "recurrent"),
+        ("mlstm_sig", "fused_chunk", "step", "recurrent"),
         ("mlstm_exp", "parallel", "fw", "parallel"),
         ("mlstm_exp", "mlstm_kernels.limit_chunk", "fwbw", "chunkwise"),
         ("gla", "fla.fused_chunk_gla", "fw", "fused"),
@@ -526,7 +526,7 @@ def test_rows_without_a_count() -> None:
         ("rglru", "fused", "fwbw", "fused"),
         ("rglru", "torch.eager", "fwbw", "lines"),
         ("wkv4", "not_declared", "bw", "recurrent"),
-        ("wkv4", "associative", "fw", "scan"),
+        ("wkv4", "associative_scan", "fw", "scan"),
         ("wkv4", "torch", "fwbw", "recurrent"),
         ("wkv4", "fla.fused_recurrent_rwkv4", "fw", "recurrent"),
         ("gated_mlp", "torch.eager", "fw", "eager"),
@@ -592,7 +592,7 @@ def test_bad_input(change: dict, message: str) -> None:
 def test_counting_is_quick_and_imports_no_numerics() -> None:
     code = (
         "import sys; from lrbench.analysis.counts import count_case;"
-        "c = count_case('mlstm_sig', 'tfla', 'fwbw', 'bf16', 'fp32', dict(batch=8, seq_len=8192, num_heads=16,"
+        "c = count_case('mlstm_sig', 'fused_chunk', 'fwbw', 'bf16', 'fp32', dict(batch=8, seq_len=8192, num_heads=16,"
         " head_dim_qk=128, head_dim_v=256, chunk_size=256)); assert c.flops > 0;"
         "heavy = {'torch', 'triton', 'numpy', 'pandas', 'pyarrow', 'matplotlib', 'sympy'} & set(sys.modules);"
         "assert not heavy, heavy"

@@ -22,7 +22,7 @@ from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.autograd import backward_chunk
 from lrbench.kernels.scalar_decay.config import fit_chunk
 
-IMPLEMENTATIONS = ("tfla", "xl_chunk")
+IMPLEMENTATIONS = ("fused_chunk", "xl_chunk")
 LIGHTNING = ("lightning1", "lightning2")
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
@@ -280,7 +280,7 @@ def test_a_backward_walk_takes_the_engines_chunks(batch: int, seq_len: int, chun
     q = torch.empty(batch, seq_len, 2, 64, device="meta")
     v = torch.empty(batch, seq_len, 2, 128, device="meta")
     chunk = backward_chunk(fit_chunk(chunk_size, seq_len), q, v)
-    parts = counted("mlstm_sig", "tfla", "bw", sizes, chunk_size).executed_byte_parts
+    parts = counted("mlstm_sig", "fused_chunk", "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "state pass: store")
     expected = -(-seq_len // chunk) * batch * 2 * 64 * 128 * 4
     assert states == (expected if chunk < seq_len else 0)
@@ -291,7 +291,7 @@ def test_a_backward_walk_takes_the_engines_chunks(batch: int, seq_len: int, chun
 @pytest.mark.parametrize("chunk_size", [256, 1024])
 def test_what_a_walk_does_not_recompute_is_the_counted_work(op: str, mode: str, chunk_size: int) -> None:
     sizes = {"batch": 1, "seq_len": 1000, "num_heads": 3, "head_dim_qk": 72, "head_dim_v": 200}
-    result = counted(op, "tfla", mode, sizes, chunk_size)
+    result = counted(op, "fused_chunk", mode, sizes, chunk_size)
     parts = result.executed_parts
     beyond = ("recomputed_", "padding")
     needed = sum(n for name, n in parts.items() if not name.rpartition(": ")[2].startswith(beyond))
@@ -354,9 +354,9 @@ def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, m
     operation = get_operation(op)
     tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
     with torch.no_grad(), record_launches(launch) as launches:
-        operation.function("tfla")(*tensors.values(), chunk_size=64)
+        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
     # Two chunks of one tile each: half of everything.
-    result = count_case(op, "tfla", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
+    result = count_case(op, "fused_chunk", "fw", "bf16", "fp32", {**sizes, "chunk_size": 64})
     assert result is not None and result.executed_tensor_flops is not None
     assert 2 * sum(map(instruction_flops, launches)) == result.executed_tensor_flops
 

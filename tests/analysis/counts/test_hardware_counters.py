@@ -12,7 +12,7 @@ L2 = get_accelerator("h200").l2_bytes
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
 
 
-def counted(impl: str = "tfla", mode: str = "fw", op: str = "mlstm_sig", **sizes: int) -> Count:
+def counted(impl: str = "fused_chunk", mode: str = "fw", op: str = "mlstm_sig", **sizes: int) -> Count:
     result = count_case(op, impl, mode, "bf16", "fp32", {**SIZES, "chunk_size": 256, **sizes})
     assert result is not None
     return result

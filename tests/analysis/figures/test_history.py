@@ -34,7 +34,7 @@ def test_figure(tmp_path: Path, suffix: str) -> None:
     boxes = [figure.legends[0].get_window_extent(), axes.get_tightbbox()]
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
     assert re.search(
-        r"Time over 2 runs, oldest first: mlstm_sig tfla .* from (1.99|2)\S* to (2.99|3)\S* ms", alt_text(figure)
+        r"Time over 2 runs, oldest first: mlstm_sig fused_chunk .* from (1.99|2)\S* to (2.99|3)\S* ms", alt_text(figure)
     )
     assert save_figure(figure, tmp_path / f"h{suffix}").stat().st_size > 1000
 

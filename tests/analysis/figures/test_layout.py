@@ -21,7 +21,7 @@ RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 
 
 def test_styles_are_the_same_everywhere_and_tell_implementations_apart() -> None:
-    ours = ("tfla", "xl_chunk", "limit_chunk", "torch", "parallel")
+    ours = ("fused_chunk", "xl_chunk", "limit_chunk", "torch", "parallel")
     known = [
         *((op, impl) for op in ("mlstm_sig", "mlstm_exp", "simple_gla", "retention", "mamba2_ssd") for impl in ours),
         ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),

@@ -31,10 +31,10 @@ def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFram
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Forward", "Forward + backward"]
     for panel, mode in enumerate(("fw", "fwbw")):
         drawn = lines(figure, panel)
-        mine = sweep[(sweep["mode"] == mode) & (sweep["impl"] == "tfla") & (sweep["head_dim_v"] == 256)]
+        mine = sweep[(sweep["mode"] == mode) & (sweep["impl"] == "fused_chunk") & (sweep["head_dim_v"] == 256)]
         for op in ("mlstm_sig", "mlstm_exp"):
             expected = mine[mine["op"] == op].groupby("seq_len")["time_ms"].min()
-            assert drawn[series_label(op, "tfla")] == list(expected.items())
+            assert drawn[series_label(op, "fused_chunk")] == list(expected.items())
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
 
@@ -43,7 +43,7 @@ def test_baselines_without_the_head_dim_are_shown_at_their_own(sweep: pd.DataFra
     drawn = lines(plot("runtime", sweep, Selection(head_dim=256)), 0)
     assert series_label("attention", "flash_attn.v4") in drawn
     assert series_label("mamba2_ssd", "mamba_ssm.chunk_scan") in drawn
-    assert len(drawn[series_label("mlstm_sig", "tfla")]) == 7
+    assert len(drawn[series_label("mlstm_sig", "fused_chunk")]) == 7
 
 
 @pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
@@ -72,7 +72,7 @@ def test_failures_are_named(sweep: pd.DataFrame, kind: str) -> None:
 
 
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
-    cases = [made.case("mlstm_sig", "tfla", chunk_size=chunk) for chunk in (64, 128)]
+    cases = [made.case("mlstm_sig", "fused_chunk", chunk_size=chunk) for chunk in (64, 128)]
     frame = made.frame([made.row(cases[0]), made.row(cases[1], status="oom", reason="out of memory")])
     assert "Not shown" not in text(plot("runtime", frame))
     assert "oom (out of memory)" in text(plot("chunk-size", frame))
@@ -88,14 +88,14 @@ def test_chunk_size_figure_is_at_one_length(sweep: pd.DataFrame) -> None:
     figure = plot("chunk-size", sweep, Selection(head_dim=512))
     assert "T = 8,192" in text(figure)
     drawn = lines(figure, 0)
-    assert [x for x, _ in drawn[series_label("mlstm_sig", "tfla")]] == list(made.CHUNKS)
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == list(made.CHUNKS)
     assert [x for x, _ in drawn[series_label("mlstm_sig", "limit_chunk")]] == [64, 128]
     assert series_label("attention", "flash_attn.v4") not in drawn
 
 
 def test_head_dim_figure_leaves_out_fixed_head_dims(sweep: pd.DataFrame) -> None:
     drawn = lines(plot("head-dim", sweep), 0)
-    assert [x for x, _ in drawn[series_label("mlstm_sig", "tfla")]] == [64, 128, 256, 512]
+    assert [x for x, _ in drawn[series_label("mlstm_sig", "fused_chunk")]] == [64, 128, 256, 512]
     assert series_label("attention", "flash_attn.v4") not in drawn
 
 
@@ -107,7 +107,7 @@ def test_memory_is_in_gib(sweep: pd.DataFrame) -> None:
 
 
 def test_several_devices_need_a_choice(sweep: pd.DataFrame) -> None:
-    other = made.frame([made.row(made.case("mlstm_sig", "tfla"), accelerator="h100")])
+    other = made.frame([made.row(made.case("mlstm_sig", "fused_chunk"), accelerator="h100")])
     both = pd.concat([sweep, other], ignore_index=True)
     with pytest.raises(
         ValueError, match="device must be chosen where results hold several: NVIDIA H100 SXM, NVIDIA H2"
@@ -141,7 +141,7 @@ def test_files_carry_the_alt_text(sweep: pd.DataFrame, tmp_path: Path) -> None:
     said = alt_text(figure)
     assert said.startswith("Runtime over sequence length (NVIDIA H200 SXM")
     assert "time per call (ms) over sequence length T (tokens), panels forward, forward + backward; 3 lines" in said
-    assert "(mLSTMsig · lrbench tfla) to" in said
+    assert "(mLSTMsig · lrbench fused_chunk) to" in said
     assert said.endswith(".")
     assert "\n" not in said
     png, svg = save_figure(figure, tmp_path / "a.png"), save_figure(figure, tmp_path / "a.svg")
@@ -159,7 +159,7 @@ def test_other_endings_are_refused(sweep: pd.DataFrame, tmp_path: Path) -> None:
 
 def test_trade_off_runs_from_much_memory_to_little_over_chunk_size(sweep: pd.DataFrame) -> None:
     figure = plot("trade-off", sweep, Selection(head_dim=256))
-    points = lines(figure, 0)[series_label("mlstm_sig", "tfla")]
+    points = lines(figure, 0)[series_label("mlstm_sig", "fused_chunk")]
     memory = [x for x, _ in points]
     assert memory == sorted(memory, reverse=True)
     # Of lines of two points the ends say nothing that the others do not.
@@ -183,16 +183,16 @@ def test_runtime_and_memory_stand_over_one_another(sweep: pd.DataFrame) -> None:
 def test_rate_work_and_time_belong_together(sweep: pd.DataFrame) -> None:
     """Figure 23: TFLOP/s x ms = GFLOP at every chunk size."""
     figure = plot("rate", sweep, Selection(head_dim=256, ops=("mlstm_sig",), modes=("fw",)))
-    rate, work, time = (dict(lines(figure, panel)[series_label("mlstm_sig", "tfla")]) for panel in range(3))
+    rate, work, time = (dict(lines(figure, panel)[series_label("mlstm_sig", "fused_chunk")]) for panel in range(3))
     assert set(rate) == set(work) == set(time) == set(map(float, made.CHUNKS))
     for chunk in rate:
         assert rate[chunk] * time[chunk] * 1e-3 == pytest.approx(work[chunk])
 
 
 def test_suspect_points_are_ringed_and_explained(sweep: pd.DataFrame) -> None:
-    impossible = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
+    impossible = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
     figure = plot("runtime", impossible)
-    assert "Ringed, suspect: tfla fw: " in text(figure)
+    assert "Ringed, suspect: fused_chunk fw: " in text(figure)
     rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep))
@@ -220,8 +220,8 @@ def test_long_reasons_are_shortened() -> None:
 
 def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
     """The one with most rows, which a line says, or the one named with --kernel."""
-    cases = [made.case("mlstm_sig", "tfla", seq_len=n) for n in (1024, 8192)]
-    other = dataclasses.replace(made.case("lightning", "tfla"), kernel="lightning")
+    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=n) for n in (1024, 8192)]
+    other = dataclasses.replace(made.case("lightning", "fused_chunk"), kernel="lightning")
     made.write([made.row(each) for each in (*cases, other)], tmp_path / "rows.parquet")
 
     def drawn(*options: str) -> tuple[str, str]:

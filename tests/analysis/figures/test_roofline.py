@@ -26,15 +26,15 @@ def sweep() -> pd.DataFrame:
 def test_roofline_points_are_the_rows(sweep: pd.DataFrame) -> None:
     figure = roofline(sweep, ["h200"], Selection(head_dim=256))
     drawn = lines(figure, 0)
-    tfla = sweep[
+    fused_chunk = sweep[
         (sweep["op"] == "mlstm_sig")
-        & (sweep["impl"] == "tfla")
+        & (sweep["impl"] == "fused_chunk")
         & (sweep["mode"] == "fw")
         & (sweep["seq_len"] == 8192)
         & (sweep["head_dim_v"] == 256)
     ].sort_values("chunk_size")
-    points = [(row.intensity, pytest.approx(row.tflops)) for row in tfla.itertuples()]
-    assert drawn[series_label("mlstm_sig", "tfla")] == points
+    points = [(row.intensity, pytest.approx(row.tflops)) for row in fused_chunk.itertuples()]
+    assert drawn[series_label("mlstm_sig", "fused_chunk")] == points
     assert max(max(line.get_ydata()) for line in figure.axes[0].lines) == pytest.approx(989)
     measured = with_stored_roofs(get_accelerator("h200")).measured
     assert measured is not None
@@ -53,18 +53,18 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
 
 
 def test_suspect_rows_are_ringed(sweep: pd.DataFrame) -> None:
-    suspect = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=0.2)])
+    suspect = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
     assert suspect["suspect"].notna().all()
     figure = roofline(suspect, ["h200"])
-    assert "Ringed, suspect: tfla fw L = 256: " in text(figure)
+    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(figure)
 
 
 def test_the_share_is_of_the_roof_that_is_drawn(sweep: pd.DataFrame) -> None:
     drawn = lines(roofline(sweep, ["h200"], Selection(head_dim=256, modes=("fw",))), 1)
-    mine = sweep[(sweep["op"] == "mlstm_sig") & (sweep["impl"] == "tfla") & (sweep["mode"] == "fw")]
+    mine = sweep[(sweep["op"] == "mlstm_sig") & (sweep["impl"] == "fused_chunk") & (sweep["mode"] == "fw")]
     mine = mine[(mine["seq_len"] == 8192) & (mine["head_dim_v"] == 256)]
     expected = {row.chunk_size: 100 * row.roofline_fraction for row in mine.itertuples()}
-    assert dict(drawn[series_label("mlstm_sig", "tfla")]) == pytest.approx(expected)
+    assert dict(drawn[series_label("mlstm_sig", "fused_chunk")]) == pytest.approx(expected)
     # Work without matrix products is held to the vector rate; without a chunk axis it stands beyond the chunks.
     ((x, share),) = drawn[series_label("selective_scan", "mamba_ssm.selective_scan")]
     (row,) = sweep[
@@ -75,13 +75,15 @@ def test_the_share_is_of_the_roof_that_is_drawn(sweep: pd.DataFrame) -> None:
 
 def test_several_accelerators_in_one_figure(sweep: pd.DataFrame) -> None:
     """Each one's points on its own roof; one without rows shows its roof alone, wherever it stands in the list."""
-    other = made.frame([made.row(made.case("mlstm_sig", "tfla", chunk_size=c), accelerator="h100") for c in (64, 128)])
+    other = made.frame(
+        [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), accelerator="h100") for c in (64, 128)]
+    )
     both = pd.concat([sweep, other], ignore_index=True)
     figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, modes=("fw",)))
     assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
     assert "Not on this roofline" not in text(figure)
     drawn = lines(figure, 0)
-    ours = series_label("mlstm_sig", "tfla")
+    ours = series_label("mlstm_sig", "fused_chunk")
     assert drawn[f"{ours}, h100_sxm"] == list(zip(other["intensity"], other["tflops"], strict=True))
     assert len(drawn[ours]) == len(made.CHUNKS)
     shares = [y for _, y in lines(figure, 1)[f"{ours}, h100_sxm"]]
@@ -119,7 +121,7 @@ def test_points_are_held_to_measured_roofs() -> None:
     """Between the measured and the specified roof lies what no row calls suspect by itself."""
     roofs = Roofs(matrix_flops=MappingProxyType({"bf16": 700e12}), bandwidth_bytes_s=4e12, source="a test")
     h200 = dataclasses.replace(get_accelerator("h200"), measured=roofs)
-    row = made.row(made.case("mlstm_sig", "tfla", chunk_size=256), time_ms=2.0)
+    row = made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=2.0)
     assert doubt(row, h200) is None
     roof_ms = row["flops"] / min(4e12 * row["intensity"], 700e12) * 1e3
     above = {**row, "time_ms": 0.95 * roof_ms, "tflops": row["flops"] / (0.95 * roof_ms) / 1e9}

@@ -107,24 +107,26 @@ def test_measured_rows_stand_beside_their_accelerators_model() -> None:
     frame = load_results(RESULTS)
     figure = plot("model", frame, theory=Theory(gpus=("b200",), head_dim=256))
     drawn = lines(figure, 0)
-    assert {"B200, model", "H200 SXM, model", "H200 SXM, tfla measured"} <= set(drawn)
-    same = frame[(frame["op"] == "mlstm_sig") & (frame["impl"] == "tfla") & (frame["mode"] == "fw")]
+    assert {"B200, model", "H200 SXM, model", "H200 SXM, fused_chunk measured"} <= set(drawn)
+    same = frame[(frame["op"] == "mlstm_sig") & (frame["impl"] == "fused_chunk") & (frame["mode"] == "fw")]
     same = same[(same["head_dim_v"] == 256) & (same["seq_len"] == 8192) & (same["batch"] == 8)]
     same = same.dropna(subset="chunk_size")  # a chunk length of the kernel's own choice has no place on the axis
     newest = same.sort_values("measured_at").drop_duplicates("chunk_size", keep="last")
-    assert dict(drawn["H200 SXM, tfla measured"]) == dict(zip(newest["chunk_size"], newest["time_ms"], strict=True))
-    launched = dict(drawn["H200 SXM, tfla launches"])
+    assert dict(drawn["H200 SXM, fused_chunk measured"]) == dict(
+        zip(newest["chunk_size"], newest["time_ms"], strict=True)
+    )
+    launched = dict(drawn["H200 SXM, fused_chunk launches"])
     assert all(
-        launched[chunk] == pytest.approx(time_ms, rel=0.2) for chunk, time_ms in drawn["H200 SXM, tfla measured"]
+        launched[chunk] == pytest.approx(time_ms, rel=0.2) for chunk, time_ms in drawn["H200 SXM, fused_chunk measured"]
     )
     assert set(launched) == set(dict(drawn["H200 SXM, model"]))
     colours = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-    assert colours["H200 SXM, tfla launches"] == colours["H200 SXM, model"]
-    assert colours["H200 SXM, tfla measured"] == colours["H200 SXM, model"] != colours["B200, model"]
+    assert colours["H200 SXM, fused_chunk launches"] == colours["H200 SXM, model"]
+    assert colours["H200 SXM, fused_chunk measured"] == colours["H200 SXM, model"] != colours["B200, model"]
 
 
 def test_rows_of_other_problems_are_refused() -> None:
-    frame = made.frame([made.row(made.case("mlstm_exp", "tfla"))])
+    frame = made.frame([made.row(made.case("mlstm_exp", "fused_chunk"))])
     with pytest.raises(
         ValueError, match=r"measured rows of the problem that is modelled \(op mlstm_sig, .*\), got none"
     ):

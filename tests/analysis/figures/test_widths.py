@@ -58,7 +58,7 @@ def channel_rows() -> list[dict[str, Any]]:
     rows = []
     for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
         rows += [channel_row(width, seq_len, chunk_size=chunk) for chunk in (64, 128, 256)]
-        rows += [channel_row(width, seq_len, "associative"), attention_row(width, seq_len)]
+        rows += [channel_row(width, seq_len, "associative_scan"), attention_row(width, seq_len)]
     return rows
 
 
@@ -76,7 +76,7 @@ def mlp() -> pd.DataFrame:
 def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -> None:
     drawn = lines(plot("runtime", channels, Selection(channels=width)), 0)
     here = channels[channels["embedding_dim"] == width]
-    for op, impl in (("rglru", "torch"), ("rglru", "associative"), ("attention", "torch.sdpa_cpu")):
+    for op, impl in (("rglru", "torch"), ("rglru", "associative_scan"), ("attention", "torch.sdpa_cpu")):
         line = here[(here["op"] == op) & (here["impl"] == impl)]
         assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
 
@@ -211,7 +211,7 @@ def test_the_label_of_a_cpus_roof_covers_no_point(share: float) -> None:
 
 def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
     def measured(*ops: str) -> pd.DataFrame:
-        return made.frame(made.row(made.case(op, "tfla", chunk_size=64)) for op in ops)
+        return made.frame(made.row(made.case(op, "fused_chunk", chunk_size=64)) for op in ops)
 
     assert modelled_operation(measured("lightning")) == "lightning"
     assert modelled_operation(measured("lightning", "mlstm_sig")) == "mlstm_sig"
@@ -231,7 +231,7 @@ def test_commands_choose_a_width(command: str, tmp_path: Path) -> None:
 
 def test_the_models_figure_takes_the_operation_of_the_results(tmp_path: Path) -> None:
     sizes = {"num_heads": 8, "head_dim_qk": 512, "head_dim_v": 512}
-    rows = [made.row(made.case("lightning", "tfla", chunk_size=chunk, **sizes)) for chunk in (64, 128)]
+    rows = [made.row(made.case("lightning", "fused_chunk", chunk_size=chunk, **sizes)) for chunk in (64, 128)]
     results, output = made.write(rows, tmp_path / "rows.parquet"), tmp_path / "figure.png"
     done = CliRunner().invoke(app, ["plot", "model", str(results), "--gpu", "h200", "-o", str(output)])
     assert done.exit_code == 0, done.output
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path
 
 
 def test_at_batch_1_throughout_every_length_is_shown() -> None:
-    rows = [dataclasses.asdict(made.case("mlstm_sig", "tfla", seq_len=t, batch=1)) for t in (1024, 2048, 4096)]
+    rows = [dataclasses.asdict(made.case("mlstm_sig", "fused_chunk", seq_len=t, batch=1)) for t in (1024, 2048, 4096)]
     drawn = plot("runtime", made.frame(made.row(Case(**fields)) for fields in rows))
-    assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "tfla")]] == [1024, 2048, 4096]
+    assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "fused_chunk")]] == [1024, 2048, 4096]
     assert "batch 1" in text(drawn)

@@ -178,10 +178,10 @@ def test_long_chunks_that_were_measured_are_found() -> None:
 
 def test_report_with_measurements(tmp_path: Path) -> None:
     times = {64: 2.0, 128: 1.5, 256: 1.2, 512: 1.3, 1024: 1.9}
-    rows = [made.row(made.case("mlstm_sig", "tfla", chunk_size=c), time_ms=t) for c, t in times.items()]
-    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=128, mode="fwbw"), time_ms=0.1))
-    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=128), time_ms=0.1, accelerator="h100"))
-    rows.append(made.row(made.case("mlstm_sig", "tfla", chunk_size=32), status="oom", reason="out of memory"))
+    rows = [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in times.items()]
+    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128, mode="fwbw"), time_ms=0.1))
+    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), time_ms=0.1, accelerator="h100"))
+    rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=32), status="oom", reason="out of memory"))
     made.write(rows, tmp_path / "results.parquet")
     report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, results=(tmp_path,))
     measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"]}
@@ -194,7 +194,7 @@ def test_report_with_measurements(tmp_path: Path) -> None:
 
 
 def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
-    case = made.case("mlstm_sig", "tfla", chunk_size=256)
+    case = made.case("mlstm_sig", "fused_chunk", chunk_size=256)
     rows = [
         made.row(case, time_ms=1.0, measured_at="2026-02-01T00:00:00+00:00"),
         made.row(case, time_ms=9.0, measured_at="2026-01-01T00:00:00+00:00"),

@@ -32,7 +32,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
             for head_dim in (128, 256):
                 case = made.case(
                     "mlstm_sig",
-                    "tfla",
+                    "fused_chunk",
                     seq_len=seq_len,
                     chunk_size=chunk,
                     num_heads=4096 // head_dim,
@@ -47,7 +47,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
 
 
 def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> FormulationFit:
-    fit = fit_efficiency(frame.to_dict("records"), op, "tfla", "fw", "bf16", **options)
+    fit = fit_efficiency(frame.to_dict("records"), op, "fused_chunk", "fw", "bf16", **options)
     assert fit is not None
     return fit
 
@@ -74,8 +74,8 @@ def test_an_interval_covers_what_was_measured() -> None:
     inside = 0
     for row in frame.to_dict("records"):
         sizes = {n: int(row[n]) for n in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v", "chunk_size")}
-        counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", sizes)
-        steps = sequential_steps("mlstm_sig", "tfla", "fw", "bf16", sizes)
+        counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes)
+        steps = sequential_steps("mlstm_sig", "fused_chunk", "fw", "bf16", sizes)
         prediction = predict(counted, H200, "bf16", steps=steps, fit=fit)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
@@ -83,7 +83,7 @@ def test_an_interval_covers_what_was_measured() -> None:
 
 
 def test_without_measurements_the_bounds_are_the_interval() -> None:
-    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
     prediction = predict(counted, B200, "bf16")
     assert prediction.time_ms is None
     assert (prediction.low_ms, prediction.high_ms) == (prediction.model.lower_ms, prediction.model.upper_ms)
@@ -91,7 +91,7 @@ def test_without_measurements_the_bounds_are_the_interval() -> None:
 
 def test_a_fit_is_carried_to_another_accelerator() -> None:
     fit = fit_of(measured(0.05))
-    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
     here, there = (predict(counted, part, "bf16", steps=64, fit=fit) for part in (H200, B200))
     assert there.time_ms < here.time_ms
     assert there.time_ms > there.model.lower_ms
@@ -116,7 +116,7 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     reached = with_roofs(H200, "measured")
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
     assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
-    counted = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", made.case("mlstm_sig", "tfla").sizes)
+    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
     times = (
         predict(counted, H200, "bf16", steps=64, fit=on_spec).time_ms,
         predict(counted, reached, "bf16", steps=64, fit=on_measured).time_ms,
@@ -138,8 +138,8 @@ def test_rows_of_the_asked_device_are_preferred_and_suspect_ones_left_out() -> N
 
 def test_steps_that_wait_for_one_another() -> None:
     sizes = {"seq_len": 1000, "chunk_size": 64}
-    assert sequential_steps("mlstm_sig", "tfla", "fw", "bf16", sizes) == 16
-    assert sequential_steps("mlstm_sig", "tfla", "step", "bf16", {"seq_len": 1}) == 1
+    assert sequential_steps("mlstm_sig", "fused_chunk", "fw", "bf16", sizes) == 16
+    assert sequential_steps("mlstm_sig", "fused_chunk", "step", "bf16", {"seq_len": 1}) == 1
     assert sequential_steps("mlstm_sig", "parallel", "fw", "bf16", sizes) == 1
     assert sequential_steps("attention", "torch.sdpa_flash", "fw", "bf16", {"seq_len": 1000}) == 1
     assert sequential_steps("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", {"seq_len": 1000}) == 1000
@@ -149,9 +149,9 @@ def test_committed_results_are_fitted() -> None:
     """The residuals are reported as they are; they must stay those of a model and not of a guess."""
     for op in ("mlstm_sig", "mlstm_exp"):
         for mode in ("fw", "fwbw"):
-            key = {"op": op, "impl": "tfla", "mode": mode, "dtype": "bf16", "status": "ok"}
+            key = {"op": op, "impl": "fused_chunk", "mode": mode, "dtype": "bf16", "status": "ok"}
             rows = load_rows(committed_results(), ROW_COLUMNS, key)
-            fit = fit_efficiency(rows, op, "tfla", mode, "bf16", device="h200_sxm")
+            fit = fit_efficiency(rows, op, "fused_chunk", mode, "bf16", device="h200_sxm")
             assert fit.rows > 100
             assert fit.median_error < 0.25
             assert fit.low_ratio < 1 < fit.high_ratio
@@ -159,8 +159,8 @@ def test_committed_results_are_fitted() -> None:
 
 def test_too_few_rows_are_not_fitted() -> None:
     frame = measured(0.0)
-    assert fit_efficiency(frame.head(MIN_ROWS - 1).to_dict("records"), "mlstm_sig", "tfla", "fw", "bf16") is None
-    assert fit_efficiency(frame.to_dict("records"), "mlstm_exp", "tfla", "fw", "bf16") is None
+    assert fit_efficiency(frame.head(MIN_ROWS - 1).to_dict("records"), "mlstm_sig", "fused_chunk", "fw", "bf16") is None
+    assert fit_efficiency(frame.to_dict("records"), "mlstm_exp", "fused_chunk", "fw", "bf16") is None
 
 
 def test_factors_are_never_negative() -> None:

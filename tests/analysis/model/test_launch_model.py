@@ -41,13 +41,13 @@ FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fw
 
 
 def launches(op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> tuple[Launch, ...]:
-    found = launches_of(op, "tfla", mode, "bf16", "fp32", {**SIZES, **sizes})
+    found = launches_of(op, "fused_chunk", mode, "bf16", "fp32", {**SIZES, **sizes})
     assert found is not None
     return found
 
 
 def stored_fit(op: str, mode: str) -> LaunchFit:
-    fit = stored_launch_fit(STORED, op, "tfla", mode, "bf16", device="h200_sxm")
+    fit = stored_launch_fit(STORED, op, "fused_chunk", mode, "bf16", device="h200_sxm")
     assert fit is not None
     return fit
 
@@ -89,7 +89,7 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
 
 def test_launches_are_those_that_hardware_counters_saw() -> None:
     profiles = STORED[0].glob("*profile.parquet")
-    rows = [row for path in profiles for row in pq.read_table(path).to_pylist() if row["impl"] == "tfla"]
+    rows = [row for path in profiles for row in pq.read_table(path).to_pylist() if row["impl"] == "fused_chunk"]
     assert len(rows) >= 6
     for row in rows:
         sizes = {name: row[name] for name in SIZE_COLUMNS if row.get(name) is not None}
@@ -111,7 +111,7 @@ def test_work_and_state_traffic_of_launches_are_the_executed_counts(
 ) -> None:
     sizes = {**SIZES, "seq_len": seq_len, "chunk_size": chunk_size, "batch": batch}
     for mode in ("fw", "bw", "fwbw"):
-        count = count_case(op, "tfla", mode, "bf16", "fp32", sizes)
+        count = count_case(op, "fused_chunk", mode, "bf16", "fp32", sizes)
         found = launches(op, mode, **sizes)
         assert sum(each.flops for each in found) == pytest.approx(count.executed_tensor_flops)
         parts = {name: value for name, value in count.executed_byte_parts.items() if "gate" not in name}
@@ -137,9 +137,9 @@ def test_one_chunk_needs_no_states_and_few_programs_merge_theirs() -> None:
     [
         ("xl_chunk", "fw", "bf16", 512),
         ("torch", "fw", "bf16", 512),
-        ("tfla", "step", "bf16", 512),
-        ("tfla", "fw", "fp32", 512),
-        ("tfla", "fw", "bf16", 100),
+        ("fused_chunk", "step", "bf16", 512),
+        ("fused_chunk", "fw", "fp32", 512),
+        ("fused_chunk", "fw", "bf16", 100),
     ],
 )
 def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int) -> None:
@@ -150,7 +150,7 @@ def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int)
 
 def test_rows_from_before_the_launches_changed_are_outdated() -> None:
     def outdated(when: str, op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> bool:
-        return is_outdated(op, "tfla", mode, "bf16", "fp32", {**SIZES, **sizes}, f"2026-11-{when}:00+00:00")
+        return is_outdated(op, "fused_chunk", mode, "bf16", "fp32", {**SIZES, **sizes}, f"2026-11-{when}:00+00:00")
 
     assert outdated("21T13:00", "mlstm_exp") and not outdated("21T13:30", "mlstm_exp")
     assert not outdated("20T13:00"), "grids of 512 programs were never split"
@@ -162,7 +162,7 @@ def test_rows_from_before_the_launches_changed_are_outdated() -> None:
 
 def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
     constants = (0.004, 0.008, 0.005, 0.002, 0.003, 0.001, 0.0035, 1.2, 1.3, 3.0)
-    fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "tfla", "fw", "bf16")
+    fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "fused_chunk", "fw", "bf16")
     assert tuple(fit.constants.values()) == pytest.approx(constants, rel=1e-5)
     assert tuple(fit.constants) == CONSTANTS
     assert (fit.rows, fit.outdated, fit.ops) == (60, 0, ("mlstm_exp",))
@@ -181,14 +181,16 @@ def test_what_a_fit_leaves_out() -> None:
     wrong = made_rows("mlstm_sig", [0.001] * len(CONSTANTS), times=9.0)
     newer = [{**row, "measured_at": "2026-12-02T00:00:00+00:00"} for row in good]
     suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
-    fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "tfla", "fw", "bf16")
+    fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "fused_chunk", "fw", "bf16")
     assert fit.rows == 60 and fit.worst_error < 1e-6
     old = made_rows("mlstm_exp", [0.001] * len(CONSTANTS), measured_at="2026-11-20T00:00:00+00:00")
-    assert fit_launches(old, "mlstm_exp", "tfla", "fw", "bf16") is None
-    assert fit_launches(good[: MIN_ROWS - 1], "mlstm_sig", "tfla", "fw", "bf16") is None
-    assert fit_launches(good, "mlstm_exp", "tfla", "fw", "bf16") is None, "other kernels"
+    assert fit_launches(old, "mlstm_exp", "fused_chunk", "fw", "bf16") is None
+    assert fit_launches(good[: MIN_ROWS - 1], "mlstm_sig", "fused_chunk", "fw", "bf16") is None
+    assert fit_launches(good, "mlstm_exp", "fused_chunk", "fw", "bf16") is None, "other kernels"
     b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:40]]
-    chosen = [fit_launches([*good, *b200], "mlstm_sig", "tfla", "fw", "bf16", device=key) for key in ("b200", "h100")]
+    chosen = [
+        fit_launches([*good, *b200], "mlstm_sig", "fused_chunk", "fw", "bf16", device=key) for key in ("b200", "h100")
+    ]
     assert [each.accelerator for each in chosen] == ["b200", "h200_sxm"]
 
 
@@ -215,12 +217,12 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
 
     The fit has not seen the problem's sequence length.
     """
-    key = {"op": op, "impl": "tfla", "mode": mode, "dtype": "bf16"}
+    key = {"op": op, "impl": "fused_chunk", "mode": mode, "dtype": "bf16"}
     rows = load_rows(STORED, ROW_COLUMNS, {**key, "status": "ok"})
     regrets = []
     for seq_len in sorted({row["seq_len"] for row in rows}):
         seen = [row for row in rows if row["seq_len"] != seq_len]
-        fit = fit_launches(seen, op, "tfla", mode, "bf16")
+        fit = fit_launches(seen, op, "fused_chunk", mode, "bf16")
         for head_dim in (64, 128, 256, 512):
             report = chunk_size_report(
                 op,
@@ -259,7 +261,7 @@ def test_report_follows_the_model_that_was_asked_for(fits: dict[tuple[str, str],
 
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], LaunchFit]) -> None:
-    case = ("mlstm_sig", "tfla", "fwbw", "bf16", "fp32", SIZES)
+    case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     count = count_case(*case)
     here, there = (predict_case(case, count, each, STORED) for each in (H200, B200))
     for each in (here, there):
@@ -276,8 +278,8 @@ def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], LaunchF
 
 def test_no_time_is_below_the_roofline() -> None:
     rows = made_rows("mlstm_sig", [1e-9] * len(CONSTANTS))
-    fit = fit_launches(rows, "mlstm_sig", "tfla", "fw", "bf16")
-    count = count_case("mlstm_sig", "tfla", "fw", "bf16", "fp32", SIZES)
+    fit = fit_launches(rows, "mlstm_sig", "fused_chunk", "fw", "bf16")
+    count = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
     assert fit.time_ms(launches(), H200, count) == floor_ms(count, H200, "bf16")
     assert floor_ms(count, H200, "bf16") >= 1e3 * count.compulsory_bytes / H200.bandwidth_bytes_s
 
@@ -306,7 +308,7 @@ def test_rows_of_no_group_are_never_left_out() -> None:
 def test_answers_without_torch_and_pandas() -> None:
     code = (
         "import sys, pathlib; from lrbench.analysis.model.launch_model import stored_launch_fit;"
-        f"assert stored_launch_fit((pathlib.Path({str(STORED[0])!r}),), 'mlstm_sig', 'tfla', 'fw', 'bf16',"
+        f"assert stored_launch_fit((pathlib.Path({str(STORED[0])!r}),), 'mlstm_sig', 'fused_chunk', 'fw', 'bf16',"
         " device='h200_sxm').rows; print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -330,7 +332,7 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
     tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
     with torch.no_grad(), record_launches(launch) as recorded:
-        operation.function("tfla")(*tensors.values(), chunk_size=64)
+        operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
     kinds = {
         "fused_chunk_kernel": "walk",
         "chunk_h_kernel": "states",

@@ -61,13 +61,15 @@ def summary(made_report: Report) -> dict[str, str]:
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.25])
 def test_summary_computes_its_figures_from_the_rows(factor: float, tmp_path: Path) -> None:
     baseline = row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 1.25 * factor)
-    told = summary(report([row("mlstm_sig", "tfla", 1.25), baseline], tmp_path))
+    told = summary(report([row("mlstm_sig", "fused_chunk", 1.25), baseline], tmp_path))
     assert told["Measured"].startswith("2 cases of 2 implementations and 1 operation were run on NVIDIA H200")
-    ours, theirs = "mLSTMsig · lrbench tfla", "mLSTMsig · mlstm_kernels xl_chunk_siging"
+    ours, theirs = "mLSTMsig · lrbench fused_chunk", "mLSTMsig · mlstm_kernels xl_chunk_siging"
     fastest, time_ms = (ours, 1.25) if factor > 1 else (theirs, 1.25 * factor)
     assert f"the fastest is {fastest} at T = 8k." in told["Forward"]
     assert f"{fastest} takes {markup.number(time_ms)} ms" in told["Forward"]
-    found = re.search(r"lrbench tfla is ([\d.]+) times \(([\d.]+) to ([\d.]+)\) as fast as (.*?)\.$", told["Forward"])
+    found = re.search(
+        r"lrbench fused_chunk is ([\d.]+) times \(([\d.]+) to ([\d.]+)\) as fast as (.*?)\.$", told["Forward"]
+    )
     assert found is not None
     ratio, low, high = (float(found[n]) for n in (1, 2, 3))
     assert ratio == pytest.approx(factor, abs=0.005)
@@ -86,7 +88,7 @@ def mlp(tokens: int, impl: str, time_ms: float, run: str, **tested: Any) -> dict
 
 def test_families_are_told_one_after_the_other(tmp_path: Path) -> None:
     """Each section names them, none mixes them, and a family without a chunk size is left out where that is shown."""
-    rows = [row("mlstm_sig", "tfla", 1.0 / chunk, chunk_size=chunk) for chunk in (64, 128)]
+    rows = [row("mlstm_sig", "fused_chunk", 1.0 / chunk, chunk_size=chunk) for chunk in (64, 128)]
     rows += [mlp(tokens, "fused", tokens / 1e3, "a", throttled=None) for tokens in (1024, 4096)]
     # Of an operation of another family's, for whichever it was measured.
     rows.append(row("lightning", "lightning_attn.v2", 3.0, chunk_size=None))
@@ -120,11 +122,14 @@ def test_summary_says_where_which_is_fastest(tmp_path: Path) -> None:
     rows = [
         row(op, impl, times[length][n], seq_len=length)
         for length in times
-        for n, (op, impl) in enumerate((("mlstm_sig", "tfla"), ("attention", "flash_attn.v4")))
+        for n, (op, impl) in enumerate((("mlstm_sig", "fused_chunk"), ("attention", "flash_attn.v4")))
     ]
     told = summary(report(rows, tmp_path))["Forward"]
-    assert "the fastest is attention · flash_attn v4 at T = 1k, 2k; mLSTMsig · lrbench tfla at T = 8k." in told
-    assert "Beside other mathematics, at equal tokens and embedding dim, mLSTMsig · lrbench tfla is 1.33 times" in told
+    assert "the fastest is attention · flash_attn v4 at T = 1k, 2k; mLSTMsig · lrbench fused_chunk at T = 8k." in told
+    assert (
+        "Beside other mathematics, at equal tokens and embedding dim, mLSTMsig · lrbench fused_chunk is 1.33 times"
+        in told
+    )
 
 
 def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
@@ -132,12 +137,12 @@ def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
         row("mlstm_sig", "limit_chunk", seq_len=length, tested={"status": "oom", "reason": f"{length} bytes too many"})
         for length in (1024, 2048)
     ]
-    failed.append(row("mlstm_exp", "tfla", tested={"status": "crash", "reason": "<aborted> & gone"}))
-    made_report = report([row("mlstm_sig", "tfla", 1.0), *failed], tmp_path)
+    failed.append(row("mlstm_exp", "fused_chunk", tested={"status": "crash", "reason": "<aborted> & gone"}))
+    made_report = report([row("mlstm_sig", "fused_chunk", 1.0), *failed], tmp_path)
     assert "1 was timed, 3 were not (2 oom, 1 crash)" in summary(made_report)["Measured"]
     told = summary(made_report)["Failures"]
     assert "limit_chunk fw, 2 oom: 1024 bytes too many (and 1 more that differ in figures)" in told
-    assert "mLSTMexp · lrbench tfla fw, 1 crash: <aborted> & gone" in told
+    assert "mLSTMexp · lrbench fused_chunk fw, 1 crash: <aborted> & gone" in told
     shown = made_report.failures().text
     assert "&lt;aborted&gt; &amp; gone" in shown
     assert shown.count("<tr>") == 1 + 2
@@ -145,8 +150,8 @@ def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
 
 def test_suspect_rows_count_in_no_comparison(tmp_path: Path) -> None:
     rows = [
-        row("mlstm_sig", "tfla", 0.2, chunk_size=64),
-        row("mlstm_sig", "tfla", 2.0, chunk_size=128),
+        row("mlstm_sig", "fused_chunk", 0.2, chunk_size=64),
+        row("mlstm_sig", "fused_chunk", 2.0, chunk_size=128),
         row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 6.0),
     ]
     made_report = report(rows, tmp_path)
@@ -171,7 +176,7 @@ def test_comparisons_match_problem_by_problem() -> None:
 
 def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None:
     times = {64: 3.0, 128: 2.0, 256: 1.5, 512: 1.0, 1024: 4.0}
-    made_report = report([row("mlstm_sig", "tfla", times[chunk], chunk_size=chunk) for chunk in times], tmp_path)
+    made_report = report([row("mlstm_sig", "fused_chunk", times[chunk], chunk_size=chunk) for chunk in times], tmp_path)
     (choice,) = made_report.choices
     assert choice.row.chunk_size == 512
     assert choice.modelled in times
@@ -228,7 +233,7 @@ def test_speed_ups_name_the_problem_and_no_unknown_version(tmp_path: Path) -> No
     rows = [
         row("mlstm_sig", impl, time_ms, tested={"driver_version": driver, "cuda_version": cuda})
         for impl, time_ms, driver, cuda in (
-            ("tfla", 1.0, "570", None),
+            ("fused_chunk", 1.0, "570", None),
             ("mlstm_kernels.xl_chunk_siging", 2.0, "580", "13.0"),
         )
     ]
@@ -260,19 +265,19 @@ def test_an_mlp_is_told_over_its_tokens(tmp_path: Path) -> None:
 def test_nothing_is_claimed_of_limits_that_were_not_asked(tmp_path: Path) -> None:
     """A CPU's rates are no limits: that no row is suspect says nothing there."""
     limits = "o time is beyond what the device allows"
-    assert limits in summary(report([row("mlstm_sig", "tfla", 1.0)], tmp_path))["With care"]
+    assert limits in summary(report([row("mlstm_sig", "fused_chunk", 1.0)], tmp_path))["With care"]
     assert limits not in summary(report(cpu_only(), tmp_path)).get("With care", "")
 
 
 def test_rows_beside_the_shown_setting_are_told(tmp_path: Path) -> None:
-    rows = [row("mlstm_sig", "tfla", 1.0, seq_len=n) for n in (1024, 8192)]
-    rows.append(row("mlstm_sig", "tfla", 0.5, batch=1))
+    rows = [row("mlstm_sig", "fused_chunk", 1.0, seq_len=n) for n in (1024, 8192)]
+    rows.append(row("mlstm_sig", "fused_chunk", 0.5, batch=1))
     told = summary(report(rows, tmp_path))["Measured"]
     assert "show 65,536 tokens, embedding dim 4,096, bf16, value head dim 256: 2 of 3 timed cases." in told
 
 
 def nothing_timed() -> list[dict[str, Any]]:
-    return [row("mlstm_sig", "tfla", tested={"status": "unavailable", "reason": "pip install triton"})]
+    return [row("mlstm_sig", "fused_chunk", tested={"status": "unavailable", "reason": "pip install triton"})]
 
 
 def cpu_only() -> list[dict[str, Any]]:
@@ -308,7 +313,7 @@ LACKING = {
         },
     ),
     "no baselines, one sequence length": (
-        lambda: [row("mlstm_sig", "tfla", 1.0)],
+        lambda: [row("mlstm_sig", "fused_chunk", 1.0)],
         {
             "summary": "hold no timed baseline",
             "head_dim": "results must hold more than one head dim",
@@ -317,11 +322,11 @@ LACKING = {
         },
     ),
     "states in bf16 only": (
-        lambda: [row("mlstm_sig", "tfla", 1.0, state_dtype="bf16")],
+        lambda: [row("mlstm_sig", "fused_chunk", 1.0, state_dtype="bf16")],
         {"results": "mLSTMsig", "summary": "1 was timed"},
     ),
     "few columns": (
-        lambda: [{**row("mlstm_sig", "tfla", 1.0), **dict.fromkeys(OPTIONAL)}],
+        lambda: [{**row("mlstm_sig", "fused_chunk", 1.0), **dict.fromkeys(OPTIONAL)}],
         {"results": "mLSTMsig", "summary": "is not known"},
     ),
     "no heads and no chunks": (channels_only, {"chunk_size": "not drawn", "summary": "RG-LRU"}),
@@ -342,13 +347,13 @@ def test_what_the_results_lack_is_said(name: str, tmp_path: Path) -> None:
 
 
 def test_rows_without_a_device_are_refused(tmp_path: Path) -> None:
-    bare = {**row("mlstm_sig", "tfla", 1.0), "device_name": None, "device_accelerator": None}
+    bare = {**row("mlstm_sig", "fused_chunk", 1.0), "device_name": None, "device_accelerator": None}
     with pytest.raises(ValueError, match="results must name the device that they were measured on"):
         report([bare], tmp_path)
 
 
 def test_other_devices_stay_out(tmp_path: Path) -> None:
-    rows = [row("mlstm_sig", "tfla", 1.0), *cpu_only()]
+    rows = [row("mlstm_sig", "fused_chunk", 1.0), *cpu_only()]
     made_report = report(rows, tmp_path)
     assert set(made_report.subject.rows["device_accelerator"]) == {"h200_sxm"}
     assert "2 rows of other devices" in summary(made_report)["Measured"]
@@ -486,7 +491,10 @@ def lrbench(*arguments: str, cwd: Path, before: str = "") -> subprocess.Complete
 
 
 def test_command_writes_a_page_and_says_where(tmp_path: Path) -> None:
-    made.write([row("mlstm_sig", "tfla", 1.0), row("mlstm_sig", "tfla", 2.0, chunk_size=64)], tmp_path / "rows.parquet")
+    made.write(
+        [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)],
+        tmp_path / "rows.parquet",
+    )
     done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "out/mine.html\n"), done.stderr
     assert done.stderr == ""
@@ -535,7 +543,7 @@ def test_a_pdf_without_a_browser_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_a_browser_that_fails_costs_the_pdf_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the PDF was asked for."""
     monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
-    made.write([row("mlstm_sig", "tfla", 1.0)], tmp_path / "rows.parquet")
+    made.write([row("mlstm_sig", "fused_chunk", 1.0)], tmp_path / "rows.parquet")
     for option, code in (((), 0), (("--pdf",), 1)):
         done = lrbench("report", "rows.parquet", "--gpu", "h200", *option, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, "report.html\n")
