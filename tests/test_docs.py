@@ -20,7 +20,7 @@ from lrbench.kernels.spec import DTYPES, MODES
 from lrbench.results.schema import RECORD_COLUMNS, STATUSES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def table_names(text: str) -> set[str]:
