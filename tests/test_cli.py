@@ -251,7 +251,7 @@ def test_bad_usage_exits_2_with_one_message_and_no_output(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("gpus",), ("predict", "fused_chunk", "--gpu", "h100"), ("doctor",), TINY])
+@pytest.mark.parametrize("command", [("gpus",), ("predict", "tfla", "--gpu", "h100"), ("doctor",), TINY])
 def test_a_bad_accelerator_file_exits_2_with_one_line(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
 ) -> None:
@@ -285,10 +285,10 @@ def test_a_users_accelerator_is_listed_and_taken(
 
     (row,) = (row for row in run("gpus") if row["key"] == "h100_nvl")
     assert (row["defined_in"], row["source"]) == (str(mine), "NVIDIA H100 NVL product brief")
-    report = run("chunk-size", "fused_chunk", "--gpu", "h100_nvl")
+    report = run("chunk-size", "tfla", "--gpu", "h100_nvl")
     assert report["accelerator"] == "h100_nvl"
     assert report["accelerator_intensity"] == pytest.approx(835 / 3.9)
-    assert run("predict", "fused_chunk", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
+    assert run("predict", "tfla", "--gpu", "H100-NVL")["accelerator"] == "h100_nvl"
 
 
 def test_a_closed_standard_output_is_no_traceback() -> None:

@@ -82,7 +82,7 @@ def test_count_as_a_table_ends_with_totals(run: Run) -> None:
     assert "\ntotal " in printed
     assert printed.endswith("intensity 48.89 FLOP per byte, causal factor 0.5\n")
     assert run("count", "attention", "--format", "csv").startswith("part,flops,bytes\n")
-    assert "\nstate " in run("count", "fused_chunk", "--mode", "step")
+    assert "\nstate " in run("count", "tfla", "--mode", "step")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_every_family_is_counted(arguments: str, operation: str, part: str, run:
 
 
 def test_count_says_what_the_kernels_run(run: Run) -> None:
-    walk = ("count", "fused_chunk", "--formulation", "walk", "--chunk-size", 1024)
+    walk = ("count", "tfla", "--formulation", "walk", "--chunk-size", 1024)
     printed = run.json(*walk)
     assert printed["executed_tensor_flops"] == sum(printed["executed_parts"].values()) > printed["tensor_flops"]
     assert "h: recomputed_scores" in printed["executed_parts"]
@@ -168,13 +168,13 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
         made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), time_ms=t) for c, t in ((128, 1.0), (512, 1.5))
     ]
     made.write(rows, tmp_path / "r.parquet")
-    printed = run("chunk-size", "fused_chunk", "--gpu", "h200", "--results", tmp_path)
+    printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
     assert "measured best: 128 (" in printed
     assert "; the modelled choice takes 0.5 ms more" in printed
 
 
 def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run) -> None:
-    command = ("chunk-size", "fused_chunk", "--gpu", "h200", "--impl", "fused_chunk")
+    command = ("chunk-size", "tfla", "--gpu", "h200", "--impl", "fused_chunk")
     report = run.json(*command)
     assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
     assert 0 < report["launches"]["median_error"] < 0.05 < report["launches"]["formulation_median_error"]
@@ -183,14 +183,14 @@ def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run
     assert "; the choice by launches takes 0 ms more" in printed
     changed = run(*command, "--mode", "fwbw", "--seq-len", "16k", "--batch", 4)
     assert "16384 was not measured with today's launches (outdated: 5.465 ms)" in changed
-    unnamed = run.json("chunk-size", "fused_chunk", "--gpu", "h200")
+    unnamed = run.json("chunk-size", "tfla", "--gpu", "h200")
     assert (unnamed["model"], unnamed["runtime_optimal_feasible"]) == ("formulation", 512)
     assert unnamed["launches"]["optimal_feasible"] == 8192
     assert run.json("chunk-size", "gla", "--gpu", "h200")["launches"] is None
 
 
 def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
-    row = run.json("predict", "fused_chunk", "--gpu", "b200", "--no-fit")
+    row = run.json("predict", "tfla", "--gpu", "b200", "--no-fit")
     assert 0 < row["low_ms"] < row["high_ms"]
     assert row["time_ms"] is None
     assert row["low_ms"] == max(row["flops_ms"], row["bytes_ms"])
@@ -201,23 +201,23 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
         for seq_len in (1024, 8192, 65536)
     ]
     made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
-    fitted = run.json("predict", "fused_chunk", "--gpu", "b200", "--results", tmp_path)
+    fitted = run.json("predict", "tfla", "--gpu", "b200", "--results", tmp_path)
     assert fitted["low_ms"] <= fitted["time_ms"] <= fitted["high_ms"]
     assert (fitted["fitted_on"], fitted["fitted_rows"]) == ("h200_sxm", 12)
     assert fitted["median_error"] < 0.02
     assert fitted["low_ms"] < fitted["high_ms"]
-    assert ",time_ms," in run("predict", "fused_chunk", "--format", "csv")
-    assert "full overlap to no overlap" in run("predict", "fused_chunk", "--no-fit")
+    assert ",time_ms," in run("predict", "tfla", "--format", "csv")
+    assert "full overlap to no overlap" in run("predict", "tfla", "--no-fit")
 
 
 def test_predict_uses_the_committed_results(run: Run) -> None:
-    row = run.json("predict", "fused_chunk", "--gpu", "b200")
+    row = run.json("predict", "tfla", "--gpu", "b200")
     assert (row["accelerator"], row["fitted_on"]) == ("b200", "h200_sxm")
     assert row["fitted_rows"] > 100
     assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
     assert 0 < row["median_error"] < row["worst_error"]
     assert "carried to b200" in row["interval"]
-    assert "low to high: 90 % of rows left out" in run("predict", "fused_chunk", "--gpu", "b200")
+    assert "low to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200")
     # Nothing was measured of it, so only the model's bounds are left.
     assert run.json("predict", "selective_scan", "--gpu", "b200")["time_ms"] is None
 
@@ -250,9 +250,9 @@ def test_predict_knows_every_counted_operation(operation: str, impl: str, sizes:
 
 
 def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
-    spec = run.json("chunk-size", "fused_chunk", "--gpu", "h200")
+    spec = run.json("chunk-size", "tfla", "--gpu", "h200")
     assert run.err == "--gpu h200 means h200_sxm: H200 141 GB HBM3e SXM5\n"
-    measured = run.json("chunk-size", "fused_chunk", "--gpu", "h200_sxm", "--roofs", "measured")
+    measured = run.json("chunk-size", "tfla", "--gpu", "h200_sxm", "--roofs", "measured")
     assert run.err == f"--roofs measured: {measured['roofs']}\n"
     assert spec["roofs"] == "specification"
     assert spec["accelerator_part"] == "H200 141 GB HBM3e SXM5"
@@ -261,7 +261,7 @@ def test_short_names_and_measured_roofs_are_explained(run: Run) -> None:
 
 
 def test_the_rates_of_a_cpu_are_said_to_be_measured(run: Run) -> None:
-    assert "measured" in run.json("predict", "fused_chunk", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
+    assert "measured" in run.json("predict", "tfla", "--gpu", "cpu", "--dtype", "fp32", "--no-fit")["roofs"]
 
 
 def test_figures_are_written(tmp_path: Path, run: Run) -> None:

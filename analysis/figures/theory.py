@@ -375,7 +375,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
 def _launch_times(
     frame: pd.DataFrame, theory: Theory, accelerator: Accelerator, chunks: Sequence[int]
 ) -> list[float] | None:
-    """Return the times that fused_chunk's launches take at each chunk size, fitted to what the accelerator measured of it."""
+    """Return the times that fused_chunk's launches take at each chunk size, fitted to the accelerator's rows."""
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == "fused_chunk") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]

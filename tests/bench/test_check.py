@@ -15,8 +15,8 @@ from lrbench.kernels.spec import Operation
 from lrbench.results.schema import Case
 
 CASE = Case(
-    kernel="tfla", op="mlstm_exp", impl="fused_chunk", provider="lrbench", mode="fwbw", dtype="fp32", state_dtype="fp32",
-    batch=2, seq_len=96, num_heads=2, head_dim_qk=16, head_dim_v=32, chunk_size=32,
+    kernel="tfla", op="mlstm_exp", impl="fused_chunk", provider="lrbench", mode="fwbw", dtype="fp32",
+    state_dtype="fp32", batch=2, seq_len=96, num_heads=2, head_dim_qk=16, head_dim_v=32, chunk_size=32,
 )  # fmt: skip
 
 

@@ -37,19 +37,19 @@ def results(tmp_path: Path) -> Path:
 def test_implementations_and_what_is_missing(results: Path) -> None:
     declared = {
         ("fused_chunk", "mlstm_sig", "fused_chunk"): GPU,
-        ("fused_chunk", "mlstm_sig", "torch"): BOTH,
-        ("fused_chunk", "mlstm_sig", "only_on_a_cpu"): CPU,
+        ("tfla", "mlstm_sig", "torch"): BOTH,
+        ("tfla", "mlstm_sig", "only_on_a_cpu"): CPU,
         ("lightning", "attention", "torch.sdpa_cudnn"): GPU,
         ("wkv", "wkv4", "scan"): GPU,
     }
     ours, torch, peer = implementation_rows([results], declared)
     assert ours == {
-        "device": "h200_sxm", "kernel": "fused_chunk", "op": "mlstm_sig", "impl": "fused_chunk", "ok": 2, "not_ok": "1 oom",
+        "device": "h200_sxm", "kernel": "tfla", "op": "mlstm_sig", "impl": "fused_chunk", "ok": 2, "not_ok": "1 oom",
         "older_rows": 1, "measured": "2026-01-01 to 2026-01-02", "commits": "bbbbbbb, aaaaaaa", "torch": "2.11",
         "triton": "3.6.0",
     }  # fmt: skip
     assert (torch["impl"], torch["ok"], torch["measured"]) == ("torch", 0, None)
-    assert (peer["kernel"], peer["impl"], peer["ok"]) == ("fused_chunk", "torch.sdpa_cudnn", 1)
+    assert (peer["kernel"], peer["impl"], peer["ok"]) == ("tfla", "torch.sdpa_cudnn", 1)
 
 
 def test_files(results: Path) -> None:

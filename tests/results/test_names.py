@@ -13,7 +13,7 @@ from lrbench.results.names import RENAMED, check_renames, current_name, current_
 from lrbench.results.schema import CASE_COLUMNS, RECORD_COLUMNS, Case, Record
 from lrbench.results.select import load_rows, matching
 
-RENAMES = {("wkv4", "recurrent"): "naive", ("*", "fused_chunk"): "fused_chunk", ("rglru", "fused_chunk"): "scan"}
+RENAMES = {("wkv4", "recurrent"): "naive", ("*", "tfla"): "fused_chunk", ("rglru", "tfla"): "scan"}
 
 
 def record(op: str, impl: str, **columns: object) -> Record:
@@ -22,12 +22,7 @@ def record(op: str, impl: str, **columns: object) -> Record:
     return Record(**{**values, "status": "ok", "time_ms": 1.5, **columns})
 
 
-OLD = [
-    record("wkv4", "recurrent"),
-    record("mlstm_sig", "fused_chunk"),
-    record("rglru", "fused_chunk"),
-    record("rglru", "recurrent"),
-]
+OLD = [record("wkv4", "recurrent"), record("mlstm_sig", "tfla"), record("rglru", "tfla"), record("rglru", "recurrent")]
 NEW = [record("wkv4", "naive"), record("mlstm_sig", "fused_chunk"), record("rglru", "scan"), OLD[3]]
 
 
@@ -39,8 +34,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_an_entry_of_the_operation_comes_before_one_of_all() -> None:
-    assert current_name("rglru", "fused_chunk", RENAMES) == "scan"
-    assert current_name("lightning", "fused_chunk", RENAMES) == "fused_chunk"
+    assert current_name("rglru", "tfla", RENAMES) == "scan"
+    assert current_name("lightning", "tfla", RENAMES) == "fused_chunk"
     assert current_name("rglru", "recurrent", RENAMES) == "recurrent"
     assert current_name("wkv4", "naive", RENAMES) == "naive"
 
@@ -48,7 +43,7 @@ def test_an_entry_of_the_operation_comes_before_one_of_all() -> None:
 def test_a_typed_name_is_every_name_that_it_became() -> None:
     assert current_names(["recurrent"], ["wkv4"], RENAMES) == ("naive",)
     assert current_names(["recurrent", "scan"], ["wkv4", "rglru"], RENAMES) == ("naive", "recurrent", "scan")
-    assert current_names(["fused_chunk", "fused_chunk"], ["mlstm_sig"], RENAMES) == ("fused_chunk",) * 2
+    assert current_names(["tfla", "fused_chunk"], ["mlstm_sig"], RENAMES) == ("fused_chunk",) * 2
 
 
 def test_rows_are_read_under_the_names_of_today(file: Path) -> None:
@@ -73,7 +68,7 @@ def test_a_selector_takes_old_names(file: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
     for name in ("recurrent", "naive"):
         assert {row["op"] for row in matching(rows, {"impl": name})} >= {"wkv4"}
-    assert [row["op"] for row in matching(rows, {"impl": "fused_chunk"})] == ["mlstm_sig", "rglru"]
+    assert [row["op"] for row in matching(rows, {"impl": "tfla"})] == ["mlstm_sig", "rglru"]
 
 
 def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +106,6 @@ def test_a_sweep_takes_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
     monkeypatch.setattr(names.current_names, "__defaults__", (RENAMES,))
     assert plan.current_impls("wkv", None, ("recurrent", "scan")) == ("naive", "scan")
-    assert plan.current_impls("fused_chunk", ("mlstm_sig",), ("fused_chunk",)) == ("fused_chunk",)
+    assert plan.current_impls("tfla", ("mlstm_sig",), ("tfla",)) == ("fused_chunk",)
     assert plan.current_impls("nothing", None, ("scan",)) == ("scan",)
     assert plan.current_impls("wkv", None, None) is None
