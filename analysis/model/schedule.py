@@ -1,8 +1,9 @@
 """The launches of an implementation in the order they run, as data: grid, serial steps, work and traffic of each.
 
 ``fused_chunk`` in a 16-bit dtype walks its chunks (:mod:`.counts.executed`); it is the only implementation whose
-launches are written down here. FLOPs and bytes are the executed counts, so a launch adds to them only what decides how they are
-spread over the device: how many programs there are, and how many steps each takes one after the other. A pass is
+launches are written down here. FLOPs and bytes are the executed counts, so a launch adds to them only what decides how
+they are spread over the device: how many programs there are, and how many steps each takes one after the other. A pass
+is
 
     forward:  gates - states of the chunks (- their merge) (- mLSTMexp's denominators) - walk for h
     backward: states (- merge) - walk for dq - state gradients (- merge) - walks for dk and dv - gate gradients

@@ -36,8 +36,8 @@ def rglru(
         a_t = exp(-8 softplus(c) sigma(r_t))        h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
     Args:
-        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16, for ``torch`` and ``associative_scan`` float64 too.
-            r and i are pre-activations. C is a multiple of 8 for the kernels.
+        x, r, i: [B, T, C], contiguous; float32, float16 or bfloat16; for ``torch`` and ``associative_scan`` float64
+            too. r and i are pre-activations. C is a multiple of 8 for the kernels.
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
             and walks the chunks; ``naive``, where one program walks all of time for a block of channels; ``torch``, the

@@ -12,12 +12,13 @@ import torch
 
 from lrbench.analysis.accelerators import cpu
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import calibrate, commands, plan
+from lrbench.bench import calibrate, plan, session
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
 from lrbench.bench.run import Outcome, Settings
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
+from lrbench.tests.command_line import Lrbench
 
 TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
 
@@ -87,11 +88,12 @@ def on_a_cpu(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> Calibration
 
 
 def test_the_command_prints_stores_and_remembers(
-    on_a_cpu: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    on_a_cpu: Calibration, tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    commands.calibrate_command(output=tmp_path / "out", output_format="json")
-    printed = json.loads(capsys.readouterr().out)
+    code, out, _ = lrbench("calibrate", "--output", tmp_path / "out", "--format", "json")
+    printed = json.loads(out)
+    assert code == 0
     assert printed == summary_rows(on_a_cpu.rows)
     assert printed[0]["unit"] == "TB/s"
     stored = store.read_file(tmp_path / "out" / "roofs.parquet", RoofRow).to_pylist()
@@ -101,20 +103,22 @@ def test_the_command_prints_stores_and_remembers(
     cpu.local_cpu.cache_clear()
 
 
-def test_bad_usage_is_found_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_usage_is_found_before_anything_is_measured(
+    tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
-    with pytest.raises(ValueError, match="format must be one of table, json, csv, got 'xml'"):
-        commands.calibrate_command(output=tmp_path, output_format="xml")
+    code, _, err = lrbench("calibrate", "--output", tmp_path, "--format", "xml")
+    assert (code, "format must be one of table, json, csv, got 'xml'" in err) == (2, True)
     (tmp_path / "roofs.parquet").write_text("no parquet")
-    with pytest.raises(ValueError, match="calibrations must be parquet files, got"):
-        commands.calibrate_command(output=tmp_path, output_format="table")
+    code, _, err = lrbench("calibrate", "--output", tmp_path)
+    assert (code, "calibrations must be parquet files, got" in err) == (2, True)
 
 
 def test_a_device_that_cannot_be_measured(tmp_path: Path, short: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
     monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
     with pytest.raises(RuntimeError, match=r"cannot calibrate .*: CUDA out of memory"):
-        commands.calibrate_command(output=tmp_path, output_format="table")
+        session.run_calibrate(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,17 +136,16 @@ def sweeping(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
         return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=False, recovered=[])
 
     monkeypatch.setattr(calibrate, "calibrate", pretend_to_calibrate)
-    monkeypatch.setattr(commands, "sweep", pretend_to_sweep)
-    monkeypatch.setattr(commands, "probe_environment", lambda: short.environment)
-    monkeypatch.setattr(commands, "get_executor", lambda name, devices: None)
+    monkeypatch.setattr(session, "sweep", pretend_to_sweep)
+    monkeypatch.setattr(session, "probe_environment", lambda: short.environment)
+    monkeypatch.setattr(session, "get_executor", lambda name, devices: None)
     return asked
 
 
-def run_sweep(tmp_path: Path, *, calibrated: bool | None, executor: str = "local") -> int:
-    return commands.sweep_command(
-        plan.Request(impls=("torch",)), accelerator=None, output=tmp_path, timeout_s=1.0, budget_s=0.0,
-        time_limit_s=None, resume=False, jobs=0, executor=executor, devices=1, strict=False, calibrate=calibrated,
-        output_format="json",
+def run_sweep(tmp_path: Path, *, calibrated: bool | None, executor: str = "local") -> Outcome:
+    return session.run_sweep(
+        plan.Request(impls=("torch",)), gpu=None, output=tmp_path, executor=executor, devices=1, budget_s=0.0, jobs=0,
+        calibrate=calibrated, timeout_s=1.0,
     )  # fmt: skip
 
 
@@ -165,7 +168,7 @@ def test_a_calibration_that_fails_does_not_keep_a_sweep_from_running(
     sweeping: dict[str, Any], short: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweeping["answer"] = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
-    assert run_sweep(tmp_path, calibrated=None) == 0
+    assert not run_sweep(tmp_path, calibrated=None).interrupted
     assert "not calibrated: CUDA out of memory" in capsys.readouterr().err
     assert sweeping["roofs"] == ()
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
-from lrbench.bench import commands, ncu, plan, profiling, worker
+from lrbench import cli
+from lrbench.bench import ncu, plan, profiling, session, worker
 from lrbench.bench.environment import Environment
 from lrbench.bench.ncu import KernelCounts
 from lrbench.bench.profiling import ProfileRow, split_cases
@@ -83,7 +85,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
         return record
 
-    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    monkeypatch.setattr(session, "probe_environment", lambda: H200)
     return install
 
 
@@ -97,9 +99,24 @@ REQUEST = plan.Request(
 )
 
 
-def run(folder: Path, request: plan.Request = REQUEST, *, output_format: str = "json", **options: object) -> int:
-    arguments = {"ncu_path": None, "timeout_s": 60.0, "dry_run": False, **options}
-    return commands.profile_command(request, output=folder, output_format=output_format, **arguments)
+def run(
+    folder: Path,
+    request: plan.Request = REQUEST,
+    *,
+    output_format: str = "json",
+    ncu_path: str | None = None,
+    timeout_s: float = 60.0,
+    dry_run: bool = False,
+) -> int:
+    """Do what the command does with a request; return its exit code."""
+    planned = session.plan_profile(request)
+    if dry_run:
+        print(session.profile_command(planned, ncu_path))
+        return 0
+    rows, _ = session.run_profile(planned, output=folder, ncu_path=ncu_path, timeout_s=timeout_s)
+    with pytest.raises(typer.Exit) as ended:
+        cli._show_profile(rows, output_format)
+    return ended.value.exit_code
 
 
 def test_one_run_counts_every_case(fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +205,7 @@ def test_a_run_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     hanging = tmp_path / "ncu"
     hanging.write_text('#!/bin/sh\ncase "$*" in *--log-file*) sleep 300;; esac\n')
     hanging.chmod(0o755)
-    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    monkeypatch.setattr(session, "probe_environment", lambda: H200)
     with pytest.raises(RuntimeError, match=r"ncu was not done within 0.5 s; --timeout gives it more"):
         run(tmp_path / "out", ncu_path=str(hanging), timeout_s=0.5)
 
@@ -198,7 +215,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
 ) -> None:
     monkeypatch.setattr(ncu, "find_ncu", lambda: None)
     monkeypatch.setattr(profiling.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
-    monkeypatch.setattr(commands, "probe_environment", lambda: pytest.fail("looked for a GPU"))
+    monkeypatch.setattr(session, "probe_environment", lambda: pytest.fail("looked for a GPU"))
     assert run(tmp_path / "out", dry_run=True) == 0
     words = shlex.split(capsys.readouterr().out)
     assert words[0] == "env"
@@ -219,7 +236,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
 def test_without_ncu_or_a_gpu_there_is_one_clear_line(fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
     here = Environment(**{**dataclasses.asdict(H200), "device_kind": "cpu", "device_name": "a processor"})
-    monkeypatch.setattr(commands, "probe_environment", lambda: here)
+    monkeypatch.setattr(session, "probe_environment", lambda: here)
     with pytest.raises(ValueError, match="profile needs a GPU, got a processor"):
         run(tmp_path)
     with pytest.raises(ValueError, match=r"ncu \(Nsight Compute\) must be on PATH or named .*, got /nowhere/ncu"):
@@ -241,7 +258,7 @@ def test_the_worker_is_reached_through_ncu(
     passing.write_text('#!/bin/sh\ncase "$*" in *--log-file*) ;; *) exit;; esac\n'
                        'while [ "$1" != --log-file ]; do shift; done\nshift 2\nexec "$@"\n')  # fmt: skip
     passing.chmod(0o755)
-    monkeypatch.setattr(commands, "probe_environment", lambda: H200)
+    monkeypatch.setattr(session, "probe_environment", lambda: H200)
     request = plan.Request(
         impls=("torch",), modes=("fw",), dtypes=("fp32",), seq_lens=(32, 64), head_dims=(32,), chunk_sizes=(32,),
         num_heads=1, batch=1,

@@ -120,7 +120,7 @@ def test_bad_input_fails_clearly(operation: Operation, name: str) -> None:
 def test_what_an_implementation_does_not_take_is_refused(operation: Operation) -> None:
     inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0).values()
     run = resolve(operation.call)
-    with pytest.raises(ValueError, match=f"implementation must be one of .* for {operation.name}, got 'chunkwise'"):
+    with pytest.raises(ValueError, match=f"impl must be one of .* for {operation.name}, got 'chunkwise'"):
         run(*inputs, impl="chunkwise")
     with pytest.raises(ValueError, match="chunk_size must be left out for associative_scan, got 16"):
         run(*inputs, impl="associative_scan", chunk_size=16)

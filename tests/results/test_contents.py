@@ -36,7 +36,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_implementations_and_what_is_missing(results: Path) -> None:
     declared = {
-        ("fused_chunk", "mlstm_sig", "fused_chunk"): GPU,
+        ("tfla", "mlstm_sig", "fused_chunk"): GPU,
         ("tfla", "mlstm_sig", "torch"): BOTH,
         ("tfla", "mlstm_sig", "only_on_a_cpu"): CPU,
         ("lightning", "attention", "torch.sdpa_cudnn"): GPU,
