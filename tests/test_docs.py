@@ -99,6 +99,6 @@ def test_example_of_the_results_page_reads_the_committed_results(monkeypatch: py
     names: dict[str, Any] = {}
     exec(compile(example, "docs/results.md", "exec"), names)
     rows, fast = names["rows"], names["fast"]
-    assert {*rows.kernel} == {"fused_chunk", "lightning", "rglru", "wkv", "gated-mlp"}
+    assert {*rows.kernel} == {"tfla", "lightning", "rglru", "wkv", "gated-mlp"}
     assert (fast > 0).all()
     assert {"fused_chunk", "flash_attn.v4"} <= set(fast.index.get_level_values("impl"))
