@@ -20,11 +20,11 @@ export PYTHONSAFEPATH := 1
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
 PYTEST := $(BIN)/pytest -q
-# The interpreter and the compiler use one core a test; the main suite times things, so it runs alone.
+# A test uses one core; those that hold how long an answer takes run alone, last.
 PARALLEL := -n auto --maxprocesses 8
 MYPY_ROOT := .mypy_cache/root
 
-.PHONY: help setup sweep test test-main test-interpret test-compile test-slow test-gpu lint format clean
+.PHONY: help setup sweep test test-main test-speed test-interpret test-compile test-slow test-gpu lint format clean
 
 help:
 	@sed -n 's/^# \?//p;/^$$/q' Makefile
@@ -44,7 +44,7 @@ sweep: $(VENV)/.ready
 
 # Three processes, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
 # fails, when a stage finds no test.
-test: test-interpret test-compile test-main
+test: test-interpret test-compile test-main test-speed
 
 test-interpret: $(VENV)/.ready-dev
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) -m "interpret and not slow"
@@ -53,7 +53,10 @@ test-compile: $(VENV)/.ready-dev
 	$(PYTEST) $(PARALLEL) -m "compile and not slow"
 
 test-main: $(VENV)/.ready-dev
-	$(PYTEST) -m "not interpret and not compile and not gpu and not slow"
+	$(PYTEST) $(PARALLEL) -m "not interpret and not compile and not gpu and not slow and not speed"
+
+test-speed: $(VENV)/.ready-dev
+	$(PYTEST) -m "speed and not gpu and not slow"
 
 test-slow: $(VENV)/.ready-dev
 	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not interpret"

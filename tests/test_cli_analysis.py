@@ -401,6 +401,7 @@ HEAVY = {"torch", "triton", "matplotlib", "pandas"}
 NUMERICS = HEAVY | {"numpy", "pyarrow", "sympy"}
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [

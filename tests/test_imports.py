@@ -61,6 +61,7 @@ def test_import_needs_no_heavy_package() -> None:
     assert int(finished.stdout) >= sum(map(len, FAMILIES.values()))
 
 
+@pytest.mark.speed
 def test_help_answers_at_once() -> None:
     """`lrbench --help` within half a second: the best of several runs, since a busy machine only ever adds time."""
     seconds = []

@@ -52,6 +52,7 @@ def test_columns_that_are_not_loaded_are_not_added() -> None:
     assert list(derive_anew(frame).columns) == list(frame.columns)
 
 
+@pytest.mark.speed
 def test_all_committed_rows_are_derived_quickly() -> None:
     frame = latest_rows(load_results(committed_results()))
     start = time.process_time()

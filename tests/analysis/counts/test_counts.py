@@ -589,6 +589,7 @@ def test_bad_input(change: dict, message: str) -> None:
         count(arguments.pop("op"), **arguments)
 
 
+@pytest.mark.speed
 def test_counting_is_quick_and_imports_no_numerics() -> None:
     code = (
         "import sys; from lrbench.analysis.counts import count_case;"

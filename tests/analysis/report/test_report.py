@@ -435,6 +435,7 @@ def page() -> str:
     return committed_page()[0].read_text(encoding="utf-8")
 
 
+@pytest.mark.speed
 def test_committed_results_take_less_than_a_minute() -> None:
     assert committed_page()[1] < 60
 
