@@ -32,8 +32,9 @@ from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
 from .plan import PlannedCase, find_target, group_by_implementation
-from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started, get_executor
+from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started
 
+EXECUTORS = ("local", "ray")
 DEFAULT_TIMEOUT_S = 120.0
 
 
@@ -104,6 +105,17 @@ class Progress(Protocol):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C: what is measured is kept."""
+
+
+def get_executor(name: str, *, devices: int = 1) -> Executor:
+    """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
+    if name == "local":
+        return LocalExecutor(devices=devices)
+    if name == "ray":
+        from .ray import RayExecutor
+
+        return RayExecutor(devices=devices)
+    raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
 
 
 def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress) -> Outcome:

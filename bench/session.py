@@ -32,9 +32,8 @@ from .estimate import describe_s, estimate_s
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
-from .run import Outcome, Settings, file_name, sweep
+from .run import Outcome, Settings, file_name, get_executor, sweep
 from .verify import verification_plan, verification_request, verify
-from .workers import get_executor
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")

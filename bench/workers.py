@@ -31,8 +31,6 @@ from ..results.schema import Case
 from .environment import worker_environ
 from .plan import PlannedCase
 
-EXECUTORS = ("local", "ray")
-
 START_TIMEOUT_S = 300.0
 POLL_S = 0.2
 MAX_WAIT_S = 3600.0
@@ -85,17 +83,6 @@ class Executor(Protocol):
     ) -> Generator[tuple[PlannedCase, Reply], None, None]:
         """Yield every case with its outcome; closing the iterator stops the workers."""
         ...
-
-
-def get_executor(name: str, *, devices: int = 1) -> Executor:
-    """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
-    if name == "local":
-        return LocalExecutor(devices=devices)
-    if name == "ray":
-        from .ray import RayExecutor
-
-        return RayExecutor(devices=devices)
-    raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
 
 
 def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:

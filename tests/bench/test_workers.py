@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from lrbench.bench import workers
-from lrbench.bench.workers import Limits, LocalExecutor, ReplaceableWorker, decode_request, encode_request, get_executor
+from lrbench.bench.run import get_executor
+from lrbench.bench.workers import Limits, LocalExecutor, ReplaceableWorker, decode_request, encode_request
 from lrbench.tests.bench import faults
 
 
