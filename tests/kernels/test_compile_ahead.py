@@ -66,7 +66,7 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     [
         pytest.param(Request(kernel="wkv", preset="default"), id="wkv"),
         pytest.param(Request(kernel="wkv", impls=("scan",), seq_lens=(128, 65536)), id="wkv-ends"),
-        pytest.param(Request(kernel="wkv", preset="micro256", impls=("scan", "recurrent")), id="wkv-micro256"),
+        pytest.param(Request(kernel="wkv", preset="micro256", impls=("scan", "naive")), id="wkv-micro256"),
         pytest.param(Request(kernel="rglru", preset="default", ops=("rglru", "linear_scan")), id="rglru"),
         pytest.param(Request(kernel="lightning", preset="default", head_dims=(128,)), id="lightning"),
         pytest.param(Request(kernel="tfla", preset="default", head_dims=(128,)), id="fused_chunk"),
