@@ -175,6 +175,30 @@ def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
     )
 
 
+@pytest.mark.parametrize(("fails_in", "code", "outcomes"), [("fwbw", 1, "hhn"), ("fw", 1, "nnm"), ("", 2, "nnn")])
+def test_a_side_that_dies_is_named_and_the_other_bars_are_judged(
+    fails_in: str, code: int, outcomes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit code 2 where nothing could be measured, 1 where a bar was missed or has no ratio."""
+    declared = trial(tmp_path)
+    monkeypatch.setattr(bars, "load_bars", lambda: declared)
+    monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
+    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
+    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
+
+    def in_turn(session: object, planned: list[Any], *_: object) -> Any:
+        died = {"status": "crash", "reason": "the process was ended by SIGKILL", "columns": {}}
+        timed = {"status": "ok", "reason": None, "columns": {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}}
+        return [(item, died if fails_in in ("", item.case.mode) else timed) for item in planned]
+
+    monkeypatch.setattr(bars, "run_in_turn", in_turn)
+    result = CliRunner().invoke(app, ["bars", "trial", "--format", "csv", "--output", str(tmp_path / "out")])
+    assert result.exit_code == code, result.output
+    found = [line.rpartition(",")[2] for line in result.stdout.splitlines()[1:]]
+    assert "".join(outcome[0] for outcome in found) == outcomes
+    assert "torch: crash: the process was ended by SIGKILL" in result.stdout
+
+
 def test_two_threads_are_held_against_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are timed with either number of threads, in turn; what torch computed on before is set again."""
     import torch
@@ -238,7 +262,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gpuu"], "NAME must be cpu, gpu, lightning, rglru, gated-mlp, wkv, or a name that --list prints, got 'gpuu'"),
+        (["gpuu"], "NAME must be tfla-cpu, tfla, lightning, rglru, gated-mlp, wkv, or a name that --list prints"),
         (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
         (["tfla", "--format", "xml"], "format must be one of table, json, csv, got 'xml'"),
     ],

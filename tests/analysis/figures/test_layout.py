@@ -6,6 +6,7 @@ import functools
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -18,6 +19,41 @@ from lrbench.analysis.figures.style import OPERATION_LABELS, curve_style, save_f
 from lrbench.results.select import load_results
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
+
+
+# Machado, Oliveira and Fernandes 2009, full severity, on linear RGB.
+VISION = {
+    "all cones": np.eye(3),
+    "no L cones": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no M cones": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+}
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+
+
+def seen(colour: str, vision: np.ndarray) -> np.ndarray:
+    """Return a colour's CIELAB coordinates as seen by an eye."""
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(vision @ linear, 0, 1) / np.array([0.95047, 1, 1.08883])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_operations_of_a_family_are_told_apart_by_every_eye(vision: str) -> None:
+    """CIELAB distances of 15 and more; what one just notices is 2.3."""
+    others = ("rglru", "linear_scan", "rglru_layer", "wkv4", "gated_mlp", "projections")
+    family = [op for op in OPERATION_LABELS if op not in others]
+    assert len(family) == 10
+    colours = {op: seen(series_style(op, "fused_chunk").colour, VISION[vision]) for op in family}
+    for one, other in itertools.combinations(family, 2):
+        assert np.linalg.norm(colours[one] - colours[other]) > 15, (one, other)
 
 
 def test_styles_are_the_same_everywhere_and_tell_implementations_apart() -> None:

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from lrbench.analysis.check import statistics
 from lrbench.analysis.report import export, markup
 from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
+from lrbench.bench import clock
 from lrbench.results.schema import Case
 from lrbench.results.select import latest_rows, load_results, ok_rows
 
@@ -413,6 +415,17 @@ def test_a_cell_that_fails_is_named() -> None:
     cells = [nbformat.v4.new_markdown_cell("x"), nbformat.v4.new_code_cell("raise KeyError('gone')")]
     with pytest.raises(RuntimeError, match="cell 2 of the notebook failed: KeyError: 'gone'"):
         export.execute(nbformat.v4.new_notebook(cells=cells))
+
+
+def test_methods_say_what_the_clock_does() -> None:
+    """The figures in the notebook's prose are those of the code."""
+    cells = json.loads(export.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    (methods,) = (text for cell in cells if (text := "".join(cell["source"])).startswith("## Methods"))
+    said = " ".join(methods.split())
+    assert clock.MIN_SAMPLES == 10 and "At least ten samples" in said
+    on = clock.CI_TARGET
+    assert f"({100 * on['cuda']:g} % of the median on a GPU, {100 * on['cpu']:g} % on a CPU)" in said
+    assert f"{statistics.RESAMPLES:,} resamples" in said
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda path: path.name)
