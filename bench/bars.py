@@ -407,8 +407,10 @@ def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict
     found = Verdict(problem=f"{family}, overall", bar=bar, ours="", theirs=bar.theirs)
     if not parts or len(ratios) < len(parts):
         return replace(found, ours=f"{len(parts) - len(ratios)} of {len(parts)} problems could not be compared")
-    low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
-    interval = Interval(low=low, high=high, confidence=min(each.confidence for each in intervals))
+    interval = None
+    if intervals:
+        low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
+        interval = Interval(low=low, high=high, confidence=min(each.confidence for each in intervals))
     words = f"geometric mean of {len(ratios)} problems"
     return replace(found, ours=words, ratio=_geometric_mean(ratios), interval=interval)
 

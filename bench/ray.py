@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from typing import Any
 
 from .environment import probe_environment
 from .plan import PlannedCase
 from .workers import Limits, Reply, Started, run_group
+
+THREADS = "OMP_NUM_THREADS"
 
 
 class RayExecutor:
@@ -39,14 +42,14 @@ class RayExecutor:
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        device = probe_environment().device_name
+        device, threads = probe_environment().device_name, os.environ.get(THREADS)
         task = ray.remote(num_gpus=gpus, num_cpus=1, max_retries=0)(_run_remotely)
         waiting = list(groups)
         streams: dict[Any, Any] = {}
         try:
             while waiting or streams:
                 while waiting and len(streams) < self.devices:
-                    stream = task.options(num_returns="streaming").remote(waiting.pop(0), limits, device)
+                    stream = task.options(num_returns="streaming").remote(waiting.pop(0), limits, device, threads)
                     streams[stream] = stream
                 ready, _ = ray.wait(list(streams), num_returns=1)
                 for stream in ready:
@@ -63,8 +66,12 @@ class RayExecutor:
 
 
 def _run_remotely(
-    group: Sequence[PlannedCase], limits: Limits, device: str
+    group: Sequence[PlannedCase], limits: Limits, device: str, threads: str | None
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
+    # Ray limits a task to the threads of its share of a node's CPUs; a row is about as many as the driver has.
+    os.environ.pop(THREADS, None)
+    if threads is not None:
+        os.environ[THREADS] = threads
     here = probe_environment().device_name
     if here != device:
         reason = f"the task ran on {here}, the sweep is about {device}"

@@ -9,7 +9,7 @@ from lrbench.bench.verify import verification_plan, verification_request
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
 def test_every_implementation_is_checked_with_what_it_can_do(device_kind: str) -> None:
-    planned = verification_plan(verification_request("fused_chunk", None), device_kind)
+    planned = verification_plan(verification_request("tfla", None), device_kind)
     modes: dict[tuple[str, str], set[str]] = {}
     for item in planned:
         modes.setdefault((item.case.op, item.case.impl), set()).add(item.case.mode)

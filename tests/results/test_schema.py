@@ -7,7 +7,7 @@ import dataclasses
 from lrbench.results.schema import SIZE_COLUMNS, Case
 
 CASE = Case(
-    kernel="tfla", op="mlstm_sig", impl="fused_chunk", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
+    kernel="tfla", op="mlstm_sig", impl="tfla", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
     batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
 )  # fmt: skip
 
