@@ -39,6 +39,8 @@ CORE_IMPORTS = frozenset(
 DEVICE_TAKERS = ("kernels/", "analysis/")
 """Where no device is named: the planner and the workers choose it, these take the device of their inputs."""
 
+MAX_JIT_PARAMETERS = 24
+
 Violation = tuple[int, str]
 
 
@@ -79,6 +81,11 @@ def _jit_docstrings(tree: ast.Module) -> Iterator[Violation]:
             yield node.lineno, f"{node.name} is a jit function without a docstring"
         elif node.name.endswith("_kernel") and "Grid:" not in docstring:
             yield node.lineno, f"the docstring of {node.name} does not name its grid (Grid: ...)"
+        if len(node.args.args) > MAX_JIT_PARAMETERS:
+            yield (
+                node.lineno,
+                f"{node.name} has {len(node.args.args)} parameters, more than {MAX_JIT_PARAMETERS}: group them",
+            )
 
 
 def _imports(path: str, tree: ast.Module) -> Iterator[Violation]:

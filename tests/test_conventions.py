@@ -38,6 +38,11 @@ def sum_kernel(x_ptr):
         ("kernels/a/b.py", "p = tl.make_block_ptr(x)", "make_block_ptr"),
         ("kernels/a/b.py", KERNEL.replace('"""Add up.\n\n    Grid: (rows,).\n    """', "pass"), "without a docstring"),
         ("kernels/a/b.py", KERNEL.replace("Grid", "Shape"), "does not name its grid"),
+        (
+            "kernels/a/b.py",
+            KERNEL.replace("x_ptr", ", ".join(f"p{n}" for n in range(25))),
+            "25 parameters, more than 24",
+        ),
         ("kernels/a/b.py", "from ...bench import case", "kernels must not import bench"),
         ("kernels/a/b.py", "from ... import analysis", "kernels must not import analysis"),
         ("kernels/a/b.py", "from .... import x", "what lies outside the package"),
