@@ -364,11 +364,13 @@ class Shown:
             ValueError: an option that names nothing, or no results.
         """
         from .analysis.figures.selection import Selection
+        from .results.names import current_names
         from .results.select import families, load_results
 
         lists = ((name, getattr(self, name)) for name in ("mode", "op", "impl"))
         modes, ops, impls = (None if text is None else parse_names(text, name) for name, text in lists)
         frame, kernel = load_results(results), self.kernel
+        impls = impls and current_names(impls, frame["op"].unique())
         found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
         # Operations that are named may be of several families.
         if kernel is None and ops is None and len(found) > 1:
@@ -538,7 +540,7 @@ def bars(
     list_only: Annotated[bool, option("Print the bars and measure nothing.", "--list")] = False,
     format: Format = "table",
 ) -> None:
-    """Measure the project's speed bars beside whom they name: exit 1 where one is missed, 2 where none is measured."""
+    """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
     from .bench import bars, display
 
     declared = bars.load_bars()
@@ -779,10 +781,12 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
 def _implementation(op: str, impl: str | None) -> str:
     """Return the implementation asked for, else the first; "" where there is none but what the counts say."""
     from .bench.inventory import implementation_names
+    from .results.names import current_name
 
     known = implementation_names(op)
     if impl is None:
         return known[0] if known else ""
+    impl = current_name(op, impl)
     if impl not in known:
         raise ValueError(f"impl must be {'one of ' + ', '.join(known) if known else 'left out'} for {op}, got {impl!r}")
     return impl

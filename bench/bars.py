@@ -29,7 +29,7 @@ from ..results.schema import SIZE_COLUMNS, Case, Record
 from ..results.toml_tables import build, read_toml
 from .calibrate import roof_row
 from .derived import Run, build_record
-from .environment import Environment
+from .environment import Environment, probe_environment
 from .plan import PlannedCase, find_target
 from .run import file_name, run_in_turn
 from .workers import Limits, ReplaceableWorker, Started
@@ -274,6 +274,9 @@ def measure_bars(
         ValueError: there is no GPU, and a problem needs one.
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
+    on_gpu = dict.fromkeys(problem.family for problem in problems if problem.device == "cuda")
+    if on_gpu and probe_environment().device_kind != "cuda":
+        raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     for text in store.recovered_notes(store.recover(output)):
         note(text)
     for name, group in itertools.groupby(problems, key=lambda problem: problem.family):
@@ -281,8 +284,6 @@ def measure_bars(
         verdicts: list[Verdict] = []
         with _worker(members[0].device) as session:
             environment = Environment(**_called(session, "bench.calibrate:environment_here"))
-            if environment.device_kind != members[0].device:
-                raise ValueError(f"the bars {name} need an NVIDIA GPU, and none is here")
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
                 for problem in members:

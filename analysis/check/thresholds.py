@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...results.names import current_names
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import Row
 from ...results.toml_tables import AMOUNT, SIZE, TEXT, Kind, Table, read_toml
@@ -69,14 +70,21 @@ class Rule:
     why: str = ""
 
     def holds(self, row: Row) -> bool:
-        """Return whether the rule is about a row."""
-        return all(_matches(row[column], wanted) for column, wanted in self.match.items())
+        """Return whether the rule is about a row; an implementation may be named as it was before."""
+        return all(
+            _matches(row[column], _names_of_today(wanted, row["op"]) if column == "impl" else wanted)
+            for column, wanted in self.match.items()
+        )
 
 
 def _matches(value: Any, wanted: Wanted) -> bool:
     if isinstance(wanted, frozenset):
         return value in wanted
     return value is not None and wanted[0] <= value <= wanted[1]
+
+
+def _names_of_today(names: Wanted, op: str) -> Wanted:
+    return frozenset(current_names(map(str, names), (op,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

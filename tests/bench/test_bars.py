@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.bench import bars, calibrate
 from lrbench.bench.bars import COPY, Bar, Entry, Verdict, judge, judge_overall
+from lrbench.bench.environment import current_environment
 from lrbench.cli import app
 from lrbench.results import store
 from lrbench.results.schema import Record
+from lrbench.tests.command_line import Lrbench, one_line
 
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
 
@@ -228,6 +231,16 @@ def trial(folder: Path, text: str = TRIAL) -> bars.Bars:
     folder.mkdir(exist_ok=True)
     (folder / "bars.toml").write_text(text)
     return bars.load_bars(folder / "bars.toml")
+
+
+def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
+    tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = dataclasses.replace(current_environment(), device_kind="cpu")
+    monkeypatch.setattr(bars, "probe_environment", lambda: here)
+    code, out, err = lrbench("bars", "--output", tmp_path)
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "the bars tfla, lightning, rglru, gated-mlp, wkv need an NVIDIA GPU, and none is here" in one_line(err)
 
 
 def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -428,6 +428,12 @@ def test_later_rules_win_key_by_key(tmp_path: Path) -> None:
     )
 
 
+def test_a_rule_may_name_an_implementation_as_it_was_called_before() -> None:
+    rule = Rule(match={"impl": frozenset({"tfla"})}, limits={"time": 0.1})
+    assert rule.holds(timed(2.0))
+    assert not rule.holds(timed(2.0, impl="xl_chunk"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
