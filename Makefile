@@ -20,7 +20,7 @@ export PYTHONSAFEPATH := 1
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
 PYTEST := $(BIN)/pytest -q
-# A test uses one core; those that hold how long an answer takes run alone, last.
+# A test uses one core. Tests that limit how long an answer may take run alone, last.
 PARALLEL := -n auto --maxprocesses 8
 MYPY_ROOT := .mypy_cache/root
 
@@ -42,7 +42,7 @@ setup: $(VENV)/.ready-dev
 sweep: $(VENV)/.ready
 	$(BIN)/lrbench sweep --kernel $(KERNEL) --gpu $(GPU) $(ARGS)
 
-# Three processes, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
+# Processes of their own, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
 # fails, when a stage finds no test.
 test: test-interpret test-compile test-main test-speed
 
