@@ -119,8 +119,6 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
     held = best["peak_memory_bytes"]
     memory = "" if held is None else f" ({held / 2**30:.3g} GiB measured)"
     lost = f"{chosen} was not measured"
-    if report["model"] == "launches" and at[chosen]["outdated"]:
-        lost += f" with today's launches (outdated: {at[chosen]['measured_ms']:.4g} ms)"
     if report["regret_ms"] is not None:
         whose = "choice by launches" if report["model"] == "launches" else "modelled choice"
         lost = f"the {whose} takes {report['regret_ms']:.4g} ms more"

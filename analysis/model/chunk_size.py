@@ -31,7 +31,7 @@ from ..counts.model import DTYPE_BYTES
 from .fit import Case
 from .launch_model import LaunchFit
 from .runtime_model import flop_rate, runtime_model
-from .schedule import is_outdated, launches_of
+from .schedule import launches_of
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -222,7 +222,6 @@ def chunk_size_report(
                     chunkwise(mode="bw", chunk_size=chunk) if mode == "fwbw" else each
                 ),
                 "measured_ms": row.get("time_ms"),
-                "outdated": bool(row) and is_outdated(*case, row["measured_at"] or ""),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),
             }
         )
@@ -230,7 +229,7 @@ def chunk_size_report(
     chosen = _choice(candidates, "model_upper_ms")
     launches: dict[str, Any] | None = None
     if fit is not None and all(each["launches_ms"] is not None for each in candidates):
-        by_fit = _choice(candidates, "launches_ms", current=True)
+        by_fit = _choice(candidates, "launches_ms")
         launches = {**by_fit, **fit.in_figures()}
         chosen = by_fit if by_launches else chosen
     return {
@@ -252,13 +251,10 @@ def chunk_size_report(
     }
 
 
-def _choice(candidates: Sequence[Mapping[str, Any]], by: str, *, current: bool = False) -> dict[str, Any]:
-    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer.
-
-    With ``current`` only candidates that were measured with today's launches count.
-    """
+def _choice(candidates: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
+    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer."""
     best = min(candidates, key=lambda each: each[by])
-    timed = [each for each in candidates if each["measured_ms"] is not None and not (current and each["outdated"])]
+    timed = [each for each in candidates if each["measured_ms"] is not None]
     fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
     return {
         "optimal_feasible": best["chunk_size"],

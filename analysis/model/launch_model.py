@@ -39,7 +39,7 @@ from .fit import (
     relative_fit,
 )
 from .runtime_model import runtime_model
-from .schedule import RESIDENT, Launch, is_outdated, launches_of
+from .schedule import RESIDENT, Launch, launches_of
 
 LATENCIES: Mapping[str, str] = MappingProxyType(
     {
@@ -88,7 +88,6 @@ class LaunchFit(Fit):
     Attributes:
         ops: operations whose rows were taken: ``op``, or where it has too few rows all that run the same kernels.
         constants: name of :data:`CONSTANTS` -> value.
-        outdated: rows left aside because the launches have changed since.
         errors: what was left out in turn -> (median, worst) absolute relative error on it; all together give
             ``median_error`` and ``worst_error``.
         formulation_median_error, formulation_worst_error: the same of the formulation's model with fitted efficiencies.
@@ -96,7 +95,6 @@ class LaunchFit(Fit):
 
     ops: tuple[str, ...]
     constants: Mapping[str, float]
-    outdated: int
     errors: Mapping[str, tuple[float, float]]
     formulation_median_error: float
     formulation_worst_error: float
@@ -138,7 +136,6 @@ class LaunchFit(Fit):
             "fitted_on": self.accelerator,
             "fitted_ops": " ".join(self.ops),
             "fitted_rows": self.rows,
-            "outdated_rows": self.outdated,
             **{name: self.constants[name] for name in LATENCIES if name != "walk_step_ms"},
             "step_ms": self.constants["walk_step_ms"],
             "flops_efficiency": matrix,
@@ -246,13 +243,11 @@ def fit_launches(
         and (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
         and launches_of(*case_of(row, impl, mode, dtype)) is not None
     ]
-    outdated = {id(row) for row in known if is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])}
-    current = [row for row in known if id(row) not in outdated]
-    own = [row for row in current if row["op"] == op]
+    own = [row for row in known if row["op"] == op]
     taken = next(
         (
             each
-            for each in (of_device(own, device, MIN_ROWS), of_device(current, device, MIN_ROWS))
+            for each in (of_device(own, device, MIN_ROWS), of_device(known, device, MIN_ROWS))
             if len(each) >= MIN_ROWS
         ),
         None,
@@ -290,7 +285,6 @@ def fit_launches(
         roofs=roofs,
         constants=MappingProxyType(dict(zip(CONSTANTS, map(float, relative_fit(features, measured)), strict=True))),
         rows=len(taken),
-        outdated=sum(id(row) in outdated and row["op"] in ops for row in known),
         errors=MappingProxyType(errors),
         median_error=median_error,
         worst_error=worst_error,

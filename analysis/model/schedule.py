@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...kernels.scalar_decay.config import MERGE_BLOCK_E, MIN_PROGRAMS, SCAN_BLOCK_N
+from ...kernels.scalar_decay.config import MERGE_BLOCK_E, SCAN_BLOCK_N
 from ..counts import formulation_of
 from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Role, Run, blocks_of, executed, run_of
 from ..counts.problem import PASSES, case_problem
@@ -30,13 +30,6 @@ RESIDENT: Mapping[str, int] = MappingProxyType(
 )
 """Kind of launch -> programs that a multiprocessor holds at once: what registers and shared memory leave room for at
 compute capability 9.0, head dims 128 and 256. At other head dims and for mLSTMexp a states pass has two to four."""
-
-NORMALISER_SINCE = "2026-11-21T13:08:52+00:00"
-FILLED_SINCE = "2026-11-21T13:33:54+00:00"
-SPLIT_SINCE = "2026-11-21T14:05:50+00:00"
-"""When the launches became what they are: mLSTMexp's denominators have one of their own; a states pass is split below
-256 programs, not 264; and a backward pass splits chunks that would idle the device."""
-FILLED_BEFORE = 264
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +65,6 @@ def launches_of(
     """
     run = _run(op, impl, mode, dtype, state_dtype, sizes)
     return None if run is None else tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
-
-
-def is_outdated(
-    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int], measured_at: str
-) -> bool:
-    """Whether a case was measured when it had other launches than :func:`launches_of` returns.
-
-    Args:
-        measured_at: ISO 8601 in UTC, as rows have it.
-    """
-    run = _run(op, impl, mode, dtype, state_dtype, sizes)
-    if run is None:
-        return False
-    passes = {direction: run.of_pass(direction) for direction in PASSES[mode]}
-    if run.stabilised and "forward" in passes and measured_at < NORMALISER_SINCE:
-        return True
-    programs = run.rows * math.prod(run.states_tiles)
-    some_states = any(each.several for each in passes.values())
-    if measured_at < FILLED_SINCE and some_states and MIN_PROGRAMS <= programs < FILLED_BEFORE:
-        return True
-    return measured_at < SPLIT_SINCE and any(each.chunk != run.chunk for each in passes.values())
 
 
 def _run(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> Run | None:

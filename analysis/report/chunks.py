@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
-from ..model.fit import ROW_COLUMNS, case_of
+from ..model.fit import ROW_COLUMNS
 from ..model.launch_model import LaunchFit, fit_launches
-from ..model.schedule import is_outdated
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
 
@@ -64,8 +63,6 @@ def choices(subject: Subject) -> list[Choice]:
     rows = subject.trusted
     rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
     fits = _fits(subject, rows)
-    cases = rows[["impl", "mode", "dtype", *ROW_COLUMNS]].to_dict("records")
-    rows = rows.iloc[[n for n, case in enumerate(cases) if not _is_outdated(case, fits)]]
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
     # Tuples are made of all rows at once: of each problem's few they would cost as much as of all.
     number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
@@ -87,14 +84,6 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
         for op in group["op"].unique() if records else ():
             fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
     return fits
-
-
-def _is_outdated(row: dict[str, Any], fits: Fits) -> bool:
-    """Whether a row says nothing of the launches that the model of its implementation is of."""
-    op, impl, mode, dtype = row["op"], row["impl"], row["mode"], row["dtype"]
-    if fits.get((op, impl, mode, dtype)) is None:
-        return False
-    return is_outdated(*case_of(row, impl, mode, dtype), row["measured_at"])
 
 
 def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:

@@ -29,7 +29,7 @@ from lrbench.analysis.model.launch_model import (
     terms,
 )
 from lrbench.analysis.model.prediction import predict_case
-from lrbench.analysis.model.schedule import Launch, is_outdated, launches_of
+from lrbench.analysis.model.schedule import Launch, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
@@ -145,19 +145,6 @@ def test_one_chunk_needs_no_states_and_few_programs_merge_theirs() -> None:
 def test_unknown_launches_are_none(impl: str, mode: str, dtype: str, chunk: int) -> None:
     case = ("mlstm_sig", impl, mode, dtype, "fp32", {**SIZES, "chunk_size": chunk})
     assert launches_of(*case) is None
-    assert not is_outdated(*case, "2020-01-01")
-
-
-def test_rows_from_before_the_launches_changed_are_outdated() -> None:
-    def outdated(when: str, op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> bool:
-        return is_outdated(op, "fused_chunk", mode, "bf16", "fp32", {**SIZES, **sizes}, f"2026-11-{when}:00+00:00")
-
-    assert outdated("21T13:00", "mlstm_exp") and not outdated("21T13:30", "mlstm_exp")
-    assert not outdated("20T13:00"), "grids of 512 programs were never split"
-    assert outdated("21T13:30", batch=4) and not outdated("21T13:40", batch=4)
-    long = {"seq_len": 65536, "batch": 1, "chunk_size": 65536}
-    assert outdated("21T14:00", mode="fwbw", **long) and not outdated("21T14:10", mode="fwbw", **long)
-    assert not outdated("21T14:00", mode="fw", **long)
 
 
 def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
@@ -165,7 +152,7 @@ def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
     fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "fused_chunk", "fw", "bf16")
     assert tuple(fit.constants.values()) == pytest.approx(constants, rel=1e-5)
     assert tuple(fit.constants) == CONSTANTS
-    assert (fit.rows, fit.outdated, fit.ops) == (60, 0, ("mlstm_exp",))
+    assert (fit.rows, fit.ops) == (60, ("mlstm_exp",))
     assert set(fit.errors) == set(LEFT_OUT) and fit.worst_error < 1e-6 < fit.formulation_median_error
     at = {
         programs: terms([Launch(name="h", kind="walk", programs=programs, steps=9)], H200, "bf16")[
@@ -183,8 +170,6 @@ def test_what_a_fit_leaves_out() -> None:
     suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
     fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "fused_chunk", "fw", "bf16")
     assert fit.rows == 60 and fit.worst_error < 1e-6
-    old = made_rows("mlstm_exp", [0.001] * len(CONSTANTS), measured_at="2026-11-20T00:00:00+00:00")
-    assert fit_launches(old, "mlstm_exp", "fused_chunk", "fw", "bf16") is None
     assert fit_launches(good[: MIN_ROWS - 1], "mlstm_sig", "fused_chunk", "fw", "bf16") is None
     assert fit_launches(good, "mlstm_exp", "fused_chunk", "fw", "bf16") is None, "other kernels"
     b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:40]]
@@ -236,7 +221,7 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
                 fit=fit,
                 by_launches=True,
             )
-            current = [c for c in report["candidates"] if c["measured_ms"] is not None and not c["outdated"]]
+            current = [c for c in report["candidates"] if c["measured_ms"] is not None]
             if len(current) > 1:
                 chosen = min(current, key=lambda c: c["launches_ms"])
                 regrets.append(chosen["measured_ms"] / min(c["measured_ms"] for c in current) - 1)
