@@ -231,6 +231,10 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
         for distribution in target.requires:
             if version_of(distribution) is None:
                 return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
+        if target.architectures and environment.capability not in target.architectures:
+            written = " or ".join(target.architectures)
+            reason = f"{target.name} is written for compute capability {written}, got {environment.capability}"
+            return _refusal("unsupported", reason)
         reason = target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
 

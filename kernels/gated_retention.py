@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def gated_retention(
     v: Tensor,
     f: Tensor,
     *,
-    impl: str = FUSED_CHUNK,
+    impl: str | None = None,
     tau: float = 16.0,
     chunk_size: int | None = None,
     state_dtype: torch.dtype | None = None,
@@ -53,7 +53,7 @@ def gated_retention(
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         f: gate pre-activations [B, T, H], float32 (float64 beside float64).
-        impl: fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
         tau: temperature > 0; the larger, the nearer to 1 the decay.
         chunk_size, state_dtype, return_last_state, options: see there.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).

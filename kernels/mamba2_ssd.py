@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def mamba2_ssd(
     B: Tensor,
     C: Tensor,
     *,
-    impl: str = FUSED_CHUNK,
+    impl: str | None = None,
     chunk_size: int | None = None,
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
@@ -60,7 +60,7 @@ def mamba2_ssd(
         dt: step sizes [B, T, H], > 0, float32 (float64 beside float64).
         A: rates [H], < 0, in dt's dtype.
         B, C: input and output maps [B, T, G, N] in x's dtype, G dividing H.
-        impl: fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
         chunk_size, state_dtype, return_last_state, options: see there.
         initial_state: S [B, H, N, P], float32 (float64 beside float64).
         scale: factor of C; None is 1.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def mlstm_exp(
     i: Tensor,
     f: Tensor,
     *,
-    impl: str = FUSED_CHUNK,
+    impl: str | None = None,
     chunk_size: int | None = None,
     state_dtype: torch.dtype | None = None,
     initial_state: tuple[Tensor, Tensor, Tensor] | None = None,
@@ -61,7 +61,7 @@ def mlstm_exp(
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         i, f: gate pre-activations [B, T, H], float32 (float64 beside float64).
-        impl: fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
         chunk_size, state_dtype, return_last_state, options: see there.
         initial_state: (C [B, H, K, V], n [B, H, K], m [B, H]) with C and n divided by exp(m), float32 (float64 beside
             float64); m carries no gradient.

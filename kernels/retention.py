@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .scalar_decay.declare import FUSED_CHUNK, scalar_decay_operation
+from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def retention(
     v: Tensor,
     slope: Tensor,
     *,
-    impl: str = FUSED_CHUNK,
+    impl: str | None = None,
     chunk_size: int | None = None,
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
@@ -45,7 +45,7 @@ def retention(
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64).
-        impl: fused_chunk, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
         chunk_size, state_dtype, return_last_state, options: see there.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q; None is K^-1/2.

@@ -68,6 +68,7 @@ class Implementation(Counted):
             whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
             that it also takes as ``config``: what tests.tools.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
+        architectures: compute capabilities that it is written for, such as "9.0"; empty for any.
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
             that the implementation is timed on, as a model keeps its weights. Outside the timed region.
     """
@@ -84,6 +85,7 @@ class Implementation(Counted):
     preferred_chunk: str | None = None
     default_config: str | None = None
     requires: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
     prepare: str | None = None
     summary: str = ""
 

@@ -55,7 +55,7 @@ from ...kernels.scalar_decay.config import (
 )
 from ...kernels.spec import resolve
 from .model import Problem, Widths
-from .scalar_decay import GATE_MODELS
+from .scalar_decay import GATE_MODELS, WALKS
 
 MIN_TILE = 16
 """Smallest tile of a product, and smallest chunk."""
@@ -117,7 +117,7 @@ class Run:
     @property
     def walks(self) -> bool:
         """Whether chunks are walked, not swept."""
-        return self.formulation in ("walk", "lightning2")
+        return self.formulation in (*WALKS, "lightning2")
 
     @property
     def several(self) -> bool:
@@ -171,9 +171,11 @@ class Run:
 
     def of_pass(self, direction: str) -> Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
-        if direction != "backward" or self.formulation != "walk":
+        if direction != "backward" or self.formulation not in WALKS:
             return self
-        filling = default_chunk_size(seq_len=self.length, rows=self.rows, head_dim=min(self.d_qk, self.d_v))
+        filling = default_chunk_size(
+            seq_len=self.length, rows=self.rows, head_dim=min(self.d_qk, self.d_v), scheme=self.formulation
+        )
         return dataclasses.replace(self, chunk=min(self.chunk, filling))
 
 

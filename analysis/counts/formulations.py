@@ -20,7 +20,7 @@ TILE = 64
 ATTENTION_TILE = 128
 """Rows and columns of the tiles in which quadratic kernels (FlashAttention, Lightning-1) compute the causal square."""
 
-_SCALAR_DECAY = ("chunkwise", "walk", "sweep", "fused", "parallel", "recurrent")
+_SCALAR_DECAY = ("chunkwise", "walk", "whole_state", "sweep", "fused", "parallel", "recurrent")
 
 FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -41,17 +41,17 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 chunkwise: states stored once per chunk, two passes over the inputs. walk: the same traffic, but within a chunk tiles of
 64 are walked in order with the state on the chip, so that FLOPs are those of chunks of 64; a single chunk is one pass.
-sweep: chunkwise, in the tiles of the engine that sweeps whole chunks. fused: one pass, what lies between inputs and
-outputs kept on the chip. parallel: quadratic, no state. recurrent: step by step; decoding loads and stores the state at
-every step. flash: quadratic, matrices kept on the chip. scan: fused over time. lightning1, lightning2: see
+whole_state: a walk whose programs hold whole states. sweep: chunkwise, in the tiles of the engine that sweeps whole
+chunks. fused: one pass, what lies between inputs and outputs kept on the chip. parallel: quadratic, no state.
+recurrent: step by step; decoding loads and stores the state at every step. flash: quadratic, matrices kept on the chip. scan: fused over time. lightning1, lightning2: see
 :mod:`.lightning`. chunked, unfused, layer, lines: see :mod:`.rglru`. fused_save, cublas_activation,
 gemms_activation, eager, gemms: see :mod:`.gated_mlp`.
 """
 
-TILED = ("walk", "sweep", "lightning1", "lightning2")
+TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 """Formulations of the engine's and the Lightning kernels, whose launches :mod:`.executed` counts."""
 
-CHUNKED = ("chunkwise", "walk", "sweep", "fused", "lightning2")
+CHUNKED = ("chunkwise", "walk", "whole_state", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
 
 

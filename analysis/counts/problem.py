@@ -293,7 +293,9 @@ def _causal_factor(
     if formulation == "sweep":
         tile = sweep_tile(width)
     square = size["seq_len"] if quadratic else min(size["chunk_size"], size["seq_len"])
-    return causal_factor or tile_rounded_causal_factor(min(square, TILE) if formulation == "walk" else square, tile)
+    return causal_factor or tile_rounded_causal_factor(
+        min(square, TILE) if formulation in scalar_decay.WALKS else square, tile
+    )
 
 
 def _passed(problem: Problem, direction: str) -> Passed:
@@ -345,7 +347,7 @@ def _scalar_decay(problem: Problem, direction: str) -> Passed:
         return scalar_decay.chunk_forward(op, piece)
 
     tally = problem.chunks(chunk)
-    if problem.formulation == "walk":
+    if problem.formulation in scalar_decay.WALKS:
         return _walk(problem, chunk, tally, least), least
     return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 

@@ -48,6 +48,9 @@ def _log_sigmoid_gradient(f: Factors) -> Scalar:
     return f.sig + 1
 
 
+WALKS = ("walk", "whole_state")
+"""Formulations that take a chunk tile by tile with the state on the chip: fused_chunk's and whole_state's."""
+
 GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
     {
         "mlstm_exp": GateModel(

@@ -144,8 +144,17 @@ def _specialise(
 def compile_kernel(launch: Launch, capability: int) -> Any:
     """Return triton's compiled kernel of a recorded launch: its ``asm`` holds ptx and cubin."""
     signature, constexprs, attributes = _specialise(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    source = _source_of(launch.kernel)(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+
+
+def _source_of(kernel: Any) -> type[ASTSource]:
+    """Return what triton compiles a kernel from: Gluon's, where it is written in Gluon."""
+    if not getattr(kernel, "is_gluon", bool)():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def compile_launch(launch: Launch, capability: int) -> Resources:

@@ -31,14 +31,17 @@ from .launch import (
 from .roles import DK, DQ, DV, GateVectors, H
 
 
-def backward_chunk(chunk: int, q: Tensor, v: Tensor) -> int:
-    """Return the fused kernel's chunk length in a backward pass: shorter than ``chunk`` where that would idle the
+def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
+    """Return the fused kernel's chunk length in a backward pass: shorter than the forward one where that would idle the
     device.
 
     dq and dk are as wide as q, often half of the output, and so have fewer programs.
     """
     batch, seq_len, heads, dim_v = v.shape
-    return min(chunk, default_chunk_size(seq_len=seq_len, rows=batch * heads, head_dim=min(q.shape[3], dim_v)))
+    filling = default_chunk_size(
+        seq_len=seq_len, rows=batch * heads, head_dim=min(q.shape[3], dim_v), scheme=problem.scheme
+    )
+    return min(problem.chunk, filling)
 
 
 class ScalarDecay(torch.autograd.Function):
@@ -108,7 +111,7 @@ class ScalarDecay(torch.autograd.Function):
         if d_last is not None:
             d_last = d_last.float().contiguous()
         if config.walks:
-            problem = replace(problem, chunk=backward_chunk(problem.chunk, q, v))
+            problem = replace(problem, chunk=backward_chunk(problem, q, v))
         want_gates = any(ctx.needs_input_grad[3:6])
         dq, dk, dv, d_initial, anchors = _main_gradients(
             problem, config, q, k, v, dh, gates, stretch, c_initial, d_last,

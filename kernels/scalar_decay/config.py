@@ -9,10 +9,11 @@ from typing import Any, Generic, TypeVar
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 GATES_BLOCK_T = 256
+WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-"""Positions of a program of the gates of a sweep; gate tiles, or positions, of one that scans or finishes stabilisers
-or denominators; elements of a state that a merging program takes."""
+"""Positions of a program of the gates of a sweep; of a tile of whole_state.py; gate tiles, or positions, of a program
+that scans or finishes stabilisers or denominators; elements of a state that a merging program takes."""
 
 ANCHOR_EVERY = {"ssd": 64}
 DEFAULT_ANCHOR_EVERY = 256
@@ -59,6 +60,19 @@ class WalkConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeStateConfig:
+    """Launch of the kernel that holds a whole state: time tile, contraction and output columns of a program, warps.
+
+    The state [block_x, block_z] is one tile of at most 128 x 128, or two side by side.
+    """
+
+    block_t: int
+    block_x: int
+    block_z: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
     """Launch of the normaliser's kernel, at the walk's time tile: contraction block, warps, pipeline stages."""
 
@@ -67,14 +81,14 @@ class NormaliserConfig:
     num_stages: int
 
 
-Tile = TypeVar("Tile", MixConfig, WalkConfig)
+Tile = TypeVar("Tile", MixConfig, WalkConfig | WholeStateConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Generic[Tile]):
     """Every launch of one forward and backward pass.
 
-    The four products either all sweep (MixConfig) or all walk (WalkConfig, with one common block_t).
+    The four products either all sweep (MixConfig) or all walk, with one common block_t (WalkConfig, WholeStateConfig).
     """
 
     states: StatesConfig
@@ -88,7 +102,7 @@ class EngineConfig(Generic[Tile]):
     @property
     def walks(self) -> bool:
         """Whether chunks are walked, not swept."""
-        return isinstance(self.output, WalkConfig)
+        return isinstance(self.output, WalkConfig | WholeStateConfig)
 
     def gate_chunk(self, chunk: int) -> int:
         """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
@@ -100,22 +114,51 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
     return min(chunk_size, max(16, next_power_of_two(seq_len)))
 
 
-def default_chunk_size(*, seq_len: int, rows: int, head_dim: int) -> int:
+def default_chunk_size(*, seq_len: int, rows: int, head_dim: int, scheme: str = "walk") -> int:
     """Return a chunk length that gives a walk enough programs: the whole sequence where batch and heads suffice.
 
     Args:
         seq_len: T.
         rows: batch * heads.
-        head_dim: head dim of what is walked for (V for h and dv, K for dq and dk); a program takes 64 columns.
+        head_dim: head dim of the output (V for h and dv, K for dq and dk). A program of scheme "walk" takes 64 columns
+            of it; one of "whole_state" 256, and then fills a multiprocessor where the other leaves room for a second.
     """
-    chunks = -(-MIN_PROGRAMS // (rows * max(1, head_dim // 64)))
-    return max(256, next_power_of_two(seq_len) // next_power_of_two(chunks))
+    programs, wanted = rows * max(1, head_dim // 64), MIN_PROGRAMS
+    if scheme == "whole_state" and head_dim > 64:
+        programs, wanted = rows * -(-head_dim // 256), MIN_PROGRAMS // 2
+    return max(256, next_power_of_two(seq_len) // next_power_of_two(-(-wanted // programs)))
 
 
 def preferred_chunk(sizes: Mapping[str, int]) -> int:
     """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, num_heads, head_dim_v)."""
     rows = sizes["batch"] * sizes["num_heads"]
     return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"])
+
+
+def preferred_whole_state_chunk(sizes: Mapping[str, int]) -> int:
+    """Return :func:`default_chunk_size` of whole_state for a case's sizes."""
+    rows = sizes["batch"] * sizes["num_heads"]
+    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"], scheme="whole_state")
+
+
+def whole_state_reason(dim_x: int, dim_z: int, chunk: int) -> str | None:
+    """Return why whole_state.py does not compute a product (roles.py) with head dims DX and DZ, or None."""
+    if chunk < WHOLE_STATE_BLOCK_T:
+        return f"chunk_size must be at least {WHOLE_STATE_BLOCK_T} for whole_state, got {chunk}"
+    if dim_x > 256:
+        return f"a program of whole_state holds a state of at most 256 rows, got a head dim of {dim_x}"
+    if min(dim_x, dim_z) <= 32:
+        return f"tiles of whole_state are 64 wide, head dims must be above 32, got {min(dim_x, dim_z)}"
+    return None
+
+
+def fit_whole_state(dim_x: int, dim_z: int) -> WholeStateConfig:
+    """Return the launch for head dims that :func:`whole_state_reason` has nothing against."""
+    block_x = max(64, next_power_of_two(dim_x))
+    block_z = min(128 if block_x > 128 else 256, max(64, next_power_of_two(dim_z)))
+    return WholeStateConfig(
+        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, num_warps=min(128, block_z) // 16
+    )
 
 
 def select_config(
@@ -131,7 +174,8 @@ def select_config(
     """Choose the launches for an architecture and problem.
 
     Args:
-        scheme: "walk" or "sweep", how a chunk is processed; float32 always sweeps.
+        scheme: "walk", "whole_state" (a walk whose programs hold whole states, where they fit) or "sweep", how a
+            chunk is processed; float32 always sweeps.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
@@ -152,7 +196,8 @@ def select_config(
     else:
         states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
         sweep = MixConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
-    if scheme == "walk" and item_bytes == 2:
+    walking = scheme in ("walk", "whole_state") and item_bytes == 2
+    if walking:
         tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
         states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)
     states = replace(
@@ -162,7 +207,9 @@ def select_config(
         block_v=min(states.block_v, v_pad),
     )
 
-    def fit_walk(dx: int, dz: int) -> WalkConfig:
+    def fit_walk(dx: int, dz: int) -> WalkConfig | WholeStateConfig:
+        if scheme == "whole_state" and whole_state_reason(dx, dz, chunk) is None:
+            return fit_whole_state(dx, dz)
         # Before Hopper operands pass through registers: only half the tile leaves room for the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
         return WalkConfig(
@@ -180,7 +227,6 @@ def select_config(
             num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
         )
 
-    walking = scheme == "walk" and item_bytes == 2
     fit = fit_walk if walking else fit_sweep
     dq = fit(v_pad, k_pad)
     if walking and capability >= (10, 0):

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..spec import Implementation, Operation
+from .config import WHOLE_STATE_BLOCK_T, whole_state_reason
 
 FUSED_CHUNK = "fused_chunk"
 """Name of the implementation whose chunks are processed tile by tile with the state on chip."""
 
+WHOLE_STATE = "whole_state"
+"""Name of the one whose programs hold the whole state of a head, on Hopper."""
+
+HOPPER = "9.0"
+
 IMPLEMENTATIONS = {
     FUSED_CHUNK: ("chunk_size",),
+    WHOLE_STATE: ("chunk_size",),
     "xl_chunk": ("chunk_size",),
     "limit_chunk": ("chunk_size",),
     "torch": ("chunk_size",),
@@ -21,7 +28,7 @@ IMPLEMENTATIONS = {
 }
 """What the operations' functions take as ``impl`` -> keywords that not every one has."""
 
-SCHEMES = {FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
+SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 """Implementation by Triton -> how it processes a chunk, see config.select_config."""
 
 MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 1024, 8
@@ -65,6 +72,17 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             requires=("triton",),
             step_call=f"{function}:step",
             preferred_chunk="kernels.scalar_decay.config:preferred_chunk",
+        ),
+        Implementation(
+            name=WHOLE_STATE,
+            formulation="whole_state",
+            dtypes=("fp16", "bf16"),
+            supports="kernels.scalar_decay.declare:supports_whole_state",
+            summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
+            state_dtypes=("fp32", "bf16"),
+            architectures=(HOPPER,),
+            requires=("triton",),
+            preferred_chunk="kernels.scalar_decay.config:preferred_whole_state_chunk",
         ),
         Implementation(
             name="xl_chunk",
@@ -121,6 +139,14 @@ def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str 
     if chunk_size is not None and chunk_size not in LIMIT_CHUNK_SIZES:
         return f"chunk_size must be one of {', '.join(map(str, LIMIT_CHUNK_SIZES))} for limit_chunk, got {chunk_size}"
     return supports_engine(sizes, dtype, state_dtype)
+
+
+def supports_whole_state(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why none of the four products fits the kernel that holds whole states, or None."""
+    k, v = sizes["head_dim_qk"], sizes["head_dim_v"]
+    chunk = sizes.get("chunk_size") or WHOLE_STATE_BLOCK_T
+    reasons = [whole_state_reason(k, v, chunk), whole_state_reason(v, k, chunk)]
+    return supports_engine(sizes, dtype, state_dtype) or (reasons[0] if all(reasons) else None)
 
 
 def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

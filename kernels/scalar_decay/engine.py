@@ -2,9 +2,12 @@
 
     C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T        h_t = scale C_t^T q_t        (mLSTMexp: / its denominator)
 
-Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``, one of
+Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is
+whole_state where it runs and fused_chunk elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
+    whole_state  the same with the whole state of a head in one program (whole_state.py): Hopper, float16 and bfloat16,
+                 head dims above 32 of which one is at most 256, chunks from 64 on, a positive scale
     xl_chunk     TFLA as published: the states at the chunks' edges, then all tiles of a chunk in parallel (chunk_o.py)
     limit_chunk  the same with one level of sequence parallelism: a chunk is a tile of 16, 32, 64 or 128
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
@@ -15,9 +18,9 @@ Operations differ in how their gates make the log decay a and the log input u. E
 and these keywords:
 
     chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses one that fills the
-                       device (limit_chunk, torch: 64). The first two take powers of two >= 16. The backward pass of
-                       fused_chunk takes shorter chunks where these would leave the device idle.
-    state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first three, which
+                       device (limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
+                       fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
+    state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n
                        divided by exp(m). None is the zero state.
@@ -43,8 +46,17 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, resolve_scale
 from .chunkwise import chunkwise
-from .config import default_chunk_size, fit_chunk
-from .declare import IMPLEMENTATIONS, SCHEMES, supports_engine, supports_limit_chunk
+from .config import WHOLE_STATE_BLOCK_T, default_chunk_size, fit_chunk
+from .declare import (
+    FUSED_CHUNK,
+    HOPPER,
+    IMPLEMENTATIONS,
+    SCHEMES,
+    WHOLE_STATE,
+    supports_engine,
+    supports_limit_chunk,
+    supports_whole_state,
+)
 from .reference import State, parallel, recurrent
 from .validate import check_initial_state
 
@@ -53,7 +65,7 @@ DEFAULT_CHUNK_SIZE = 64
 
 
 def scalar_decay(
-    impl: str,
+    impl: str | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -94,6 +106,9 @@ def scalar_decay(
         ValueError: on a head dim, dtype, chunk length, state or device that the implementation does not take.
         TypeError: on an option that it does not have.
     """
+    scale = resolve_scale(scale, q.shape[3])
+    if impl is None:
+        impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     for name in options:
@@ -101,7 +116,6 @@ def scalar_decay(
             raise TypeError(f"{name} is no option of {impl}")
     if chunk_size is not None and "chunk_size" not in IMPLEMENTATIONS[impl]:
         raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
-    scale = resolve_scale(scale, q.shape[3])
     normalize = gate == "exp"
     state_dtype = torch.float32 if state_dtype is None else state_dtype
     state_dtypes = (torch.float32, torch.bfloat16) if impl in SCHEMES else (torch.float32,)
@@ -124,11 +138,12 @@ def scalar_decay(
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
     if chunk_size is not None:
         check_chunk_size(chunk_size, minimum=16, power_of_two=True)
-    check_kernel_support(impl, q, v, chunk_size, values="x" if gate == "ssd" else "v")
+    check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE
     seq_len, rows = v.shape[1], v.shape[0] * v.shape[2]
-    chunk = chunk_size or default_chunk_size(seq_len=seq_len, rows=rows, head_dim=v.shape[3])
+    scheme = SCHEMES.get(impl, "")
+    chunk = chunk_size or default_chunk_size(seq_len=seq_len, rows=rows, head_dim=v.shape[3], scheme=scheme)
 
     # Only here is Triton needed.
     from .autograd import ScalarDecay
@@ -136,7 +151,7 @@ def scalar_decay(
 
     problem = Problem(
         gate=gate, scale=scale, chunk=fit_chunk(chunk, seq_len), state_dtype=state_dtype, inv_tau=inv_tau,
-        scheme=SCHEMES.get(impl, ""),
+        scheme=scheme,
     )  # fmt: skip
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)
     if impl == "step":
@@ -150,9 +165,30 @@ def scalar_decay(
     return h, tuple(last) if normalize else last[0]
 
 
-def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None, *, values: str) -> None:
+def why_not_whole_state(q: Tensor, v: Tensor, chunk_size: int | None, scale: float) -> str | None:
+    """Return why whole_state does not run here on these tensors, or None."""
+    from ..common.device import capability
+
+    if v.dtype not in (torch.float16, torch.bfloat16):
+        return f"dtype must be float16 or bfloat16 for whole_state, got {v.dtype}"
+    if scale <= 0:
+        return f"scale must be positive for whole_state, got {scale}"
+    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3], "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
+    if reason := supports_whole_state(sizes, "", None):
+        return reason
+    here = "{}.{}".format(*capability(v.device)) if v.is_cuda else str(v.device)
+    if here != HOPPER:
+        return f"whole_state is written for compute capability {HOPPER}, got {here}"
+    from .launch import HAS_WHOLE_STATE
+
+    return None if HAS_WHOLE_STATE else "whole_state is written in Gluon as Triton 3.6 has it, which is not here"
+
+
+def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None, scale: float, *, values: str) -> None:
     """Raise ValueError on a dtype, device, head dim or chunk length that the kernels do not take."""
     check_on_gpu(values, v)
+    if impl == WHOLE_STATE and (reason := why_not_whole_state(q, v, chunk_size, scale)):
+        raise ValueError(reason)
     sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}
     if chunk_size is not None:
         sizes["chunk_size"] = chunk_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from .config import (
     NormaliserConfig,
     StatesConfig,
     WalkConfig,
+    WholeStateConfig,
     select_config,
 )
 from .fused_chunk import fused_chunk_kernel
@@ -31,6 +33,14 @@ from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finis
 from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import GateVectors, Role, Shape
 from .step import step_kernel
+
+try:
+    from .whole_state import whole_state_kernel
+except (ImportError, AttributeError):
+    # Gluon is experimental, and whole_state.py is written for its interface in Triton 3.6.
+    HAS_WHOLE_STATE = False
+else:
+    HAS_WHOLE_STATE = not triton.knobs.runtime.interpret
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -276,7 +286,7 @@ def run_chunk_o(
 @on_device_of("z")
 def run_fused_chunk(
     problem: Problem,
-    config: WalkConfig,
+    config: WalkConfig | WholeStateConfig,
     role: Role,
     x: Tensor,
     y: Tensor,
@@ -289,7 +299,7 @@ def run_fused_chunk(
     want_last: bool = False,
     anchor_states: Tensor | None = None,
 ) -> Product:
-    """Launch the kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
+    """Launch a kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
 
     A past role with a ``pair`` (dq) leaves the states at the anchors, the future role that gets them (dk) the anchors.
     ``want_last`` needs a single chunk.
@@ -308,24 +318,35 @@ def run_fused_chunk(
         if role.future:
             result.anchors = _empty(blocks, tiles_z, B, H, num_anchors, like=z)
         else:
-            result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, DZ, like=z, dtype=z.dtype)
+            columns = tiles_z * config.block_z if isinstance(config, WholeStateConfig) else DZ
+            result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
     if want_last:
         result.last = _empty(B, H, *((DZ, DX) if role.transposed else (DX, DZ)), like=z)
+    triton.set_allocator(scratch)
+    shape = Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2])
+    if isinstance(config, WholeStateConfig):
+        whole_state_kernel[(tiles_z * N * B * H,)](
+            x, y, z, states, result.out, gates, pair, result.row_sums, result.last, result.anchor_states,
+            result.anchors, math.log2(problem.scale), T, problem.chunk, N, B * H, every,
+            SHAPE=shape, ROLE=role, TILE=config, num_warps=config.num_warps,
+        )  # fmt: skip
+        if result.anchors is not None:
+            result.anchors = result.anchors.flatten(0, 1)
+        return result
     # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
     partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     if B * H * num_anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-    triton.set_allocator(scratch)
     for block in range(blocks):
         fused_chunk_kernel[(tiles_z * N * B * H,)](
             x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last,
             None if result.anchor_states is None else result.anchor_states[block],
             None if result.anchors is None else result.anchors[block],
             problem.scale, T, problem.chunk, N, B * H, every, block,
-            SHAPE=Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, FIRST=block == 0,
-            LAST=block == blocks - 1, TILE=config, num_warps=config.num_warps, num_stages=config.num_stages,
+            SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=block == blocks - 1, TILE=config,
+            num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if result.anchors is not None:
         result.anchors = result.anchors.flatten(0, 1)
