@@ -145,7 +145,6 @@ def chunk_backward(op: str, head: Head) -> Tally:
     square, cells = length * length, d_qk * d_v
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
-    cumulative = length * (length + 1) if gate.cumulative else 0
     work = {
         "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
         "value gradient": Work(matrix=tile * d_v + 2 * length * cells, vector=length * d_v),
@@ -155,7 +154,12 @@ def chunk_backward(op: str, head: Head) -> Tally:
     }
     if gate.gates:
         work["gate gradients"] = Work(
-            vector=6 * length * d_qk + 2 * cells + 2 + cumulative + 3 * length + length * gate.activation_gradient(f)
+            vector=6 * length * d_qk
+            + 2 * cells
+            + 2
+            + length * (length + 1)
+            + 3 * length
+            + length * gate.activation_gradient(f)
         )
     if exp:
         work["output gradient"] = Work(vector=length * d_v)
@@ -227,9 +231,8 @@ def parallel_backward(op: str, head: Head) -> Tally:
         "key gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
     }
     if gate.gates:
-        cumulative = length * (length + 1) / 2 if gate.cumulative else 0
         work["gate gradients"] = Work(
-            vector=4 * length * d_qk + cumulative + length + length * gate.activation_gradient(f)
+            vector=4 * length * d_qk + length * (length + 1) / 2 + length + length * gate.activation_gradient(f)
         )
     if exp:
         work["output gradient"] = Work(vector=length * d_v)

@@ -286,3 +286,34 @@ def test_totals_of_a_gated_mlp(formulation: str) -> None:
         gated_mlp.forward(LAYER, formulation), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
     )
     check(gated_mlp.backward(LAYER, formulation), "8*M*D*C", vector, again, backward)
+
+
+COMPULSORY = {
+    "mlstm_sig": (scalar_decay.compulsory_forward("mlstm_sig", HEAD), "L*((2*K + 2*V)*w + 2*g)"),
+    "mlstm_sig, backward": (scalar_decay.compulsory_backward("mlstm_sig", HEAD), "L*((4*K + 3*V)*w + 4*g)"),
+    "retention": (scalar_decay.compulsory_forward("retention", HEAD), "L*(2*K + 2*V)*w"),
+    "attention": (baselines.attention_compulsory(HEAD, backward=False), "L*(2*K + 2*V)*w"),
+    "attention, backward": (baselines.attention_compulsory(HEAD, backward=True), "L*(4*K + 4*V)*w"),
+    "gla": (baselines.gla_compulsory(HEAD, backward=False), "L*((2*K + 2*V)*w + K*g)"),
+    "gla, backward": (baselines.gla_compulsory(HEAD, backward=True), "L*((4*K + 3*V)*w + 2*K*g)"),
+    "rglru": (rglru.compulsory(LAYER, "lines", backward=False), "(4*N + C)*w"),
+    "rglru, backward": (rglru.compulsory(LAYER, "fused", backward=True), "(7*N + 2*C)*w"),
+    "rglru layer": (rglru.compulsory(LAYER, "layer", backward=False), "(2*N + 2*C*C + C)*w"),
+    "rglru layer, backward": (rglru.compulsory(LAYER, "unfused", backward=True), "(3*N + 4*C*C + 2*C)*w"),
+    "wkv": (wkv.compulsory(LAYER, backward=False), "(3*N + 2*C)*w"),
+    "wkv, backward": (wkv.compulsory(LAYER, backward=True), "(5*N + 4*C)*w"),
+    "gated mlp": (gated_mlp.compulsory(LAYER, "eager", backward=False), "(M*D + 2*D*C + N)*w"),
+    "gated mlp, backward": (gated_mlp.compulsory(LAYER, "fused", backward=True), "(2*M*D + 4*D*C + N)*w"),
+    "projections": (gated_mlp.compulsory(LAYER, "gemms", backward=False), "(M*D + 2*D*C + 2*N)*w"),
+}
+"""Bytes of every input, output and gradient once."""
+
+
+@pytest.mark.parametrize("name", COMPULSORY)
+def test_compulsory_bytes(name: str) -> None:
+    value, expected = COMPULSORY[name]
+    assert sympy.expand(value - sympy.sympify(expected, locals=SYMBOLS)) == 0
+
+
+def test_combinations_of_a_scan() -> None:
+    assert [wkv.combinations(n) for n in (1, 2, 3, 4, 8, 16, 1024)] == [0, 1, 2, 4, 11, 26, 2046 - 10]
