@@ -16,10 +16,9 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.chunk_size import chunk_size_report
-from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios, relative_fit
+from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios
 from lrbench.analysis.model.launch_model import (
     CONSTANTS,
-    LATENCIES,
     LEFT_OUT,
     MIN_ROWS,
     LaunchFit,
@@ -32,7 +31,6 @@ from lrbench.analysis.model.prediction import predict_case
 from lrbench.analysis.model.schedule import Launch, is_outdated, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
-from lrbench.results.store import committed_results
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
@@ -289,16 +287,6 @@ def test_a_dtype_that_an_accelerator_does_not_multiply() -> None:
         terms(launches(), get_accelerator("v100"), "bf16")
 
 
-def test_relative_fit_is_the_constrained_optimum() -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        matrix, times = generator.random((40, 6)), generator.random(40) + 0.5
-        x = relative_fit(matrix, times)
-        gradient = (matrix / times[:, None]).T @ (matrix @ x / times - 1)
-        assert (x >= 0).all()
-        assert (gradient >= -1e-7).all() and np.abs(gradient[x > 0]).max(initial=0) < 1e-7
-
-
 def test_rows_of_no_group_are_never_left_out() -> None:
     matrix, times = np.ones((4, 1)), np.array([1.0, 1.0, 1.0, 2.0])
     assert left_out_ratios(matrix, times, [None, None, None, "b"]) == pytest.approx([2.0])
@@ -349,8 +337,3 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
             room = min(by_registers, by_shared)
             near = {RESIDENT[kind]} if kind in ("walk", "normaliser") else range(RESIDENT[kind] - 1, RESIDENT[kind] + 3)
             assert room in near, used
-
-
-def test_committed_results_are_found() -> None:
-    assert STORED[0] in committed_results()
-    assert set(LATENCIES) < set(CONSTANTS)
