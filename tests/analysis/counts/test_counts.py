@@ -210,7 +210,6 @@ def test_rows_use_the_detailed_count_at_the_tile_rounded_causal_factor() -> None
     assert (swept.formulation, swept.causal_factor) == ("sweep", (2 + 1) / 4), "tiles of 128"
     assert swept.flops == count("mlstm_sig", **sizes, causal_factor=0.75).flops
     assert count_case("mlstm_sig", "torch", "fw", "bf16", None, sizes).causal_factor == 1
-    assert count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes, causal_factor=0.5).causal_factor == 0.5
     half = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "bf16", sizes)
     assert walked.bytes - half.bytes == 8 * 16 * 32 * 2 * 128 * 256 * 2
 

@@ -236,7 +236,6 @@ LAYERS = {
     "rglru layer as printed": (
         rglru.forward(LAYER, "unfused", published=True), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
     ),
-    "rglru step": (rglru.step(LAYER), "0", RGLRU, "0", "(4*N + C)*w + 2*N*s"),
     "scan": (rglru.scan_forward(LAYER), "0", "2*N", "0", "3*N*w"),
     "scan, backward": (rglru.scan_backward(LAYER), "0", "3*N", "0", "5*N*w"),
     "scan in chunks": (
@@ -247,13 +246,11 @@ LAYERS = {
         rglru.chunked(rglru.scan_backward(LAYER), LAYER, SYMBOLS["n"], gated=False, backward=True),
         "0", "3*N", "3*N + 2*n*B*C", "7*N*w + 6*n*B*C*s",
     ),
-    "scan step": (rglru.scan_step(LAYER), "0", "2*N", "0", "3*N*w + 2*N*s"),
     "wkv": (wkv.recurrent_forward(LAYER), "0", "N*(17 + 4*exp + 2*max)", "0", "(3*N + 2*C)*w"),
     "wkv, backward": (
         wkv.recurrent_backward(LAYER), "0", "N*(37 + 4*exp + max)", "N*(17 + 4*exp + 2*max)",
         "(8*N + 4*C)*w + 4*N*s",
     ),
-    "wkv step": (wkv.step(LAYER), "0", "N*(17 + 4*exp + 2*max)", "0", "(3*N + 2*C)*w + 6*N*s"),
     # 16 tokens: a scan combines 26 pairs, and 15 outputs take what came before them.
     "wkv as a scan": (wkv.scan_forward(TOKENS), "0", f"C*(26*(2 + {SUMS}) + 15*(1 + {SUMS}))", "0", "50*C*w"),
     "wkv as a scan, backward": (
