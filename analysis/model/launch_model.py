@@ -41,26 +41,18 @@ from .fit import (
 from .runtime_model import runtime_model
 from .schedule import RESIDENT, Launch, is_outdated, launches_of
 
-LATENCIES: Mapping[str, str] = MappingProxyType(
-    {
-        "launch_ms": "launch",
-        "gate_step_ms": "wave of gate programs",
-        "walk_start_ms": "start of a wave that walks",
-        "walk_step_ms": "tile of a walk",
-        "normaliser_step_ms": "tile of the walk for denominators",
-        "states_step_ms": "tile of a states pass",
-        "merge_step_ms": "chunk merged",
-    }
-)
-FACTORS: Mapping[str, str] = MappingProxyType(
-    {
-        "matrix_factor": "matrix rate over the rate reached",
-        "states_factor": "bandwidth over that of states between chunks",
-        "merge_factor": "bandwidth over that of merging",
-    }
-)
+LATENCIES = (
+    "launch_ms", "gate_step_ms", "walk_start_ms", "walk_step_ms", "normaliser_step_ms", "states_step_ms",
+    "merge_step_ms",
+)  # fmt: skip
+"""Times in ms: of a launch, a wave of gate programs, the start of a wave that walks, a tile of a walk, of the walk for
+denominators and of a states pass, and a merged chunk."""
+
+FACTORS = ("matrix_factor", "states_factor", "merge_factor")
+"""Full rate over the rate reached: of matrix products, of states between chunks, of merging them."""
+
 CONSTANTS = (*LATENCIES, *FACTORS)
-"""What is fitted: times in ms, then factors on the times at full rate."""
+"""What is fitted."""
 
 _STEPS: Mapping[str, str] = MappingProxyType(
     {
@@ -131,7 +123,7 @@ class LaunchFit(Fit):
 
     def in_figures(self) -> dict[str, Any]:
         """Return what a table says of the fit; ``step_ms`` is a tile of a walk."""
-        factors = (self.constants["matrix_factor"], self.constants["states_factor"], self.constants["merge_factor"])
+        factors = [self.constants[name] for name in FACTORS]
         matrix, states, merge = (1 / factor if factor else None for factor in factors)
         return {
             "model": "launches",

@@ -312,5 +312,19 @@ def test_compulsory_bytes(name: str) -> None:
     assert sympy.expand(value - sympy.sympify(expected, locals=SYMBOLS)) == 0
 
 
+@pytest.mark.parametrize(
+    ("tally", "expected"),
+    [
+        (scalar_decay.chunk_backward("mlstm_exp", HEAD), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
+        (baselines.gla_chunk_backward(HEAD), "L*(K + V)*w + L*K*g + K*V*s"),
+        (wkv.scan_backward(TOKENS), "34*C*w + 48*C*s"),
+        (gated_mlp.backward(LAYER, "fused"), "(M*D + 2*D*C)*w"),
+    ],
+)
+def test_bytes_of_recomputation(tally: Tally, expected: str) -> None:
+    got = sum(tally.recomputed_traffic.values())
+    assert sympy.expand(got - sympy.sympify(expected, locals=SYMBOLS)) == 0
+
+
 def test_combinations_of_a_scan() -> None:
     assert [wkv.combinations(n) for n in (1, 2, 3, 4, 8, 16, 1024)] == [0, 1, 2, 4, 11, 26, 2046 - 10]

@@ -77,7 +77,7 @@ def test_an_interval_covers_what_was_measured() -> None:
     for row in frame.to_dict("records"):
         case = case_of(row, "fused_chunk", "fw", "bf16")
         steps = sequential_steps(*case[:4], case[-1])
-        prediction = predict(count_case(*case), H200, "bf16", steps=steps, fit=fit)
+        prediction = predict(count_case(*case), H200, "bf16", fit, steps)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
     assert inside >= 0.85 * len(frame)
@@ -91,7 +91,7 @@ def test_without_measurements_the_bounds_are_the_interval() -> None:
 
 def test_a_fit_is_carried_to_another_accelerator() -> None:
     fit = fit_of(measured(0.05))
-    here, there = (predict(COUNT, part, "bf16", steps=64, fit=fit) for part in (H200, B200))
+    here, there = (predict(COUNT, part, "bf16", fit, 64) for part in (H200, B200))
     assert there.time_ms < here.time_ms
     assert there.time_ms > there.model.lower_ms
     # From the vector units' 1.12 to the matrix units' 2.28, but for latency, which no rate shortens.
@@ -116,8 +116,8 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
     assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
     times = (
-        predict(COUNT, H200, "bf16", steps=64, fit=on_spec).time_ms,
-        predict(COUNT, reached, "bf16", steps=64, fit=on_measured).time_ms,
+        predict(COUNT, H200, "bf16", on_spec, 64).time_ms,
+        predict(COUNT, reached, "bf16", on_measured, 64).time_ms,
     )
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 

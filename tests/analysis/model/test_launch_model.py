@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -31,6 +30,8 @@ from lrbench.analysis.model.prediction import predict_case
 from lrbench.analysis.model.schedule import Launch, is_outdated, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
+
+from .. import rows as made
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
@@ -61,26 +62,11 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
     for seq_len in (1024, 8192, 16384, 32768, 65536):
         for head_dim in (64, 128, 256, 512):
             for chunk in (64, 256, 1024):
-                sizes = {
-                    "batch": 65536 // seq_len,
-                    "seq_len": seq_len,
-                    "num_heads": 4096 // head_dim,
-                    "head_dim_qk": head_dim // 2,
-                    "head_dim_v": head_dim,
-                    "chunk_size": chunk,
-                }
-                found = terms(launches(op, "fw", **sizes), H200, "bf16")
-                row = {
-                    **dict.fromkeys(ROW_COLUMNS),
-                    **sizes,
-                    "op": op,
-                    "state_dtype": "fp32",
-                    "device_accelerator": "h200_sxm",
-                    "device_name": "NVIDIA H200",
-                    "case_id": json.dumps([op, sizes]),
-                    "measured_at": "2026-12-01T00:00:00+00:00",
-                    "time_ms": times * sum(x * y for x, y in zip(constants, found, strict=True)),
-                }
+                dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
+                case = made.case(op, "fused_chunk", seq_len=seq_len, chunk_size=chunk, **dims)
+                found = terms(launches(op, "fw", **case.sizes), H200, "bf16")
+                time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
+                row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
     return rows
 
