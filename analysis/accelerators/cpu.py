@@ -2,8 +2,8 @@
 
 What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
 OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
-``lrbench calibrate`` measures anew, with torch, which the portable implementations run on; numpy never takes the place
-of that.
+``lrbench calibrate`` measures anew with torch, which the portable implementations run on; a measurement with numpy
+never replaces that one.
 """
 
 from __future__ import annotations

@@ -289,8 +289,7 @@ class Executed:
 def executed(run: Run, direction: str) -> Executed:
     """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward.
 
-    A problem's count and its launches ask for the same, and so do rows that differ in nothing else: it is computed once
-    and theirs to read, not to change.
+    Cached, since a problem's count and its launches ask for the same: do not change the result.
     """
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"

@@ -8,10 +8,10 @@ of the work alone: 4,096 programs and 4,100 take different times. Launches run o
 
 with FLOPs_SM what the busiest multiprocessor multiplies and alpha_SM its share of the matrix rate; B_states are the
 states between chunks that are stored and loaded, B_merge those moved to merge them, beta is the bandwidth. Inputs and
-outputs stream under the steps and cost nothing of their own; no time is less than the roofline's. Steps and starts
-differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative error, and
-1 / x are efficiencies. How well they predict is told by rows they have not seen: every sequence length, head dim and
-chunk length is left out in turn.
+outputs are loaded and stored while the steps run, so they have no term; no time is less than the roofline's. Steps and
+starts differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative
+error, and 1 / x are efficiencies. Every sequence length, head dim and chunk length is left out in turn, and the rows
+left out tell how well the constants predict.
 """
 
 from __future__ import annotations
@@ -294,6 +294,6 @@ def fit_launches(
 
 
 def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return each row's operation, None for one with rows enough for a fit of its own, which takes nobody else's."""
+    """Return each row's operation, None where it has enough rows for a fit of its own: these are never left out."""
     ops = [str(row["op"]) for row in rows]
     return [op if ops.count(op) < MIN_ROWS else None for op in ops]

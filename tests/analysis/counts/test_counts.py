@@ -82,18 +82,6 @@ def test_forward_plus_backward_is_fwbw(op: str) -> None:
     assert set(both.parts) == {f"forward: {n}" for n in fw.parts} | {f"backward: {n}" for n in bw.parts}
 
 
-def test_chunkwise_runs_from_recurrent_to_parallel() -> None:
-    """Figure 18: FLOPs of the leading terms at L = 1 are the recurrent form's, at L = T the parallel one's."""
-    sizes = {"seq_len": 8192, "head_dim_qk": 256, "head_dim_v": 512}
-    recurrent = count("mlstm_sig", formulation="recurrent", **sizes).flops
-    parallel = count("mlstm_sig", formulation="parallel", causal_factor=0.5, **sizes).flops
-    chunkwise = [count("mlstm_sig", chunk_size=2**n, causal_factor=0.5, **sizes).flops for n in range(14)]
-    assert chunkwise[0] == pytest.approx(recurrent, rel=0.02)
-    assert chunkwise[-1] == pytest.approx(parallel, rel=0.1)
-    best = min(range(14), key=chunkwise.__getitem__)
-    assert 2**best == 16, "the paper names L = 16 for d_hv = 512"
-
-
 def test_ragged_sequences_count_the_last_chunk_as_it_is() -> None:
     dims = {"head_dim_qk": 64, "head_dim_v": 64, "causal_factor": 1.0}
     whole = count("simple_gla", seq_len=1024, chunk_size=256, **dims)

@@ -191,7 +191,7 @@ SCALAR_DECAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("op", scalar_decay.GATE_MODELS)
 @pytest.mark.parametrize("formula", SCALAR_DECAY)
 def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
     known = GATES[op] | {"tensors": min(GATES[op]["gates"], 1), "stable": int(op == "mlstm_exp")}
