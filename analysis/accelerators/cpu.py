@@ -2,8 +2,8 @@
 
 What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
 OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
-``lrbench calibrate`` measures anew, with torch, which the portable implementations run on; numpy never takes the place
-of that.
+``lrbench calibrate`` measures anew with torch, which the portable implementations run on; a measurement with numpy
+never replaces that one.
 """
 
 from __future__ import annotations
@@ -123,15 +123,15 @@ def _measure() -> Roofs:
     )
 
 
-def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
-    """Return the shortest time of a call within ``budget_s``, at least ``repeats`` of them: load only lengthens it."""
-    best, end = float("inf"), time.perf_counter() + budget_s
-    while repeats > 0 or time.perf_counter() < end:
+def _best_seconds(call: Callable[[], object]) -> float:
+    """Return the shortest time of a call within a quarter of a second, of three at least: load only lengthens it."""
+    times: list[float] = []
+    end = time.perf_counter() + 0.25
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - start)
-        repeats -= 1
-    return best
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _machine() -> dict[str, Any]:

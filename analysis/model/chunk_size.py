@@ -169,7 +169,7 @@ def chunk_size_report(
     chunks = feasible_chunks(seq_len)
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
-    sizes: dict[str, int] = {
+    sizes: dict[str, Any] = {
         "batch": batch,
         "seq_len": seq_len,
         "num_heads": num_heads or max(1, 4096 // head_dim_v),
@@ -179,11 +179,7 @@ def chunk_size_report(
     chunkwise = functools.partial(
         count,
         op,
-        batch=batch,
-        seq_len=seq_len,
-        num_heads=sizes["num_heads"],
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
+        **sizes,
         formulation="chunkwise",
         dtype=dtype,
         state_dtype=state_dtype,
