@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...results.select import best_rows, ok_rows
-from .layout import Drawing, Line, Panel
+from .layout import Drawing, Panel, measured_line
 from .selection import (
     MODE_TITLES,
     Chosen,
@@ -76,12 +76,7 @@ def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Pa
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
     lines = [
-        Line(
-            x=line[x].tolist(),
-            y=y.of(line).tolist(),
-            style=series_style(str(op), str(impl)),
-            ringed=line["suspect"].notna().to_numpy().nonzero()[0].tolist(),
-        )
+        measured_line(line, x, y.of(line), series_style(str(op), str(impl)))
         for (op, impl), line in shown.groupby(["op", "impl"], sort=True)
     ]
     label = "tokens" if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x]

@@ -34,23 +34,12 @@ from .style import INK, MUTED, axis_prefix, binary, rate, series_style
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[Accelerator, "pd.DataFrame"]]
 """Accelerators with the points measured on them."""
 
 
 def roofline(
-    frame: pd.DataFrame,
-    gpus: str | Accelerator | Sequence[str | Accelerator],
-    selection: Selection = Selection(),  # noqa: B008, frozen
-    width: float | None = None,
-) -> Figure:
-    """Draw what :func:`roofline_drawing` returns, at ``width`` inches [what suits the number of modes]."""
-    return roofline_drawing(frame, gpus, selection).at(width)
-
-
-def roofline_drawing(
     frame: pd.DataFrame,
     gpus: str | Accelerator | Sequence[str | Accelerator],
     selection: Selection = Selection(),  # noqa: B008, frozen

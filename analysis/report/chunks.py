@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, case_of
@@ -83,7 +84,7 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
     """Fit the launches of every implementation, operation, mode and dtype that the rows hold, to the rows."""
     fits: Fits = {}
     for (impl, mode, dtype), group in rows.groupby(["impl", "mode", "dtype"]):
-        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == "fused_chunk" else []
+        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == FUSED_CHUNK else []
         for op in group["op"].unique() if records else ():
             fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
     return fits

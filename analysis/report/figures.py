@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...results.select import best_rows
 from ..accelerators.known import get_accelerator, known_accelerators
 from ..figures.plots import drawing
-from ..figures.roofline import roofline_drawing
+from ..figures.roofline import roofline
 from ..figures.selection import choose, choose_over_width
 from ..figures.style import binary
 from .markup import ABSENT, Cell, Html, figure, join, numeric, paragraph, render, table
@@ -116,9 +116,7 @@ def rooflines(subject: Subject) -> Html:
         if not known_here:
             return said
         accelerator = get_accelerator(subject.device)
-    drawn = _each_mode(
-        subject, lambda mode: roofline_drawing(subject.rows, accelerator, subject.selection(mode)), stacked=True
-    )
+    drawn = _each_mode(subject, lambda mode: roofline(subject.rows, accelerator, subject.selection(mode)), stacked=True)
     return join(said, drawn)
 
 

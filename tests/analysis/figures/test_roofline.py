@@ -10,12 +10,12 @@ import pytest
 
 from lrbench.analysis.accelerators.known import Roofs, get_accelerator
 from lrbench.analysis.accelerators.roofs import with_stored_roofs
-from lrbench.analysis.figures.roofline import doubt, roofline
+from lrbench.analysis.figures.roofline import doubt
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, roofline, text
 
 
 @pytest.fixture(scope="module")

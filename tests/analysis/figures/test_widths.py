@@ -14,15 +14,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation, plot
-from lrbench.analysis.figures.roofline import roofline
+from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import alt_text, log_axis, new_figure, save_figure, series_label, styled
 from lrbench.cli import app
 from lrbench.results.schema import Case
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, plot, roofline, text
 
 WIDTHS = (64, 256, 4096)
 TOKENS = 8192
@@ -143,21 +142,6 @@ def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
     assert f"d_ff {4 * d_model}".replace("1024", "1,024") in said
     assert "chunk size" not in said
     assert "1,024 tokens" not in said
-
-
-def test_operations_of_two_families_have_colours_of_their_own(channels: pd.DataFrame) -> None:
-    heads = {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 64, "dtype": "fp32"}
-    sizes = {"seq_len": 1024, "batch": TOKENS // 1024, **heads}
-    others = [made.case(op, "torch", **sizes) for op in ("mlstm_sig", "lightning")]
-    both = pd.concat([channels, made.frame(made.row(each, accelerator="cpu") for each in others)], ignore_index=True)
-    figure = plot("runtime", both)
-    drawn = {str(line.get_label()): line for line in figure.axes[0].lines}
-    colours = {op: drawn[series_label(op, "torch")].get_color() for op in ("mlstm_sig", "lightning", "rglru")}
-    assert len(set(colours.values())) == 3
-    # Those of the first family stay as they are, and so does everything in a figure of one family.
-    assert [colours[op] for op in ("mlstm_sig", "lightning")] == ["#0072B2", "#56B4E9"]
-    alone = {str(line.get_label()): line for line in plot("runtime", channels).axes[0].lines}
-    assert alone[series_label("rglru", "torch")].get_color() == "#0072B2"
 
 
 def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> None:
