@@ -17,7 +17,7 @@ from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case
 from ..model.runtime_model import SUSPECT_MARGIN
-from .layout import Drawing, Line, Panel, write
+from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS, modes_of
 from .selection import (
     MODE_TITLES,
@@ -34,9 +34,6 @@ from .style import INK, MUTED, axis_prefix, binary, rate, series_style
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-Points = Sequence[tuple[Accelerator, "pd.DataFrame"]]
-"""Accelerators with the points measured on them."""
 
 
 def roofline(
@@ -59,31 +56,34 @@ def roofline(
     Raises:
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
-    accelerators, having = _accelerators(frame, gpus)
+    accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
     chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
-    points = [(each, _points(frame, each, chosen, selection)) for each in accelerators if each.key in having]
-    rows = [each for _, each in points]
-    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
-    low = min(0.6 * min(float(each["intensity"].min()) for each in rows), min(ridges) / 12)
-    high = max(1.8 * max(float(each["intensity"].max()) for each in rows), 4 * max(ridges))
+    points = _points(frame, accelerators, chosen, selection)
     peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
     unit, prefix = axis_prefix(peak)
-    floor = 10 ** math.floor(math.log10(0.7e12 * min(float(each["tflops"].min()) for each in rows)))
-    top = max(peak * 2.2, 1.5e12 * max(float(each["tflops"].max()) for each in rows))
-    chunks = sorted({float(chunk) for each in rows for chunk in each["chunk_size"].dropna()})
+    chunks = sorted(map(float, set(points["chunk_size"].dropna())))
     beyond = 2 * max(chunks, default=8)
+    points = points.assign(
+        reached=points["tflops"] * (1e12 / unit), place=points["chunk_size"].astype(float).fillna(beyond)
+    )
+    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
+    low, high = points["intensity"].min(), points["intensity"].max()
+    intensities = (min(0.6 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
+    floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
+    rates = (floor / unit, max(peak * 2.2, 1.5e12 * points["tflops"].max()) / unit)
     roofs, shares = [], []
-    for mode in modes_of(rows[0]):
-        lines = _lines(points, mode, lambda each: (each["intensity"], each["tflops"] * (1e12 / unit)), ends=True)
+    for mode in modes_of(points[points["device_accelerator"] == main.key]):
+        here = points[points["mode"] == mode].sort_values("chunk_size")
+        lines = _lines(here, accelerators, "intensity", "reached", ends=True)
         roofs.append(
             Panel(
                 title=MODE_TITLES[mode],
                 lines=lines,
                 x_label="arithmetic intensity (FLOP per byte moved)",
                 y_label=f"{prefix}FLOP/s",
-                x_limits=(low, high),
-                y_limits=(floor / unit, top / unit),
+                x_limits=intensities,
+                y_limits=rates,
                 decorate=_roofs(accelerators, chosen.dtype, unit, lines),
                 leaders=False,
             )
@@ -91,13 +91,11 @@ def roofline(
         shares.append(
             Panel(
                 title=f"{MODE_TITLES[mode]}: % of roof",
-                lines=_lines(
-                    points, mode, lambda each: (each["chunk_size"].astype(float).fillna(beyond), each["share"])
-                ),
+                lines=_lines(here, accelerators, "place", "share"),
                 x_label=LABELS["chunk_size"],
                 y_label="% of the roof",
                 sizes=[*chunks, beyond],
-                y_limits=(0, max(100.0, 1.05 * max(float(each["share"].max()) for each in rows))),
+                y_limits=(0, max(100.0, 1.05 * points["share"].max())),
                 y_log=False,
                 decorate=_share_axis(chunks, beyond),
                 leaders=False,
@@ -117,42 +115,45 @@ def roofline(
     )
 
 
-def _accelerators(
-    frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]
-) -> tuple[list[Accelerator], list[str]]:
-    """Return the accelerators named, the first that has rows in front, and the keys of those that have some."""
+def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]) -> list[Accelerator]:
+    """Return the accelerators named, the first that has rows in front."""
     named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
-    known = {each.key: each for each in (get_accelerator(n) if isinstance(n, str) else n for n in reversed(named))}
-    keys = [*known][::-1]
-    if "cpu" in keys and len(keys) > 1:
-        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
+    known: dict[str, Accelerator] = {}
+    for each in (get_accelerator(n) if isinstance(n, str) else n for n in named):
+        known.setdefault(each.key, each)
+    if "cpu" in known and len(known) > 1:
+        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(known)}")
     present = {str(key) for key in ok_rows(frame)["device_accelerator"].dropna()}
-    having = [key for key in keys if key in present]
-    if not having:
+    main = next((known.pop(key) for key in list(known) if key in present), None)
+    if main is None:
         raise ValueError(
-            f"results must hold rows measured on {' or '.join(keys)} for its roofline, got rows of: "
+            f"results must hold rows measured on {' or '.join(known)} for its roofline, got rows of: "
             f"{', '.join(sorted(present)) or 'none'}"
         )
-    main = known[having[0]]
-    others = [known[key] for key in keys if key != having[0]]
-    return [main if main.is_measured else with_stored_roofs(main), *others], having
+    return [main if main.is_measured else with_stored_roofs(main), *known.values()]
 
 
-def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
-    """Return the points measured on ``accelerator`` in the chosen setting, with their share of its roof and doubts."""
+def _points(
+    frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen, selection: Selection
+) -> pd.DataFrame:
+    """Return the points measured on each accelerator in the chosen setting, their shares of its roof, and doubts."""
+    import pandas as pd
+
     held = ("dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
     same = dataclasses.replace(selection, **{name: getattr(chosen, name) for name in held})
-    rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
-    rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
-    rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
-    if rows.empty:
-        raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
-    reached = [each._asdict() for each in rows.itertuples(index=False)]
-    return rows.assign(
-        share=[100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached],
-        doubt=[doubt(row, accelerator) for row in reached],
-        device=accelerator.key,
-    )
+    measured, points = ok_rows(frame)["device_accelerator"], []
+    for accelerator in accelerators:
+        if not (measured == accelerator.key).any():
+            continue
+        rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
+        rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
+        rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
+        if rows.empty:
+            raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
+        reached = [each._asdict() for each in rows.itertuples(index=False)]
+        shares = [100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached]
+        points.append(rows.assign(share=shares, doubt=[doubt(row, accelerator) for row in reached]))
+    return pd.concat(points)
 
 
 def _roof_at(row: dict[str, Any], accelerator: Accelerator) -> float:
@@ -189,37 +190,29 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
 
 
 def _lines(
-    points: Points,
-    mode: str,
-    place: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
-    *,
-    ends: bool = False,
+    points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, *, ends: bool = False
 ) -> list[Line]:
-    """Return a line per implementation and accelerator in the order of chunk size; all but the first's are hollow.
+    """Return a line per implementation and accelerator; all but the first accelerator's are hollow.
 
     Args:
-        place: x and y of rows.
+        points: of one mode, in the order of chunk size.
         ends: whether the longest trajectory's ends are named and doubtful points ringed.
     """
     lines = []
-    for n, (accelerator, rows) in enumerate(points):
-        rows = rows[rows["mode"] == mode].sort_values("chunk_size")
+    for n, accelerator in enumerate(accelerators):
+        rows = points[points["device_accelerator"] == accelerator.key]
         labelled = _longest_trajectory(rows) if ends and not n else None
-        for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
+        for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
             style = series_style(str(op), str(impl))
             if n:
                 style = dataclasses.replace(style, hollow=True, label=f"{style.label}, {accelerator.key}")
-            x, y = place(line)
-            chunks = [f"L = {binary(chunk)}" for chunk in line["chunk_size"].iloc[[0, -1]]]
-            lines.append(
-                Line(
-                    x=x.tolist(),
-                    y=y.tolist(),
-                    style=style,
-                    ends=(chunks[0], chunks[1]) if (op, impl) == labelled else None,
-                    ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist() if ends else (),
-                )
-            )
+            line = measured_line(group, x, group[y], style, doubts="doubt")
+            if not ends:
+                line = dataclasses.replace(line, ringed=())
+            elif (op, impl) == labelled:
+                first, last = group["chunk_size"].iloc[[0, -1]]
+                line = dataclasses.replace(line, ends=(f"L = {binary(first)}", f"L = {binary(last)}"))
+            lines.append(line)
     return lines
 
 
@@ -322,9 +315,9 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
+def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
     main, parts = accelerators[0], []
-    if any(rows["chunk_size"].isna().any() for _, rows in points):
+    if points["chunk_size"].isna().any():
         parts.append("None: no chunk axis.")
     measured = _measured_beside(main, dtype)
     if measured is not None:
@@ -332,7 +325,7 @@ def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerat
         parts.append(f"Dashed: measured, {reached} ({measured.source}).")
     elif main.is_measured:
         parts.append(f"The roof is measured: {main.source}.")
-    bare = [each.name for each in accelerators if each.key not in {known.key for known, _ in points}]
+    bare = [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]
     if bare:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
     elsewhere = ok_rows(frame[~frame["device_accelerator"].isin([each.key for each in accelerators])])
@@ -340,8 +333,7 @@ def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerat
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
         many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
         parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
-    for _, rows in points:
-        for row in rows.loc[rows["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
-            chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
-            parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
+    for row in points.loc[points["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
+        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
+        parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
     return parts
