@@ -1,7 +1,7 @@
 """From the notebook to one file: parameters in, execution, HTML without a link to anything, and a PDF of that.
 
 The HTML comes from a template of its own rather than from one of nbconvert's, whose pages load require.js, MathJax and
-mermaid: formulas are set here, and there is nothing to load.
+mermaid.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from .markup import with_formulas
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -127,7 +125,6 @@ def to_html(notebook: NotebookNode) -> str:
             cell.source = cell.source[heading.end() :]
             cell.metadata.update(title=title, slug=slug)
             sections.append({"title": title, "slug": slug})
-        cell.source = with_formulas(cell.source)
     exporter = HTMLExporter(
         template_file=str(TEMPLATE),
         exclude_anchor_links=True,

@@ -20,69 +20,38 @@ if TYPE_CHECKING:
 
     from ..figures.layout import Drawing
 
-GIB = 2**30
 NARROW_INCHES = 3.6
 """Width of a figure on a telephone."""
 
-TIME = "time per call (ms)"
+NUMBERS = {"memory": ("peak_memory_bytes", "peak memory (GiB)", 2**30)}
+"""Kind of figure -> the column of its numbers, what that is called, and the factor; of others it is the time."""
 
 
-def runtime(subject: Subject) -> Html:
-    """Return time over sequence length, a figure for each mode, and the numbers in them."""
-    return join(_drawn(subject, "runtime"), _numbers(subject, _at_lengths, "time_ms", TIME))
+def drawn(subject: Subject, kind: str) -> Html:
+    """Return a figure for each mode, and but for a trade-off the numbers in them."""
+    figures = _each_mode(subject, lambda mode: drawing(kind, subject.rows, subject.selection(mode)))
+    return figures if kind == "trade-off" else join(figures, _numbers(subject, kind))
 
 
-def memory(subject: Subject) -> Html:
-    """Return peak memory over sequence length, a figure for each mode, and the numbers in them."""
-    gib = _numbers(subject, _at_lengths, "peak_memory_bytes", "peak memory (GiB)", scale=GIB)
-    return join(_drawn(subject, "memory"), gib)
+def _shown(subject: Subject, kind: str, mode: str) -> tuple[pd.DataFrame, str, str]:
+    """Return the rows of a figure, the column along its x axis and what that is called."""
+    selection = subject.selection(mode)
+    if kind == "head-dim":
+        chosen, x = choose_over_width(subject.rows, selection)
+        return chosen.rows, x, {"head_dim_v": "value head dim", "embedding_dim": "channels"}[x]
+    over_chunks = kind == "chunk-size"
+    rows = choose(subject.rows, selection, seq_len=over_chunks).rows
+    return (rows, "chunk_size", "chunk size") if over_chunks else (rows, "seq_len", subject.axis)
 
 
-def over_chunk_size(subject: Subject) -> Html:
-    """Return time over chunk size, a figure for each mode, and the numbers in them."""
-    return join(_drawn(subject, "chunk-size"), _numbers(subject, _at_chunks, "time_ms", TIME))
-
-
-def over_width(subject: Subject) -> Html:
-    """Return time over head dim, or over channels, a figure for each mode, and the numbers in them."""
-    return join(_drawn(subject, "head-dim"), _numbers(subject, _at_widths, "time_ms", TIME))
-
-
-def trade_off(subject: Subject) -> Html:
-    """Return runtime against memory over chunk size, a figure for each mode."""
-    return _drawn(subject, "trade-off")
-
-
-def _drawn(subject: Subject, kind: str) -> Html:
-    return _each_mode(subject, lambda mode: drawing(kind, subject.rows, subject.selection(mode)))
-
-
-Shown = tuple["pd.DataFrame", str, str]
-"""The rows of a figure, the column along its x axis and what that is called."""
-
-
-def _at_lengths(subject: Subject, mode: str) -> Shown:
-    return choose(subject.rows, subject.selection(mode)).rows, "seq_len", subject.axis
-
-
-def _at_chunks(subject: Subject, mode: str) -> Shown:
-    return choose(subject.rows, subject.selection(mode), seq_len=True).rows, "chunk_size", "chunk size"
-
-
-def _at_widths(subject: Subject, mode: str) -> Shown:
-    chosen, x = choose_over_width(subject.rows, subject.selection(mode))
-    return chosen.rows, x, {"head_dim_v": "value head dim", "embedding_dim": "channels"}[x]
-
-
-def _numbers(
-    subject: Subject, shown: Callable[[Subject, str], Shown], column: str, name: str, *, scale: float = 1.0
-) -> Html:
+def _numbers(subject: Subject, kind: str) -> Html:
     """Return what figures show as tables that open on demand: a column over sizes, each at its fastest chunk size."""
+    column, name, scale = NUMBERS.get(kind, ("time_ms", "time per call (ms)", 1))
     tables = []
     for mode in subject.modes:
         # Where a figure finds nothing to show, it has said so.
         with contextlib.suppress(ValueError):
-            rows, x, x_name = shown(subject, mode)
+            rows, x, x_name = _shown(subject, kind, mode)
             rows = best_rows(rows[rows[x].notna() & rows[column].notna()], ("op", "impl", "mode", x))
             sizes = sorted({int(value) for value in rows[x]})
             columns = [*dict.fromkeys(("op", "impl", "chunk_size", x, column))]
@@ -97,7 +66,7 @@ def _numbers(
     return render("details", "The numbers", join(*tables)) if tables else Html("")
 
 
-def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: float) -> str | Cell:
+def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> str | Cell:
     if row is None:
         return ABSENT
     chunk = None if x == "chunk_size" else known(row["chunk_size"])
