@@ -42,13 +42,11 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     Raises:
         ValueError: no samples, a sample that is not finite, or a percentage outside [0, 100].
     """
+    import numpy as np
+
     if not 0 <= percent <= 100:
         raise ValueError(f"percent must be in [0, 100], got {percent}")
-    ordered = _ordered(samples)
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(np.percentile(_ordered(samples), percent))
 
 
 def median(samples: Sequence[float]) -> float:
