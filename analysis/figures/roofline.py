@@ -75,16 +75,15 @@ def roofline(
     roofs, shares = [], []
     for mode in modes_of(points[points["device_accelerator"] == main.key]):
         here = points[points["mode"] == mode].sort_values("chunk_size")
-        lines = _lines(here, accelerators, "intensity", "reached", ends=True)
         roofs.append(
             Panel(
                 title=MODE_TITLES[mode],
-                lines=lines,
+                lines=_lines(here, accelerators, "intensity", "reached", ends=True),
                 x_label="arithmetic intensity (FLOP per byte moved)",
                 y_label=f"{prefix}FLOP/s",
                 x_limits=intensities,
                 y_limits=rates,
-                decorate=_roofs(accelerators, chosen.dtype, unit, lines),
+                decorate=_roofs(accelerators, chosen.dtype, unit),
                 leaders=False,
             )
         )
@@ -237,9 +236,7 @@ def _share_axis(chunks: Sequence[float], beyond: float) -> Callable[[Axes], None
     return decorate
 
 
-def _roofs(
-    accelerators: Sequence[Accelerator], dtype: str, unit: float, lines: Sequence[Line]
-) -> Callable[[Axes], None]:
+def _roofs(accelerators: Sequence[Accelerator], dtype: str, unit: float) -> Callable[[Axes], None]:
     """Return what draws the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
 
     def decorate(axes: Axes) -> None:
@@ -250,7 +247,9 @@ def _roofs(
             name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
             colour, width = (MUTED, 0.8) if n else (INK, 1.3)
             _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
-            _label_level(axes, f"{name}{rate(peak, 'FLOP/s')}", peak / unit, accelerator, dtype, lines, colour)
+            # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
+            label, end = f"{name}{rate(peak, 'FLOP/s')}", (axes.get_xlim()[1], peak / unit)
+            write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
             if not n:
                 _beside_the_roof(axes, accelerator, dtype, unit)
 
@@ -280,33 +279,6 @@ def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: flo
     if vector < peak:
         axes.axhline(vector / unit, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=2)
         write(axes, f"vector {rate(vector, 'FLOP/s')}", (high, vector / unit), (-3, 2), color=MUTED, zorder=3)
-
-
-def _label_level(
-    axes: Axes,
-    label: str,
-    level: float,
-    accelerator: Accelerator,
-    dtype: str,
-    lines: Sequence[Line],
-    colour: str,
-) -> None:
-    """Write a label along the level part of a roof, where it covers no point if there is such a place."""
-    x_range, y_range = (math.log(b / a) for a, b in (axes.get_xlim(), axes.get_ylim()))
-    left, right = accelerator.intensity(dtype) or 1.0, axes.get_xlim()[1]
-    # Shares of the panel that a letter's width and a line's height take, marks included, in a panel of usual size.
-    long, tall = 0.026 * len(label) + 0.03, 0.13
-
-    def covers(x: float, across: int, up: int) -> bool:
-        points = ((px, py) for line in lines for px, py in zip(line.x, line.y, strict=True))
-        return any(
-            -0.02 < across * math.log(px / x) / x_range < long and -0.02 < up * math.log(py / level) / y_range < tall
-            for px, py in points
-        )
-
-    places = [(x, across, up) for x, across in ((right, -1), (left, 1)) for up in (1, -1)]
-    x, across, up = next((place for place in places if not covers(*place)), places[0])
-    write(axes, label, (x, level), (3 * across, 2.5 * up), color=colour, path_effects=())
 
 
 def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:

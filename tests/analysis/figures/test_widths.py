@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import alt_text, log_axis, new_figure, save_figure, series_label, styled
+from lrbench.analysis.figures.style import alt_text, save_figure, series_label
 from lrbench.cli import app
 from lrbench.results.schema import Case
 
@@ -157,40 +156,6 @@ def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> No
         assert 0.1 <= flops.max() / factor < 1000
     memory = plot("memory", channels, selection).axes[0]
     assert memory.get_ylabel() == "peak memory (MiB)"
-
-
-@pytest.mark.parametrize("low", [0.0138, 0.5, 7.3, 990.0, 12_345.0])
-@pytest.mark.parametrize("span", [1.001, 1.02, 1.3, 2.0, 7.0, 60.0, 900.0, 1e6])
-@pytest.mark.parametrize("width", [1.5, 2.9])
-def test_labels_of_a_horizontal_axis_stand_apart(low: float, span: float, width: float) -> None:
-    with styled():
-        figure = new_figure(width + 1, 2)
-        axes = figure.add_axes((0.5 / (width + 1), 0.3, width / (width + 1), 0.6))
-        axes.set_xscale("log")
-        axes.set_xlim(low, low * span)
-        log_axis(axes.xaxis, low, low * span, width)
-        figure.draw_without_rendering()
-        shown = [label for label in axes.get_xticklabels() if label.get_text()]
-        boxes = [label.get_window_extent() for label in shown]
-    assert boxes
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.6])
-def test_the_label_of_a_cpus_roof_covers_no_point(share: float) -> None:
-    """A CPU's rates are no limits: its points may stand above its roof, also where the label usually is."""
-    peak = get_accelerator("cpu").peak_flops("fp32")
-    assert peak is not None
-    row = mlp_row(8192, 4096, 16384)
-    row["time_ms"] = 1e3 * row["flops"] / (peak * (1 + share))
-    figure = roofline(made.frame([row | {"tflops": row["flops"] / row["time_ms"] / 1e9}]), "cpu")
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    (label,) = (text for text in axes.texts if "FLOP/s" in text.get_text())
-    (point,) = (line for line in axes.lines if str(line.get_label()).startswith("gated MLP"))
-    assert axes.get_ylim()[0] < point.get_ydata()[0] < axes.get_ylim()[1]
-    x, y = axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
-    assert not label.get_window_extent().contains(x, y)
 
 
 def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:

@@ -7,9 +7,7 @@ import csv
 import html
 import io
 import itertools
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,11 +20,11 @@ from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
 from lrbench.results.schema import Case
 from lrbench.results.select import latest_rows, load_results, ok_rows
+from lrbench.tests.command_line import Lrbench, one_line
 
 from .. import rows as made
 from .page import COMMITTED, ROOT, committed_page
 
-CALL = (sys.executable, "-c", "from lrbench.cli import main; main()")
 SECTIONS = (
     "title", "summary", "results", "runtime", "memory", "head_dim", "chunk_size", "optimal_chunks", "rooflines",
     "speedups", "failures", "environment", "data",
@@ -454,22 +452,22 @@ def test_data_holds_the_rows(page: str) -> None:
     assert times == pytest.approx(sorted(frame["time_ms"].dropna()))
 
 
-def lrbench(*arguments: str, cwd: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    call = [CALL[0], "-c", before + CALL[2]]
-    environ = {**os.environ, "PYTHONSAFEPATH": "1", "NO_COLOR": "1"}
-    return subprocess.run([*call, *arguments], capture_output=True, text=True, env=environ, cwd=cwd, timeout=240)
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a command."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_command_writes_a_page_and_says_where(tmp_path: Path) -> None:
+def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> None:
     made.write(
         [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "fused_chunk", 2.0, chunk_size=64)],
-        tmp_path / "rows.parquet",
+        here / "rows.parquet",
     )
-    done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "out/mine.html\n"), done.stderr
-    assert done.stderr == ""
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html"]
-    assert "<h1>tfla on NVIDIA H200 SXM</h1>" in (tmp_path / "out/mine.html").read_text(encoding="utf-8")
+    done = lrbench("report", "rows.parquet", "--gpu", "h200", "-o", "out/mine.html", "--no-pdf")
+    assert done == (0, "out/mine.html\n", "")
+    assert sorted(path.name for path in (here / "out").iterdir()) == ["mine.html"]
+    assert "<h1>tfla on NVIDIA H200 SXM</h1>" in (here / "out/mine.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -486,36 +484,38 @@ def test_command_writes_a_page_and_says_where(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input_exits_2_with_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
-    (tmp_path / "folder.html").mkdir()
-    done = lrbench("report", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"lrbench: {message}")
-    assert not list(tmp_path.glob("report.*"))
+def test_bad_input_exits_2_with_one_line(
+    arguments: tuple[str, ...], message: str, lrbench: Lrbench, here: Path
+) -> None:
+    (here / "cut.parquet").write_bytes(b"PAR1 and no more")
+    (here / "folder.html").mkdir()
+    code, out, err = lrbench("report", *arguments)
+    assert (code, out) == (2, "")
+    assert one_line(err).startswith(f"lrbench: {message}")
+    assert not list(here.glob("report.*"))
 
 
-def test_a_missing_extra_exits_2_with_the_command_that_brings_it(tmp_path: Path) -> None:
-    before = "import sys; sys.modules['nbclient'] = None\n"
-    done = lrbench("report", ".", cwd=tmp_path, before=before)
-    assert done.returncode == 2
-    assert done.stderr == "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n"
+def test_a_missing_extra_exits_2_with_the_command_that_brings_it(
+    lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    assert lrbench("report", ".") == (2, "", "lrbench: a report needs nbclient: pip install 'lrbench[report]'\n")
 
 
-def test_a_pdf_without_a_browser_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pdf_without_a_browser_is_refused(lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRBENCH_BROWSER", "no-such-browser")
-    done = lrbench("report", ".", "--pdf", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("lrbench: pdf needs one of chromium, ")
+    code, _, err = lrbench("report", ".", "--pdf")
+    assert (code, err.startswith("lrbench: pdf needs one of chromium, ")) == (2, True)
 
 
-def test_a_browser_that_fails_costs_the_pdf_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_fails_costs_the_pdf_alone(
+    lrbench: Lrbench, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless the PDF was asked for."""
     monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
-    made.write([row("mlstm_sig", "fused_chunk", 1.0)], tmp_path / "rows.parquet")
+    made.write([row("mlstm_sig", "fused_chunk", 1.0)], here / "rows.parquet")
     for option, code in (((), 0), (("--pdf",), 1)):
-        done = lrbench("report", "rows.parquet", "--gpu", "h200", *option, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (code, "report.html\n")
-        assert "/bin/false printed no PDF: no message" in done.stderr
-        assert not (tmp_path / "report.pdf").exists()
+        *done, err = lrbench("report", "rows.parquet", "--gpu", "h200", *option)
+        assert done == [code, "report.html\n"]
+        assert "/bin/false printed no PDF: no message" in err
+        assert not (here / "report.pdf").exists()
