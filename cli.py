@@ -978,8 +978,7 @@ def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> N
         return
     show(case_rows(found), "table", title=f"A = {a}, B = {b}; ratio = time of B / time of A")
     print()
-    interval = f"{100 * found.confidence:g} % interval"
-    show(group_rows(found), "table", title=f"geometric means, {interval}, equal within {found.margin:g}")
+    show(group_rows(found), "table", title=f"geometric means, 95 % interval, equal within {found.margin:g}")
     if found.unmatched:
         print()
         show(unmatched_rows(found), "table", title="not compared")

@@ -32,7 +32,7 @@ H200 = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
     ],
 )
 def test_verdicts(low: float, high: float, verdict: str) -> None:
-    assert judge(Interval(low=low, high=high, confidence=0.95), 0.02) == verdict
+    assert judge(Interval(low=low, high=high), 0.02) == verdict
 
 
 def test_finds_what_is_slower_and_what_is_the_same() -> None:
