@@ -93,6 +93,7 @@ class Drawing:
         title, setting, note: the text above the panels (what holds for all of them, second) and below.
         heights: of the rows, relative to the usual height.
         usual_width: inches where no width is asked for; None: what suits the number of panels.
+        rows, x: of a figure of results: the rows that are its points, and the column along its x axis.
     """
 
     grid: Sequence[Sequence[Panel]]
@@ -101,6 +102,8 @@ class Drawing:
     note: str = ""
     heights: Sequence[float] | None = None
     usual_width: float | None = None
+    rows: pd.DataFrame | None = None
+    x: str = ""
 
     def at(self, width: float | None = None) -> Figure:
         """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""

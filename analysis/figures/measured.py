@@ -21,6 +21,7 @@ from .selection import (
     choose_over_width,
     describe,
     failure_note,
+    lowered_runs,
     other_head_dims,
     unmeasured,
 )
@@ -98,7 +99,8 @@ def _drawing(
         grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in quantities] for m in modes]
     else:
         grid = [[_panel(rows, m, x, q, MODE_TITLES[m]) for m in modes] for q in quantities]
-    return Drawing(grid=grid, title=title, setting=describe(chosen, *setting), note=_notes(chosen, x, rows))
+    words, note = describe(chosen, *setting), _notes(chosen, x, rows)
+    return Drawing(grid=grid, title=title, setting=words, note=note, rows=rows, x=x)
 
 
 def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
@@ -107,8 +109,7 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
     ]
-    runs = shown["run_id"].nunique()
-    if shown["throttled"].notna().sum() > len(shown) / 2 and runs > 1:
+    if runs := lowered_runs(shown):
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."

@@ -339,3 +339,9 @@ def other_head_dims(chosen: Chosen) -> str:
         for dim, group in rows.groupby("head_dim_v", sort=True)
     ]
     return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
+
+
+def lowered_runs(rows: pd.DataFrame) -> int:
+    """Return how many runs measured the rows, where that are several and most clocks were lowered; else 0."""
+    runs = rows["run_id"].nunique()
+    return int(runs) if runs > 1 and 2 * rows["throttled"].notna().sum() > len(rows) else 0
