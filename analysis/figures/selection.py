@@ -233,8 +233,8 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
 
 def _most_frequent(values: pd.Series) -> Any:
     """Return the most frequent value, the largest of equally frequent ones; None without values."""
-    counts = values.dropna().value_counts()
-    return None if counts.empty else max(counts[counts == counts.max()].index)
+    modes = values.mode()
+    return None if modes.empty else modes.max()
 
 
 PAPER_SEQ_LEN = 8192

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 NARROW_INCHES = 3.6
 """Width of a figure on a telephone."""
 
-TIME = "time per call (ms)"
 X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_size": "chunk size"}
 
 
@@ -27,16 +26,16 @@ def drawn(subject: Subject, kind: str) -> Html:
     drawings, pictures = _each_mode(subject, lambda mode: drawing(kind, subject.rows, subject.selection(mode)))
     if not drawings or kind == "trade-off":
         return pictures
-    return join(
-        pictures, render("details", "The numbers", join(*(_numbers(subject, *each) for each in drawings.items())))
-    )
+    numbers = join(*(_numbers(subject, kind, mode, shown) for mode, shown in drawings.items()))
+    return join(pictures, render("details", "The numbers", numbers))
 
 
-def _numbers(subject: Subject, mode: str, shown: Drawing) -> Html:
+def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
     """Return a figure of one mode as a table: a column for each size."""
     assert shown.rows is not None
-    memory = shown.title.startswith("Memory")
-    column, name, scale = ("peak_memory_bytes", "peak memory (GiB)", 2**30) if memory else ("time_ms", TIME, 1)
+    column, name, scale = "time_ms", "time per call (ms)", 1
+    if kind == "memory":
+        column, name, scale = "peak_memory_bytes", "peak memory (GiB)", 2**30
     sizes = sorted({int(value) for value in shown.rows[shown.x]})
     columns = [*dict.fromkeys(("op", "impl", "chunk_size", shown.x, column))]
     body: list[list[str | Cell]] = []
