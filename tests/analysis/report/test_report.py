@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import html
 import io
 import itertools
@@ -18,7 +19,7 @@ import pytest
 from lrbench.analysis.report import export, markup
 from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
-from lrbench.results.schema import Case
+from lrbench.results.schema import CASE_COLUMNS, Case
 from lrbench.results.select import latest_rows, load_results, ok_rows
 from lrbench.tests.command_line import Lrbench, one_line
 
@@ -32,9 +33,9 @@ SECTIONS = (
 SAMPLES = [0.99, 0.995, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.005, 1.01]
 
 
-def row(op: str, impl: str, time_ms: float | None = None, *, tested: Mapping[str, Any] | None = None, **fields: Any):  # type: ignore[no-untyped-def]
-    """Return a row of a case; ``tested`` are columns of the record, ``fields`` of the case."""
-    columns = dict(tested or {})
+def row(op: str, impl: str, time_ms: float | None = None, **columns: Any) -> dict[str, Any]:
+    """Return a row; sizes, mode and dtypes go to its case, all else to the record."""
+    fields = {name: columns.pop(name) for name in (*columns,) if name in CASE_COLUMNS}
     if time_ms is not None:
         columns |= {"time_ms": time_ms, "time_samples_ms": [time_ms * each for each in SAMPLES]}
     return made.row(made.case(op, impl, **fields), **columns)
@@ -131,10 +132,10 @@ def test_summary_says_where_which_is_fastest(tmp_path: Path) -> None:
 
 def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
     failed = [
-        row("mlstm_sig", "limit_chunk", seq_len=length, tested={"status": "oom", "reason": f"{length} bytes too many"})
+        row("mlstm_sig", "limit_chunk", seq_len=length, status="oom", reason=f"{length} bytes too many")
         for length in (1024, 2048)
     ]
-    failed.append(row("mlstm_exp", "fused_chunk", tested={"status": "crash", "reason": "<aborted> & gone"}))
+    failed.append(row("mlstm_exp", "fused_chunk", status="crash", reason="<aborted> & gone"))
     made_report = report([row("mlstm_sig", "fused_chunk", 1.0), *failed], tmp_path)
     assert "1 was timed, 3 were not (2 oom, 1 crash)" in summary(made_report)["Measured"]
     told = summary(made_report)["Failures"]
@@ -181,54 +182,51 @@ def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None
     assert "Chunk size" in summary(made_report)
 
 
-def channel_rows(*, torch: float = 3.0) -> list[dict[str, Any]]:
-    """Return rows of RG-LRU at two widths and chunk lengths, ``torch`` times as fast as attention of the same width."""
+@pytest.fixture
+def channels(tmp_path: Path) -> Report:
+    """RG-LRU on a CPU at two widths and chunk lengths, three times as fast as attention of the same width."""
     rows = []
-    for channels, seq_len, chunk in itertools.product((256, 4096), (1024, 8192), (64, 128)):
-        time_ms = channels / 1024 * (1 if chunk == 128 else 1.5)
-        sizes = {"batch": 65536 // seq_len, "seq_len": seq_len}
-        fields = {"mode": "fw", "dtype": "fp32", **sizes}
-        named = {"kernel": "rglru", "op": "rglru", "impl": "torch", "provider": "lrbench"}
-        case = Case(**named, channels=channels, chunk_size=chunk, state_dtype="fp32", **fields)
-        rows.append(made.row(case, accelerator="cpu", time_ms=time_ms))
-        heads = {"num_heads": channels // 128, "head_dim_qk": 128, "head_dim_v": 128}
-        named = {"kernel": "rglru", "op": "attention", "impl": "torch.sdpa_cpu", "provider": "torch"}
-        if chunk == 128:
-            rows.append(made.row(Case(**named, **heads, **fields), accelerator="cpu", time_ms=torch * time_ms))
-    return rows
+    settings = {"kernel": "rglru", "mode": "fw", "dtype": "fp32"}
+    for width, seq_len in itertools.product((256, 4096), (1024, 8192)):
+        sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **settings}
+        for chunk, time_ms in ((64, 1.5 * width / 1024), (128, width / 1024)):
+            case = Case(**sizes, op="rglru", impl="torch", provider="lrbench", channels=width, chunk_size=chunk)
+            rows.append(made.row(dataclasses.replace(case, state_dtype="fp32"), accelerator="cpu", time_ms=time_ms))
+        heads = {"num_heads": width // 128, "head_dim_qk": 128, "head_dim_v": 128}
+        case = Case(**sizes, op="attention", impl="torch.sdpa_cpu", provider="torch", **heads)
+        rows.append(made.row(case, accelerator="cpu", time_ms=3 * width / 1024))
+    return report(rows, tmp_path, "cpu")
 
 
-def test_one_number_of_channels_is_shown(tmp_path: Path) -> None:
-    made_report = report(channel_rows(), tmp_path, "cpu")
-    told = summary(made_report)
+def test_one_number_of_channels_is_shown(channels: Report) -> None:
+    told = summary(channels)
     assert "4,096 channels" in told["Measured"]
     assert "RG-LRU · lrbench torch takes 4.00 ms" in told["Forward"]
     assert "3.00 times as fast as attention" in told["Forward"]
-    assert "T = 8,192, 65,536 tokens, 4,096 channels" in words(made_report.results())
-    assert {c.theirs.embedding_dim for c in made_report.speedups_found} == {4096}
-    numbers = words(made_report.head_dim())
+    assert "T = 8,192, 65,536 tokens, 4,096 channels" in words(channels.results())
+    assert {c.theirs.embedding_dim for c in channels.speedups_found} == {4096}
+    numbers = words(channels.head_dim())
     assert "time per call (ms) over channels implementation 256 4k" in numbers
     assert "RG-LRU lrbench torch 0.250 L 128 4.00 L 128" in numbers
 
 
-def test_the_best_chunk_length_needs_no_model(tmp_path: Path) -> None:
-    made_report = report(channel_rows(), tmp_path, "cpu")
-    assert len(made_report.choices) == 4
-    for choice in made_report.choices:
+def test_the_best_chunk_length_needs_no_model(channels: Report) -> None:
+    assert len(channels.choices) == 4
+    for choice in channels.choices:
         assert (choice.row.chunk_size, choice.slowest.chunk_size) == (128, 64)
         assert choice.report is choice.modelled is choice.regret_ms is None
-    said = words(made_report.optimal_chunks())
+    said = words(channels.optimal_chunks())
     assert "No model chooses for RG-LRU" in said
     assert f"fw channels 4k fp32 8,192 {' '.join([markup.ABSENT] * 4)} 128 4.00" in said
     assert f"64 50 {markup.ABSENT} {markup.ABSENT}" in said
 
 
-def test_speed_ups_name_the_problem_and_no_unknown_version(tmp_path: Path) -> None:
-    said = words(report(channel_rows(), tmp_path, "cpu").speedups())
+def test_speed_ups_name_the_problem_and_no_unknown_version(channels: Report, tmp_path: Path) -> None:
+    said = words(channels.speedups())
     assert f"fw channels 4k fp32 3.00{TIMES} 3.00{TIMES} 3.00{TIMES}" in said
     assert "nan" not in said
     rows = [
-        row("mlstm_sig", impl, time_ms, tested={"driver_version": driver, "cuda_version": cuda})
+        row("mlstm_sig", impl, time_ms, driver_version=driver, cuda_version=cuda)
         for impl, time_ms, driver, cuda in (
             ("fused_chunk", 1.0, "570", None),
             ("mlstm_kernels.xl_chunk_siging", 2.0, "580", "13.0"),
@@ -270,13 +268,13 @@ def test_rows_beside_the_shown_setting_are_told(tmp_path: Path) -> None:
 
 
 def nothing_timed() -> list[dict[str, Any]]:
-    return [row("mlstm_sig", "fused_chunk", tested={"status": "unavailable", "reason": "pip install triton"})]
+    return [row("mlstm_sig", "fused_chunk", status="unavailable", reason="pip install triton")]
 
 
 def cpu_only() -> list[dict[str, Any]]:
     lengths = (256, 1024)
     fields = {"accelerator": "cpu", "roofline_fraction": None, "suspect": None, "model_time_ms": 0.5}
-    rows = [row("mlstm_sig", "torch", 9.0, seq_len=n, batch=1, dtype="fp32", tested=dict(fields)) for n in lengths]
+    rows = [row("mlstm_sig", "torch", 9.0, seq_len=n, batch=1, dtype="fp32", **fields) for n in lengths]
     return [{**each, "accelerator": "h200_sxm"} for each in rows]
 
 
