@@ -51,7 +51,7 @@ _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
         "rglru_layer": "#999933",
         "wkv4": "#8B5A2B",
         "gated_mlp": "#CC6677",
-        "projections": "#777777",
+        "projections": "#444444",
     }
 )
 """Those of one family differ for every kind of colour vision."""
