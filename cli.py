@@ -818,8 +818,7 @@ def plot(
     Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
     said otherwise.
     """
-    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, modelled_operation
-    from .analysis.figures.plots import plot as draw
+    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, drawing, modelled_operation
     from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
@@ -843,7 +842,7 @@ def plot(
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
         named |= {"head_dim_qk": head_dim_qk}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
-    print(save_figure(draw(kind, frame, selection, theory, width=width), output, dpi=dpi))
+    print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
 
 @command(DRAW)
@@ -857,14 +856,14 @@ def roofline(
     roofs: RoofChoice = "spec",
 ) -> None:
     """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
-    from .analysis.figures.roofline import roofline as draw
+    from .analysis.figures.roofline import roofline as drawing
     from .analysis.figures.style import check_format, save_figure
 
     check_format(output)
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(parse_names(gpu, "gpu"))]
     frame, selection = shown.selection(results)
-    print(save_figure(draw(frame, accelerators, selection, width), output, dpi=dpi))
+    print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
 @command(DRAW)
@@ -979,8 +978,7 @@ def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> N
         return
     show(case_rows(found), "table", title=f"A = {a}, B = {b}; ratio = time of B / time of A")
     print()
-    interval = f"{100 * found.confidence:g} % interval"
-    show(group_rows(found), "table", title=f"geometric means, {interval}, equal within {found.margin:g}")
+    show(group_rows(found), "table", title=f"geometric means, 95 % interval, equal within {found.margin:g}")
     if found.unmatched:
         print()
         show(unmatched_rows(found), "table", title="not compared")

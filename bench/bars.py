@@ -411,7 +411,7 @@ def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict
     interval = None
     if intervals:
         low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
-        interval = Interval(low=low, high=high, confidence=min(each.confidence for each in intervals))
+        interval = Interval(low=low, high=high)
     words = f"geometric mean of {len(ratios)} problems"
     return replace(found, ours=words, ratio=_geometric_mean(ratios), interval=interval)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import load_rows
 from ..accelerators.known import Accelerator
 from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
@@ -130,7 +131,7 @@ def chunk_size_report(
     state_dtype: str = "fp32",
     causal_factor: float | None = None,
     mode: str = "fw",
-    impl: str = "fused_chunk",
+    impl: str = FUSED_CHUNK,
     results: Sequence[Path] = (),
     fit: LaunchFit | None = None,
     by_launches: bool = False,
