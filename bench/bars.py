@@ -26,7 +26,7 @@ from ..kernels import baselines, resolve
 from ..kernels.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import SIZE_COLUMNS, Case, Record
-from ..results.toml_tables import build, read_toml
+from ..results.toml_tables import read_toml
 from .calibrate import roof_row
 from .derived import Run, build_record
 from .environment import Environment, probe_environment
@@ -180,10 +180,10 @@ def load_bars(path: Path = FILE) -> Bars:
         ValueError: the file is not as :class:`Bars` says, a problem's family is none of the file's, or a problem has no
             side or a label that names no size.
     """
-    found = build(Bars, read_toml(path, "bars").values, str(path))
+    found: Bars = read_toml(path, Bars, "bars")
     problems: list[Problem] = []
-    for number, problem in enumerate(found.problems):
-        where = f"{path}: problems[{number}]"
+    for number, problem in enumerate(found.problems, start=1):
+        where = f"{path}: problems {number}"
         if problem.family not in found.families:
             raise ValueError(f"{where}: family must be one of {', '.join(found.families)}, got {problem.family!r}")
         if not problem.impls:

@@ -302,11 +302,11 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('family = "trial"', 'family = "tria"', r"problems\[0\]: family must be one of trial, got 'tria'"),
-        ('op = "mlstm_sig"\n', "", r"problems\[0\]: op must be a text, got nothing"),
-        ("ratio = 1e6", 'ratio = "1"', r"problems\[0\]: bars\[2\]: ratio must be a number, got '1'"),
-        ('mode = "fwbw"', 'mode = "both"', r"bars\[2\]: mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
-        ("[16, 32]", '[16, "best"]', r"sides.torch: chunk_sizes\[1\] must be an integer or 'own', got 'best'"),
+        ('family = "trial"', 'family = "tria"', r"problems 1: family must be one of trial, got 'tria'"),
+        ('op = "mlstm_sig"\n', "", r"problems 1.op must be a text, got nothing"),
+        ("ratio = 1e6", 'ratio = "1"', r"problems 1.bars 3.ratio must be a number, got '1'"),
+        ('mode = "fwbw"', 'mode = "both"', r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
+        ("[16, 32]", '[16, "best"]', r"sides.torch.chunk_sizes 2 must be an integer or 'own', got 'best'"),
         ("sizes = {", "size = {", r"must be a table without other keys than family, label, op, .*, got 'size'"),
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
         ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
