@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .analysis.check.thresholds import Thresholds
     from .analysis.counts import Count
     from .analysis.figures.selection import Selection
-    from .bench.plan import PlannedCase, Request
+    from .bench.plan import Request
     from .bench.profiling import ProfileRow
 
 ROOT = Path(__file__).resolve().parent
@@ -543,19 +543,12 @@ def bars(
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
     from .bench import bars, display
 
-    declared = bars.load_bars()
-    problems = bars.select(declared, name, only)
+    chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
-        display.show(bars.list_rows(problems), format)
+        display.show(bars.list_rows(chosen), format)
         return
-
-    def started(item: PlannedCase) -> None:
-        _note(f"{item.case.impl}, {item.case.mode}, {item.case.chunk_size or 'no'} chunk")
-
     verdicts = []
-    for entries, found in bars.measure_bars(
-        declared, problems, rounds=rounds, output=output, started=started, note=_note
-    ):
+    for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
         verdicts += found
         if format == "table":
             display.show(bars.entry_rows(entries), format)
@@ -1194,7 +1187,7 @@ def gpus(format: Format = "table") -> None:
 def doctor(format: Format = "table") -> None:
     """Show this machine, the packages that are here or missing, and known failures that apply."""
     from .bench import display, inventory
-    from .bench.environment import probe_environment
+    from .bench.workers import probe_environment
 
     sections = inventory.doctor_sections(probe_environment())
     if format != "table":

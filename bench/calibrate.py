@@ -107,10 +107,7 @@ def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
     """
     accelerators.known_accelerators()
     with ReplaceableWorker() as session:
-        reply = session.call("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
-    if reply["status"] != "ok":
-        raise RuntimeError(f"cannot find out what this machine is: {reply['reason']}")
-    data = reply["columns"]
+        data = session.call("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
@@ -331,11 +328,6 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         "rows": [dataclasses.asdict(row) for row in rows],
         "failure": failure,
     }
-
-
-def environment_here(worker: object) -> dict[str, Any]:
-    """Return the worker's environment as JSON holds it."""
-    return dataclasses.asdict(current_environment())
 
 
 def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:

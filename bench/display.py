@@ -150,13 +150,6 @@ def _cell(value: Any) -> str:
     return " ".join(str(value).splitlines())
 
 
-def describe(item: PlannedCase) -> str:
-    """Return a case in a few words."""
-    case = item.case
-    chunk = f" chunk {case.chunk_size}" if case.chunk_size else ""
-    return " ".join(f"{case.op} {case.impl} {case.mode} T={case.seq_len} {_size(case)}{chunk}".split())
-
-
 class _Bar(Progress):
     """A progress bar with the failures so far and the case on a line of their own, cut where the terminal ends."""
 
@@ -202,7 +195,7 @@ class SweepProgress:
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
         if self._bar is not None:
-            self._bar.case = describe(item)
+            self._bar.case = str(item)
 
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
@@ -215,7 +208,7 @@ class SweepProgress:
             done = self._statuses.total()
             left = (self._printed - self._began) / done * (self._total - done)
             failures = f", {self._failures()}" if self._failures() else ""
-            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {describe(item)}"
+            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {item}"
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _failures(self) -> str:

@@ -181,8 +181,8 @@ def _outcomes(
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
     runnable, refused = separate(todo, environment)
-    if settings.jobs > 1 and environment.device_kind == "cuda" and runnable:
-        cases = compile_cases(runnable, environment.capability)
+    ahead = settings.jobs > 1 and environment.device_kind == "cuda"
+    if cases := compile_cases(runnable, environment.capability) if ahead else []:
         progress.begin(len(cases), "compiling")
         # Whether it compiled shows when it is measured; a failure is counted once, there.
         ended = functools.partial(progress.finished, status="ok")
@@ -274,7 +274,7 @@ def side_by_side(
 
     Args:
         planned: cases of two implementations.
-        environment: as :func:`.environment.probe_environment` finds it.
+        environment: as :func:`.workers.probe_environment` finds it.
         ignore: further columns in which cases may differ that are timed together.
         rounds: samples of each.
         started: called with every case of a group that begins.

@@ -26,14 +26,16 @@ from ..results.schema import CASE_COLUMNS
 from . import calibrate as calibration
 from . import ncu, plan, profiling, run
 from .compile_ahead import default_jobs
+from .derived import Run
 from .display import SweepProgress, note
-from .environment import Environment, probe_environment
+from .environment import Environment
 from .estimate import describe_s, estimate_s
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
 from .verify import verification_plan, verification_request, verify
+from .workers import probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -313,7 +315,8 @@ def profile_command(planned: Sequence[PlannedCase], ncu_path: str | None) -> str
     """Return the ncu command that would profile the cases, as a shell takes it."""
     program = ncu_path or ncu.find_ncu()
     metrics = ncu.available_metrics(program) if program else ncu.METRICS
-    return profiling.prepare_session(planned, profiling.session_folder(), program or "ncu", metrics).as_shell()
+    folder = Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
+    return profiling.prepare_session(planned, folder, program or "ncu", metrics).as_shell()
 
 
 def run_profile(
@@ -333,12 +336,11 @@ def run_profile(
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
-    run_id = uuid.uuid4().hex
-    rows = [profiling.build_row(run_id, item, environment, reply, None, None) for item, reply in refused]
+    started = Run.start(uuid.uuid4().hex, environment, None)
+    rows = [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
     if tried:
         with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
             session = profiling.prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
             version = ncu.ncu_version(program)
-            done = profiling.profile(tried, environment, session, run_id=run_id, timeout_s=timeout_s, version=version)
-        rows = done + rows
+            rows = profiling.profile(tried, started, session, timeout_s=timeout_s, version=version) + rows
     return rows, profiling.write_profile(rows, output)

@@ -23,16 +23,14 @@ from lrbench.tests.command_line import Lrbench, one_line
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
 
 TRIAL = """
-[families.trial]
+[trial]
 kernel = "tfla"
-summary = "A trial."
+device = "cpu"
 
-[[problems]]
-family = "trial"
+[[trial.problems]]
 label = "T={seq_len}"
 op = "mlstm_sig"
 dtype = "fp32"
-device = "cpu"
 sizes = { batch = 1, seq_len = 64, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
 sides.torch = { chunk_sizes = [16, 32] }
 bars = [
@@ -89,21 +87,12 @@ def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
 def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
     bar = Bar(ours="torch", theirs=COPY, mode="fw", ratio=0.8)
     ours = entry("torch", 64, [1.25] * 8)
-    count = count_case("mlstm_sig", "torch", "fw", "fp32", None, bars_sizes(ours))
+    count = count_case("mlstm_sig", "torch", "fw", "fp32", None, ours[0].sizes)
     assert count is not None
     a_millisecond = bars.COPIED_BYTES / count.compulsory_bytes
     verdict = judged(bar, [ours], copies_ms=[a_millisecond] * 8)
     assert verdict.ratio == pytest.approx(0.8)
     assert verdict.theirs == "copy 1 ms"
-    uncounted = entry("torch", 64, [1.0] * 8)[0]
-    with pytest.raises(ValueError, match="compulsory bytes of torch, fw, must be counted"):
-        judged(bar, [(bars.replace(uncounted, op="unknown"), "")], copies_ms=[1.0] * 8)
-
-
-def bars_sizes(one: Entry) -> dict[str, int]:
-    return {name: getattr(one[0], name) for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")} | {
-        "chunk_size": 64
-    }
 
 
 @pytest.mark.parametrize(
@@ -148,7 +137,11 @@ def test_a_miss_on_a_busy_machine_is_marked_and_missed_all_the_same() -> None:
     [((1.9, 1.8, 1.7, 1.8), 0), ((1.9, 1.5, 1.9, 1.9), 2), ((1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 4, 3)],
 )
 def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
-    gains: tuple[float, ...], busy: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gains: tuple[float, ...],
+    busy: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A process of its own for each bar, with that bar's sides alone."""
     left, sessions = iter(gains), []
@@ -164,18 +157,13 @@ def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
 
     monkeypatch.setattr(bars, "run_in_turn", in_turn)
     declared = trial(tmp_path)
-    notes: list[str] = []
-    ((entries, verdicts),) = bars.measure_bars(
-        declared, declared.problems, rounds=6, output=tmp_path / "out", note=notes.append
-    )
+    ((entries, verdicts),) = bars.measure_bars(declared, rounds=6, output=tmp_path / "out")
     assert sum(verdict.undecidable for verdict in verdicts) == busy
     assert len({id(session) for session, _ in sessions}) == 3
     assert [impls for _, impls in sessions] == [{"torch", "parallel"}, {"torch"}, {"torch", "parallel"}]
     assert {remark for _, remark in entries} == {"0 to 28,000 page faults a call, 0 in the median"}
-    assert (
-        notes[0]
-        == f"two threads reached {gains[0]:.3g} and {gains[1]:.3g} times one before and after fw/torch/parallel"
-    )
+    first = f"two threads reached {gains[0]:.3g} and {gains[1]:.3g} times one before and after fw/torch/parallel\n"
+    assert capsys.readouterr().err.startswith(first)
 
 
 @pytest.mark.parametrize(("fails_in", "code", "outcomes"), [("fwbw", 1, "hhn"), ("fw", 1, "nnm"), ("", 2, "nnn")])
@@ -227,7 +215,7 @@ def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
     assert math.isfinite(gain) and gain > 0
 
 
-def trial(folder: Path, text: str = TRIAL) -> bars.Bars:
+def trial(folder: Path, text: str = TRIAL) -> bars.Families:
     folder.mkdir(exist_ok=True)
     (folder / "bars.toml").write_text(text)
     return bars.load_bars(folder / "bars.toml")
@@ -287,30 +275,31 @@ def test_bad_names_are_refused(arguments: list[str], message: str) -> None:
 
 def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     declared = bars.load_bars()
-    assert len(bars.select(declared, None)) == len(declared.problems)
-    assert {problem.family for problem in bars.select(declared, "wkv")} == {"wkv"}
-    assert len(bars.select(declared, "gated-mlp", "65536")) == 3
-    (whole,) = bars.select(declared, "tfla/T=8192, B=8, bf16")
-    (single,) = bars.select(declared, "tfla/T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory")
+    assert bars.select(declared, None) == declared
+    assert bars.select(declared, "wkv") == {"wkv": declared["wkv"]}
+    part = bars.select(declared, "gated-mlp", "65536")["gated-mlp"]
+    assert (len(part.problems), part.overall) == (3, ())
+    (whole,) = bars.select(declared, "tfla/T=8192, B=8, bf16")["tfla"].problems
+    name = "tfla/T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory"
+    (single,) = bars.select(declared, name)["tfla"].problems
     assert (len(whole.bars), whole.modes) == (3, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[2:], ("fwbw",))
-    listed = [row["name"] for row in bars.list_rows(declared.problems)]
+    listed = [row["name"] for row in bars.list_rows(declared)]
     assert len(set(listed)) == len(listed) == 118
-    assert all(len(bars.select(declared, name)) == 1 for name in listed[::7])
+    assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('family = "trial"', 'family = "tria"', r"problems 1: family must be one of trial, got 'tria'"),
-        ('op = "mlstm_sig"\n', "", r"problems 1.op must be a text, got nothing"),
+        ('op = "mlstm_sig"\n', "", r"trial.problems 1.op must be a text, got nothing"),
         ("ratio = 1e6", 'ratio = "1"', r"problems 1.bars 3.ratio must be a number, got '1'"),
         ('mode = "fwbw"', 'mode = "both"', r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
         ("[16, 32]", '[16, "best"]', r"sides.torch.chunk_sizes 2 must be an integer or 'own', got 'best'"),
-        ("sizes = {", "size = {", r"must be a table without other keys than family, label, op, .*, got 'size'"),
+        ("sizes = {", "size = {", r"must be a table without other keys than label, op, .*, got 'size'"),
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
         ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
-        ("[families.trial]", "[families.trial", "must be a TOML file"),
+        ("[trial]", "[trial", "must be a TOML file"),
     ],
 )
 def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -319,16 +308,19 @@ def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message
         trial(tmp_path, TRIAL.replace(old, new))
 
 
-@pytest.mark.parametrize("problem", bars.load_bars().problems, ids=lambda problem: f"{problem.family}-{problem.label}")
-def test_every_side_is_declared_and_every_share_counted(problem: bars.Problem) -> None:
+@pytest.mark.parametrize(
+    ("family", "problem"),
+    [(family, problem) for family in bars.load_bars().values() for problem in family.problems],
+    ids=lambda each: each.label if isinstance(each, bars.Problem) else "",
+)
+def test_every_side_is_declared_and_every_share_counted(family: bars.Family, problem: bars.Problem) -> None:
     for mode in problem.modes:
-        planned = bars.planned_cases(bars.load_bars().families[problem.family].kernel, problem, mode, problem.impls)
-        assert {problem.device} <= {device for item in planned for device in item.target.devices}
+        planned = bars.planned_cases(family.kernel, problem, mode, problem.impls)
+        assert all(family.device in item.target.devices for item in planned)
         for bar in problem.bars:
             if (bar.theirs, bar.mode) == (COPY, mode):
                 (ours,) = (item.case for item in planned if item.case.impl == bar.ours)
                 count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
                 assert count is not None and count.compulsory_bytes > 0
     assert {bar.mode for bar in problem.bars} <= set(problem.modes)
-    family = bars.load_bars().families[problem.family]
     assert {bar.name for bar in family.overall} <= {bar.name for bar in problem.bars}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
+from lrbench import __version__
 from lrbench.analysis import counts
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model import runtime_model
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
-from lrbench.kernels import get_operation
+from lrbench.kernels import baselines, get_operation
 from lrbench.results.schema import Case, Record
 
 CASE = Case(
@@ -77,24 +79,15 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
     assert row.model_time_ms
 
 
-def test_without_a_target_there_is_no_model_time() -> None:
-    row = record(2.0, accelerator=None)
-    assert (row.accelerator, row.model_time_ms) == (None, None)
-
-
 def test_provider_version_and_same_math() -> None:
-    from lrbench import __version__
-    from lrbench.kernels import baselines
-
-    ours = record(2.0)
+    ours = record(2.0, accelerator=None)
+    assert (ours.accelerator, ours.model_time_ms) == (None, None)
     assert (ours.provider_version, ours.same_math) == (__version__, True)
     baseline = baselines.get_baseline("attention", "torch.sdpa_flash")
     case = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
     run = Run.start("run", H200, None)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 10.0}}
     row = build_record(run, PlannedCase(case=case, target=baseline), reply)
-    import torch
-
     assert row.same_math is False
     # Of its own family it is the subject.
     lightning = baselines.get_baseline("lightning", "lightning_attn.v2")

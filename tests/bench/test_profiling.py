@@ -16,7 +16,7 @@ import torch
 import typer
 
 from lrbench import cli
-from lrbench.bench import ncu, plan, profiling, session, worker
+from lrbench.bench import ncu, plan, session, worker
 from lrbench.bench.environment import Environment
 from lrbench.bench.ncu import KernelCounts
 from lrbench.bench.profiling import ProfileRow, split_cases
@@ -146,13 +146,6 @@ def test_one_run_counts_every_case(fake, tmp_path: Path, capsys: pytest.CaptureF
     assert asked == "sm__ops_path_tensor_src_bf16_dst_fp32.sum,dram__bytes_read.sum,dram__bytes_write.sum"
 
 
-def test_results_beside_a_profile_are_read_without_it(fake, tmp_path: Path) -> None:
-    fake()
-    run(tmp_path)
-    with pytest.raises(ValueError, match="no parquet file in it"):
-        store.read_results(tmp_path)
-
-
 def test_tables_list_kernels_and_reasons(fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake(fails=2048)
     assert run(tmp_path, output_format="table") == 1
@@ -214,7 +207,7 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ncu, "find_ncu", lambda: None)
-    monkeypatch.setattr(profiling.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(session.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setattr(session, "probe_environment", lambda: pytest.fail("looked for a GPU"))
     assert run(tmp_path / "out", dry_run=True) == 0
     words = shlex.split(capsys.readouterr().out)

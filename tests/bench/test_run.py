@@ -6,7 +6,6 @@ Sides of a comparison are checked, measured and compared; cases of a run are mea
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import subprocess
@@ -144,12 +143,6 @@ def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: tuple[Outcom
     assert outcome.path.stem.endswith(outcome.records[0].run_id[:8])
 
 
-def test_no_number_is_nan(faulty_run: tuple[Outcome, Silent]) -> None:
-    for record in faulty_run[0].records:
-        numbers = [value for value in dataclasses.asdict(record).values() if isinstance(value, float)]
-        assert all(math.isfinite(number) for number in numbers)
-
-
 def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
     environment = ENVIRONMENT.columns()
     timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
@@ -186,22 +179,6 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     assert (len(outcome.records), outcome.remaining) == (1, 2)
     rest = run(tmp_path, planned, resume=True)
     assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
-
-
-def test_attention_is_measured_at_the_head_dims_asked_for(tmp_path: Path) -> None:
-    sizes = {"seq_lens": (64,), "head_dims": (64,), "num_heads": 1, "batch": 1, "modes": ("fw",)}
-    outcome = run(tmp_path, plan(Request(ops=("attention",), **sizes), device_kind="cpu"))
-    (record,) = outcome.records
-    assert (record.impl, record.status, record.reason) == ("torch.sdpa_cpu", "ok", None)
-    assert (record.head_dim_qk, record.head_dim_v) == (64, 64)
-    unequal = run(tmp_path, plan(Request(ops=("attention",), head_dims_qk=(32,), **sizes), device_kind="cpu"))
-    (record,) = unequal.records
-    assert (record.status, record.reason) == ("unsupported", "head_dim_qk must equal head_dim_v, got 32 and 64")
-
-
-def test_no_time_limit_is_too_long(tmp_path: Path) -> None:
-    (record,) = run(tmp_path, [faults.planned("right")], timeout_s=math.inf).records
-    assert (record.status, record.reason) == ("ok", None)
 
 
 def test_refusals_need_no_worker(tmp_path: Path) -> None:
@@ -338,11 +315,6 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_unknown_executor_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="executor must be one of local, ray, got 'slurm'"):
-        run(tmp_path, [faults.planned("right")], executor="slurm")
-
-
 @pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
 def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: int, devices: int, most: int) -> None:
     environment = dataclasses.replace(ENVIRONMENT, device_count=device_count)
@@ -421,15 +393,6 @@ def test_groups_differ_in_the_implementation_alone() -> None:
     assert [len(group) for group in runner.groups([*PLANNED, other])] == [2, 1]
     assert [len(group) for group in runner.groups([*PLANNED, without])] == [1, 1, 1]
     assert [len(group) for group in runner.groups([*PLANNED, without], ("chunk_size",))] == [2, 1]
-
-
-def test_cases_of_rows_are_planned_again() -> None:
-    row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
-    assert runner.planned_case(row) == PLANNED[0]
-    with pytest.raises(ValueError, match="impl must be one of"):
-        runner.planned_case({**row, "impl": "gone"})
-    peer = {**row, "impl": "mlstm_kernels.native_custbw", "provider": "mlstm_kernels", "op": "mlstm_exp"}
-    assert runner.planned_case(peer).target.name == "mlstm_kernels.native_custbw"
 
 
 def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:

@@ -18,14 +18,6 @@ from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
 
 
-@pytest.mark.parametrize(("kind", "status"), [("cuda", "error"), ("cpu", "ok"), (None, "ok")])
-def test_a_worker_on_another_device_than_the_sweeps_refuses(kind: str | None, status: str) -> None:
-    request = encode_request([faults.planned("right")], Limits(timeout_s=1.0, action="verify", device_kind=kind))
-    (reply,) = worker._answer(worker.Worker("cpu"), request)
-    assert reply["status"] == status
-    assert reply["reason"] == (None if status == "ok" else "the worker runs on cpu, the sweep is about cuda")
-
-
 def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = check.evaluate
     asked: list[int] = []

@@ -333,12 +333,6 @@ def test_refuses_what_is_no_result(tmp_path: Path) -> None:
         store.read_results(tmp_path / "other.parquet")
 
 
-def test_reads_a_folder_in_file_order(tmp_path: Path) -> None:
-    write(tmp_path, FAILED, name="b")
-    write(tmp_path, RECORD, name="a")
-    assert [row["status"] for row in rows(tmp_path)] == ["ok", "oom"]
-
-
 def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> None:
     path = write(tmp_path, RECORD)
     for name in ("roofs", "run.roofs", "run.profile"):

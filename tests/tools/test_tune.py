@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from lrbench.bench.clock import CpuClock
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.bench.clock import Call, CpuClock
+from lrbench.kernels import FAMILIES, get_operation
 from lrbench.tests.tools import tune
 
 
@@ -62,43 +61,18 @@ def test_bad_alternatives_are_refused(text: str, message: str) -> None:
 
 
 def test_wrong_and_failing_launches_are_not_timed() -> None:
-    def of(config: int) -> Any:
-        def call(_: Any) -> tuple[torch.Tensor]:
-            if config == 3:
-                raise RuntimeError("out of resource: shared memory")
-            return (torch.full((4,), 1.0 + 0.1 * (config == 2)),)
-
-        return call, lambda: None
+    def make(config: int) -> Call:
+        if config == 3:
+            raise RuntimeError("out of resource: shared memory")
+        return Call(call=lambda _: (torch.full((4,), 1.0 + 0.1 * (config == 2)),))
 
     tried = [tune.Candidate(label=str(n), config=n) for n in range(4)]
-    tune.measure(tried, of, CpuClock(), rounds=4, eps=1e-6)
+    tune.measure(tried, make, CpuClock(), rounds=4, eps=1e-6)
     assert [len(one.samples_ms) for one in tried] == [4, 4, 0, 0]
     assert tried[2].remark == "result 0 differs from the default's by 0.1, relative"
     assert tried[3].remark == "RuntimeError: out of resource: shared memory"
     rendered = tune.table(tried, 1.0)
     assert rendered.row_count == 4
-
-
-def test_calls_are_those_of_the_modes() -> None:
-    operation = get_operation("linear_scan")
-    portable = operation.function(operation.implementation("torch"))
-    sizes = {"batch": 1, "seq_len": 8, "channels": 8}
-    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device="cpu", seed=0)
-    chunks = []
-
-    def function(*tensors: torch.Tensor, config: int) -> torch.Tensor:
-        chunks.append(config)
-        return portable(*tensors, chunk_size=config)
-
-    results = {}
-    for mode in ("fw", "bw", "fwbw"):
-        call, prepare = tune.calls(operation, function, inputs, mode)(4)
-        results[mode] = call(prepare())
-        assert all(x.requires_grad == (mode != "fw") for x in inputs.values())
-    assert [len(results[mode]) for mode in ("fw", "bw", "fwbw")] == [1, 2, 3]
-    for together, apart in zip(results["fwbw"], (*results["fw"], *results["bw"]), strict=True):
-        torch.testing.assert_close(together, apart)
-    assert set(chunks) == {4}
 
 
 def test_default_configs_are_what_the_implementations_choose() -> None:
