@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .bench import note
 from .results.arguments import check_size, parse_names, parse_size, parse_sizes
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ class Shown:
         # Operations that are named may be of several families.
         if kernel is None and ops is None and len(found) > 1:
             kernel = found[0]
-            _note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
+            note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
         same = ("dtype", "state_dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
         axes = {name: getattr(self, name) for name in same}
         return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
@@ -477,7 +478,7 @@ def profile(
         print(session.profile_command(planned, ncu))
         return
     rows, path = session.run_profile(planned, output=output, ncu_path=ncu, timeout_s=timeout)
-    _note(f"profile: {path}")
+    note(f"profile: {path}")
     _show_profile(rows, format)
 
 
@@ -527,7 +528,7 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    _note(f"computing on {name}; published: the source's kernel on an A100 against torch")
+    note(f"computing on {name}; published: the source's kernel on an A100 against torch")
     display.show(list(rows), format)
 
 
@@ -765,9 +766,9 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
 
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
-        _note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
+        note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
     if roofs != "spec":
-        _note(f"--roofs {roofs}: {accelerator.source}")
+        note(f"--roofs {roofs}: {accelerator.source}")
     return accelerator
 
 
@@ -896,7 +897,7 @@ def report(
     print(page)
     if browser is None:
         if pdf is None:
-            _note("no PDF: neither Chromium nor Chrome is installed")
+            note("no PDF: neither Chromium nor Chrome is installed")
         return
     try:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
@@ -904,7 +905,7 @@ def report(
         # The page is there; only who insisted on a PDF has failed.
         if pdf:
             raise
-        _note(f"no PDF: {error}")
+        note(f"no PDF: {error}")
 
 
 def _reported(gpu: str) -> list[Path]:
@@ -919,7 +920,7 @@ def _reported(gpu: str) -> list[Path]:
     paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
     if not paths:
         raise ValueError("results must be named where none are committed and results/local holds none, got none")
-    _note(f"results: {', '.join(map(str, paths))}")
+    note(f"results: {', '.join(map(str, paths))}")
     return paths
 
 
@@ -966,7 +967,7 @@ def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> N
     from .bench.display import show
 
     for line in found.environment:
-        _note(f"warning: the environments differ (A | B): {line}")
+        note(f"warning: the environments differ (A | B): {line}")
     if output_format != "table":
         show({"A": a, "B": b, **as_dict(found)} if output_format == "json" else case_rows(found), output_format)
         return
@@ -1033,7 +1034,7 @@ def _show_check(found: CheckResult, output_format: str) -> None:
     from .bench.display import show
 
     for line in found.environment:
-        _note(f"warning: the environments differ (baseline | run): {line}")
+        note(f"warning: the environments differ (baseline | run): {line}")
     if output_format == "json":
         show(as_dict(found), "json")
     elif output_format == "csv":
@@ -1044,7 +1045,7 @@ def _show_check(found: CheckResult, output_format: str) -> None:
         sys.stdout.write(junit_xml(found))
     elif noteworthy(found):
         show(table_rows(noteworthy(found)), "table")
-    _note(summary(found))
+    note(summary(found))
 
 
 @command(COMPARE, of=baseline_app)
@@ -1067,7 +1068,7 @@ def update(
     path, provenance = promote(new, run=run, into=into, by=by, allow_dirty=allow_dirty)
     texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
     show(provenance if format == "json" else [{"": name, "value": text} for name, text in texts.items()], format)
-    _note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
+    note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
 
 
 @command(COMPARE)
@@ -1097,11 +1098,11 @@ def history(
     else:
         show([{**names[key], **line} for key, rows in shown.items() for line in history_rows(rows)], format)
     if len(histories) > len(shown):
-        _note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
+        note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
     if output is not None:
         from .analysis.figures.history import history_figure
 
-        _note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
+        note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
 
 
 def _committed() -> list[Path]:
@@ -1202,11 +1203,6 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
     return None if text is None else parse_names(text, what)
 
 
-def _note(message: str) -> None:
-    """Print a line for people on standard error."""
-    print(message, file=sys.stderr)
-
-
 def main() -> None:
     """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
     if sys.stdout is None:
@@ -1215,10 +1211,10 @@ def main() -> None:
     try:
         app()
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        _note(f"lrbench: {error}")
+        note(f"lrbench: {error}")
         sys.exit(2)
     except (OSError, RuntimeError) as error:
-        _note(f"lrbench: {error}")
+        note(f"lrbench: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

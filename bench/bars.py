@@ -27,9 +27,9 @@ from ..kernels.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import Case, Environment, Record
 from ..results.toml_tables import read_toml
+from . import note
 from .calibrate import roof_row
 from .derived import Run, build_record
-from .display import note
 from .plan import PlannedCase, find_target
 from .run import file_name, run_in_turn
 from .workers import Limits, ReplaceableWorker, probe_environment

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation, resolve
 from .plan import PlannedCase, group_by_implementation
@@ -21,8 +21,7 @@ share the GPU."""
 
 def default_jobs(device_kind: str) -> int:
     """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
+    return min(MAX_COMPILE_JOBS, cpu.available_cores() // 2) if device_kind == "cuda" else 0
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:

@@ -38,11 +38,6 @@ COMMAND = "pip install "
 Row = Mapping[str, Any]
 
 
-def note(message: str) -> None:
-    """Print a line for people on standard error."""
-    print(message, file=sys.stderr)
-
-
 def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None) -> None:
     """Print rows as a table, JSON or CSV; an object as JSON alone."""
     if output_format == "json":

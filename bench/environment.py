@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..results.schema import DeviceState, Environment
 
@@ -52,17 +53,6 @@ def _git(root: Path, *arguments: str) -> str:
     return result.stdout.strip()
 
 
-def cpu_name() -> str:
-    """Return the processor's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def current_environment() -> Environment:
     """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
     import torch
@@ -76,7 +66,7 @@ def current_environment() -> Environment:
         capability = f"{properties.major}.{properties.minor}"
     else:
         threads = torch.get_num_threads()
-        name, accelerator, capability = f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
+        name, accelerator, capability = f"{cpu.model_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Environment(
         device_kind="cuda" if cuda else "cpu",

@@ -303,6 +303,15 @@ def run_in_turn(
         yield from zip(runnable, session.run(runnable, limits), strict=True)
 
 
+def run_alone(
+    planned: Sequence[PlannedCase], environment: Environment, limits: Limits
+) -> Iterator[tuple[PlannedCase, Reply]]:
+    """Yield every case with its outcome: what can be tried here, each implementation in a process of its own."""
+    runnable, refused = separate(planned, environment)
+    yield from refused
+    yield from LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
+
+
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
     """Return the cases in groups that differ in the implementation, and in what is ignored, alone."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
@@ -345,9 +354,6 @@ def measure_again(
         ValueError: an implementation is not declared any more.
     """
     run = Run.start(uuid.uuid4().hex, environment, None)
-    runnable, refused = separate([planned_case(row) for row in rows], environment)
     limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    measured = LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
-    return {
-        item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in (*refused, *measured)
-    }
+    outcomes = run_alone([planned_case(row) for row in rows], environment, limits)
+    return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}

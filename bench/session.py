@@ -24,18 +24,17 @@ from ..kernels import baselines
 from ..results import store
 from ..results.schema import CASE_COLUMNS
 from . import calibrate as calibration
-from . import ncu, plan, profiling, run
+from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
-from .display import SweepProgress, note
+from .display import SweepProgress
 from .environment import Environment
 from .estimate import describe_s, estimate_s
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
-from .verify import verification_plan, verification_request, verify
-from .workers import probe_environment
+from .workers import Limits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -104,11 +103,11 @@ def run_sweep(
     return outcome
 
 
-def _planned(request: Request, environment: Environment, planner: Any = plan.plan) -> list[PlannedCase]:
+def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none."""
-    planned = planner(request, device_kind=environment.device_kind)
+    planned = plan.plan(request, device_kind=environment.device_kind)
     if planned:
-        return list(planned)
+        return planned
     elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
     names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
     if names:
@@ -171,15 +170,28 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
     Raises:
         ValueError: an unknown name, or nothing runs here.
     """
-    request = verification_request(kernel, ops)
-    verification_plan(request, "cuda")
+    request = Request(kernel=kernel, preset="verify", ops=ops)
+    plan.plan(request, device_kind="cuda")
     environment = probe_environment()
-    planned = _planned(request, environment, verification_plan)
+    planned = cases_to_verify(_planned(request, environment))
     note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
     elsewhere = plan.not_planned(request, environment.device_kind)
     if elsewhere:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
-    return list(verify(planned, environment, timeout_s=timeout_s))
+    limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
+    columns = ("op", "impl", "mode", "dtype", "state_dtype")
+    return [
+        {name: getattr(item.case, name) for name in columns}
+        | {"status": reply["status"]}
+        | {name: reply["columns"].get(name) for name in ("rel_error", "checked")}
+        | {"reason": reply["reason"]}
+        for item, reply in run.run_alone(planned, environment, limits)
+    ]
+
+
+def cases_to_verify(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Leave out the forward passes of what has gradients: they are checked together with these."""
+    return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
 def all_right(rows: Sequence[Mapping[str, object]]) -> bool:

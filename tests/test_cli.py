@@ -215,6 +215,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: fused_chunk"),
         (("sweep", "--baselines", "fa2"), "baseline must be one of none"),
         (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, got 'forward'"),
+        (("sweep", "--state-dtype", "int8"), "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
         (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
         (("sweep", "--seq-len", "1k,8q"), "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),
         (("sweep", "--seq-len", "9" * 23), "--seq-len must be at most 2147483647"),
