@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,35 +175,33 @@ def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
+ENGINE = "kernels.scalar_decay.declare:supports_engine"
+REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
+    ({}, {"devices": ("cuda",)}, "unsupported", "right runs on cuda, this device is cpu"),
+    ({"mode": "step"}, {}, "unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
+    ({"dtype": "bf16"}, {}, "unsupported", "dtype must be one of fp32 for right, got bf16"),
+    ({"state_dtype": "bf16"}, {}, "unsupported", "state_dtype must be one of fp32 for right, got bf16"),
+    ({}, {"requires": ("no-such",)}, "unavailable", "no-such is not installed: pip install no-such"),
+    ({"chunk_size": 48}, {"supports": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),
+    (
+        {"mode": "step", "state_dtype": "bf16", "chunk_size": None},
+        {"modes": ("step",), "state_dtypes": ("fp32", "bf16")},
+        "unsupported",
+        "state_dtype must be fp32 in mode step, got bf16",
+    ),
+)
+"""What is changed of a case and of its declaration, and the row that it gets."""
+
+
 def test_refusals_need_no_worker(tmp_path: Path) -> None:
-    item = faults.planned("right")
+    item, progress = faults.planned("right"), Silent()
     refused = [
-        dataclasses.replace(item, target=dataclasses.replace(item.target, devices=("cuda",))),
-        dataclasses.replace(item, case=dataclasses.replace(item.case, mode="step")),
-        dataclasses.replace(item, case=dataclasses.replace(item.case, dtype="bf16")),
-        dataclasses.replace(item, case=dataclasses.replace(item.case, state_dtype="bf16")),
-        dataclasses.replace(item, target=dataclasses.replace(item.target, requires=("lrbench-no-such-package",))),
-        dataclasses.replace(
-            item,
-            case=dataclasses.replace(item.case, chunk_size=48),
-            target=dataclasses.replace(item.target, supports="kernels.scalar_decay.declare:supports_engine"),
-        ),
+        PlannedCase(case=dataclasses.replace(item.case, **case), target=dataclasses.replace(item.target, **target))
+        for case, target, _, _ in REFUSALS
     ]
-    step = dataclasses.replace(item.case, mode="step", state_dtype="bf16", chunk_size=None)
-    able = dataclasses.replace(item.target, modes=("step",), state_dtypes=("fp32", "bf16"))
-    refused.append(PlannedCase(case=step, target=able))
-    progress = Silent()
     outcome = run(tmp_path, refused, progress)
     assert "started" not in progress.told
-    assert [(record.status, record.reason) for record in outcome.records] == [
-        ("unsupported", "right runs on cuda, this device is cpu"),
-        ("unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
-        ("unsupported", "dtype must be one of fp32 for right, got bf16"),
-        ("unsupported", "state_dtype must be one of fp32 for right, got bf16"),
-        ("unavailable", "lrbench-no-such-package is not installed: pip install lrbench-no-such-package"),
-        ("unsupported", "chunk_size must be a power of two >= 16, got 48"),
-        ("unsupported", "state_dtype must be fp32 in mode step, got bf16"),
-    ]
+    assert [(record.status, record.reason) for record in outcome.records] == [row[2:] for row in REFUSALS]
 
 
 SWEEP_SLOWLY = """
