@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from lrbench.analysis.counts import FORMULATIONS, count
-from lrbench.kernels.baselines import get_operation
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .analysis import rows as made
@@ -336,8 +335,6 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --mode step", "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
         ("chunk-size tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("chunk-size tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
-        ("chunk-size tfla --head-dim-qk 0", "head_dim_qk must be a positive integer, got 0"),
-        ("chunk-size tfla --num-heads 0", "num_heads must be a positive integer, got 0"),
         ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, xl_chunk, limit_chunk, "),
         ("chunk-size tfla --causal-factor 1.5", "causal_factor must be in [0.5, 1], got 1.5"),
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
@@ -352,11 +349,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
-        ("predict tfla --batch 0", "batch must be a positive integer, got 0"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
-        ("predict tfla --head-dim-qk 0", "head_dim_qk must be a positive integer, got 0"),
-        ("predict tfla --num-heads 0", "num_heads must be a positive integer, got 0"),
-        ("predict rglru --channels 0", "channels must be a positive integer, got 0"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
         ("plot pie nowhere", "kind must be one of runtime, "),
         ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
@@ -398,13 +391,6 @@ def test_results_of_an_unknown_schema_are_one_line_and_exit_2(command: str, tmp_
     assert code == 2
     assert "schema_version must be " in one_line(err)
     assert "got 99 in " in err
-
-
-def test_default_head_dims() -> None:
-    """Half of the value head dim for mLSTM; a selective scan's state has no ratio."""
-    assert get_operation("mlstm_exp").default_head_dim_qk(256) == 128
-    assert get_operation("simple_gla").default_head_dim_qk(256) == 256
-    assert get_operation("selective_scan").default_head_dim_qk(4096) == 16
 
 
 HEAVY = {"torch", "triton", "matplotlib", "pandas"}

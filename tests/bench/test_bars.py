@@ -188,26 +188,6 @@ def test_a_side_that_dies_is_named_and_the_other_bars_are_judged(
     assert "torch: crash: the process was ended by SIGKILL" in out
 
 
-def test_two_threads_are_held_against_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products are timed with either number of threads, in turn; what torch computed on before is set again."""
-    import torch
-
-    counts: list[int] = []
-
-    class Clock:
-        def sample(self, call: Any, _: object, count: int) -> tuple[list[float], None]:
-            call(None)
-            counts.append(torch.get_num_threads())
-            return [10.0 if counts[-1] == 1 else 8.0] * count, None
-
-    before = torch.get_num_threads()
-    monkeypatch.setattr(calibrate.clock, "CpuClock", Clock)
-    monkeypatch.setattr(calibrate, "SPIN_S", 0)
-    assert calibrate.thread_gain_here(None, side=16) == {"gain": pytest.approx(1.25)}
-    assert counts == [1, 2] * calibrate.GAIN_ROUNDS
-    assert torch.get_num_threads() == before
-
-
 def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
     gain = bars._thread_gain()
     assert math.isfinite(gain) and gain > 0

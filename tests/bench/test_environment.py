@@ -26,17 +26,6 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
     assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_cpu_is_named_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    here = environment.current_environment()
-    assert here.device_accelerator == "cpu"
-    assert here.device_name.endswith("thread" if torch.get_num_threads() == 1 else "threads")
-    assert str(torch.get_num_threads()) in here.device_name
-
-
 def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")

@@ -9,7 +9,7 @@ import pytest
 from lrbench.bench import inventory
 from lrbench.kernels import baselines
 from lrbench.kernels.baselines.spec import KnownBad
-from lrbench.tests.bench.test_run import ENVIRONMENT
+from lrbench.tests.bench.environments import PROCESSOR
 
 
 def test_a_known_failure_applies_only_where_its_own_conditions_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,5 +18,5 @@ def test_a_known_failure_applies_only_where_its_own_conditions_hold(monkeypatch:
     baseline = dataclasses.replace(baselines.BASELINES[0], known_bad=(there, gone))
     monkeypatch.setattr(baselines, "BASELINES", (baseline,))
     monkeypatch.setattr(baselines, "installed_versions", lambda: {"torch": "2.13.0"})
-    rows = inventory.known_bad_rows(ENVIRONMENT)
+    rows = inventory.known_bad_rows(PROCESSOR)
     assert [(row["when"], row["applies_here"]) for row in rows] == [("torch >=2", "yes"), ("torch <2", "no")]

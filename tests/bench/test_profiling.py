@@ -15,19 +15,13 @@ import pytest
 import torch
 
 from lrbench.bench import ncu, session, worker
-from lrbench.bench.environment import Environment
 from lrbench.bench.ncu import KernelCounts
 from lrbench.bench.profiling import ProfileRow, split_cases
 from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests.bench import faults
+from lrbench.tests.bench.environments import H200
 from lrbench.tests.command_line import Lrbench, one_line
-
-H200 = Environment(
-    device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
-    memory_bytes=141 * 10**9, torch_version="2.11.0", triton_version="3.6.0", cuda_version="13.0",
-    driver_version="580", python_version="3.12", lrbench_version="0.1.0", git_commit="c" * 40, git_dirty=False,
-)  # fmt: skip
 
 FAKE_NCU = """#!{python}
 '''Answers as ncu does: a marker and two kernels for every case that the worker says is done.'''

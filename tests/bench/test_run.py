@@ -20,7 +20,6 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
-from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.kernels import get_operation
@@ -28,12 +27,7 @@ from lrbench.kernels.spec import Implementation
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
-
-ENVIRONMENT = Environment(
-    device_kind="cpu", device_name="a processor, 1 thread", device_accelerator=None, capability=None, device_count=0,
-    memory_bytes=2**34, torch_version="2.13.0", triton_version="3.6.0", cuda_version=None, driver_version=None,
-    python_version="3.11", lrbench_version="0.1.0", git_commit="c" * 40, git_dirty=False,
-)  # fmt: skip
+from lrbench.tests.bench.environments import PROCESSOR
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,7 +60,7 @@ class Silent:
 def run(
     folder: Path, planned: Sequence[PlannedCase], progress: runner.Progress | None = None, **settings: object
 ) -> Outcome:
-    return runner.sweep(planned, ENVIRONMENT, Settings(output=folder, budget_s=0.0, **settings), progress or Silent())
+    return runner.sweep(planned, PROCESSOR, Settings(output=folder, budget_s=0.0, **settings), progress or Silent())
 
 
 FAULTS = (
@@ -138,7 +132,7 @@ def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: tuple[Outcom
 
 
 def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
-    environment = ENVIRONMENT.columns()
+    environment = PROCESSOR.columns()
     timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
     copy = RoofRow(
         run_id="calibration", measured_at="2026-01-01T00:00:00+00:00", quantity="copy", size=2**30, unit="bytes/s",
@@ -161,7 +155,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    later = dataclasses.replace(ENVIRONMENT, git_commit="d" * 40)
+    later = dataclasses.replace(PROCESSOR, git_commit="d" * 40)
     settings = Settings(output=tmp_path, budget_s=0.0, resume=True)
     other_commit = runner.sweep(planned[:1], later, settings, Silent())
     assert (other_commit.resumed, len(other_commit.records)) == ([], 1)
@@ -309,7 +303,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize(("device_count", "devices", "most"), [(0, 2, 1), (1, 2, 1), (4, 5, 4), (4, 0, 4)])
 def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: int, devices: int, most: int) -> None:
-    environment = dataclasses.replace(ENVIRONMENT, device_count=device_count)
+    environment = dataclasses.replace(PROCESSOR, device_count=device_count)
     settings = Settings(output=tmp_path / "out", devices=devices)
     with pytest.raises(ValueError, match=f"devices must be from 1 to {most} on a processor, 1 thread, got {devices}"):
         runner.sweep([faults.planned("right")], environment, settings, Silent())
@@ -317,7 +311,7 @@ def test_more_devices_than_there_are_is_refused(tmp_path: Path, device_count: in
 
 
 def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path) -> None:
-    environment = dataclasses.replace(ENVIRONMENT, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
+    environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_name="NVIDIA H200", device_count=1)
     settings = Settings(output=tmp_path, budget_s=0.0)
     outcome = runner.sweep([faults.planned("right")], environment, settings, Silent())
     (record,) = outcome.records
@@ -358,7 +352,7 @@ def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCas
 def test_both_sides_are_checked_measured_and_compared() -> None:
     """The same code under two names: every case of both is right, has its samples and memory, and matches."""
     planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED)]
-    records = list(runner.side_by_side(planned, ENVIRONMENT, rounds=12))
+    records = list(runner.side_by_side(planned, PROCESSOR, rounds=12))
     assert {(r.impl, r.mode): r.status for r in records} == {
         (impl, mode): "ok" for impl in ("torch", "twin") for mode in ("fw", "fwbw")
     }
@@ -373,7 +367,7 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_a_side_that_is_wrong_is_a_row_and_the_other_is_measured() -> None:
     broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
-    records = {r.impl: r for r in runner.side_by_side([PLANNED[0], broken], ENVIRONMENT, rounds=10)}
+    records = {r.impl: r for r in runner.side_by_side([PLANNED[0], broken], PROCESSOR, rounds=10)}
     assert records["torch"].status == "ok"
     assert records["broken"].status == "error"
     assert "missing" in (records["broken"].reason or "")
@@ -388,7 +382,7 @@ def test_groups_differ_in_the_implementation_alone() -> None:
 
 
 def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
-    here = dataclasses.replace(ENVIRONMENT, device_accelerator="cpu", git_commit="a" * 40)
+    here = dataclasses.replace(PROCESSOR, device_accelerator="cpu", git_commit="a" * 40)
     row = {"device_accelerator": "cpu", "device_name": "x", "git_commit": "aaaaaaa"}
     assert runner.why_not_again([row], here) is None
     assert runner.why_not_again([{**row, "git_commit": None}], here) is None
@@ -403,7 +397,7 @@ def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_measures_again_in_workers() -> None:
     row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
-    again = runner.measure_again([row], ENVIRONMENT, timeout_s=120, budget_s=0.0)
+    again = runner.measure_again([row], PROCESSOR, timeout_s=120, budget_s=0.0)
     assert list(again) == [PLANNED[0].case.case_id]
     measured = again[PLANNED[0].case.case_id]
     assert (measured["status"], measured["mode"]) == ("ok", PLANNED[0].case.mode)

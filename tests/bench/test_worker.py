@@ -60,17 +60,6 @@ def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytes
     assert made[1][1] != fused_config(small.sizes, "bf16", (9, 0), training=False)
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_leaves_alone_require_gradients(gradients: bool) -> None:
-    """Whatever the inputs required before."""
-    operation = get_operation("lightning")
-    inputs = {name: torch.zeros(2, requires_grad=name in ("q", "slope")) for name in operation.arguments}
-    leaves = operation.leaves(inputs, gradients=gradients)
-    assert list(leaves) == ["q", "k", "v"]
-    assert [name for name, x in inputs.items() if x.requires_grad] == (list(leaves) if gradients else [])
-    assert all(leaves[name] is inputs[name] for name in leaves)
-
-
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
     """Weights reach the implementation as it keeps them, and only so: no byte more than without a layout of its own."""
     operation = get_operation("gated_mlp")

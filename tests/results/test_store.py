@@ -137,15 +137,6 @@ def test_recover_keeps_the_good_rows_and_sets_a_bad_journal_aside(tmp_path: Path
     assert store.recover(tmp_path) == []
 
 
-def test_recovered_files_are_named_by_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "bars-dead.jsonl").write_bytes(line_of(RECORD) + b"1\n")
-    assert store.recovered_notes(store.recover(tmp_path)) == [
-        f"recovered from a run that died: {tmp_path / 'bars-dead.parquet'}",
-        f"kept from a run that died: {tmp_path / 'bars-dead.jsonl.bad'}",
-    ]
-    assert store.recovered_notes(store.recover(tmp_path / "absent")) == []
-
-
 @pytest.mark.parametrize("first", [b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", line_of(RECORD)[:50] + b"\n", b"{}\n"])
 def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first: bytes) -> None:
     (tmp_path / "sweep-dead.jsonl").write_bytes(first + line_of(RECORD))

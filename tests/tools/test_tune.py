@@ -34,15 +34,9 @@ def test_alternatives_multiply_and_leave_the_default_first() -> None:
     tried = tune.candidates(CONFIG, alternatives)
     assert [one.label for one in tried] == ["default", "forward.rows=8 stages=3", "forward.rows=32 stages=3"]
     assert tried[2].config == Config(forward=Tile(rows=32, warps=4), stages=3)
+    whole = tune.parse_alternatives("forward=(8,2),(32,8,168)", CONFIG)
+    assert whole == ("forward", [Tile(rows=8, warps=2), Tile(rows=32, warps=8, registers=168)])
     assert [one.label for one in tune.candidates(CONFIG, [])] == ["default"]
-
-
-@pytest.mark.parametrize("text", ["forward=(8,2),(32,8,168)", "forward=[(8,2),(32,8,168)]"])
-def test_a_whole_tile_is_a_tuple_of_its_fields(text: str) -> None:
-    path, values = tune.parse_alternatives(text, CONFIG)
-    assert path == "forward"
-    assert values == [Tile(rows=8, warps=2), Tile(rows=32, warps=8, registers=168)]
-    assert tune.parse_alternatives("forward=(8,2)", CONFIG)[1] == values[:1]
 
 
 @pytest.mark.parametrize(
