@@ -65,8 +65,7 @@ def test_wrong_and_failing_launches_are_not_timed() -> None:
     assert [len(one.samples_ms) for one in tried] == [4, 4, 0, 0]
     assert tried[2].remark == "result 0 differs from the default's by 0.1, relative"
     assert tried[3].remark == "RuntimeError: out of resource: shared memory"
-    rendered = tune.table(tried, 1.0)
-    assert rendered.row_count == 4
+    assert ["median_ms" in row for row in tune.rows(tried, 1.0)] == [True, True, False, False]
 
 
 def test_default_configs_are_what_the_implementations_choose() -> None:

@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ...analysis import counts
 from ...analysis.check.statistics import median, median_interval
-from ...bench import clock
+from ...bench import clock, display, note
 from ...bench.plan import PlannedCase
 from ...kernels import FAMILIES, get_operation, resolve
 from ...kernels.spec import Implementation, Operation
@@ -130,17 +128,16 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {[*str(error).splitlines(), ''][0][:120]}"
 
 
-def table(tried: Iterable[Candidate], gigabytes: float | None) -> Table:
-    """Return the table, fastest first, with the rate at which the compulsory bytes move."""
-    shown = Table("launches", "median ms", "95 % interval", "fastest ms", "GB/s", "remark")
+def rows(tried: Iterable[Candidate], gigabytes: float | None) -> list[dict[str, Any]]:
+    """Return a row for each candidate, fastest first, with the rate at which the compulsory bytes move."""
+    shown = []
     for one in sorted(tried, key=lambda one: median(one.samples_ms) if one.samples_ms else float("inf")):
-        cells = ("", "", "", "")
+        row: dict[str, Any] = {"launches": one.label}
         if one.samples_ms:
             time_ms, interval = median(one.samples_ms), median_interval(one.samples_ms)
-            rate = "" if gigabytes is None else f"{1e3 * gigabytes / time_ms:.0f}"
-            span = f"{interval.low:.4g} - {interval.high:.4g}"
-            cells = (f"{time_ms:.4g}", span, f"{min(one.samples_ms):.4g}", rate)
-        shown.add_row(one.label, *cells, one.remark or "")
+            row |= {"median_ms": time_ms, "ci_low_ms": interval.low, "ci_high_ms": interval.high}
+            row |= {"fastest_ms": min(one.samples_ms), "gb_s": gigabytes and 1e3 * gigabytes / time_ms}
+        shown.append(row | {"remark": one.remark})
     return shown
 
 
@@ -162,8 +159,6 @@ def tune(
     from ...bench.check import DTYPES
     from ...bench.worker import Worker
 
-    errors = Console(stderr=True, markup=False)
-    console = Console(width=160, markup=False)
     try:
         operation = get_operation(op)
         implementation = operation.implementation(impl)
@@ -176,7 +171,7 @@ def tune(
         config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability(), mode)
         tried = candidates(config, [parse_alternatives(text, config) for text in alternatives])
     except ValueError as error:
-        errors.print(str(error))
+        note(str(error))
         raise typer.Exit(2) from None
     columns: dict[str, Any] = sizes
     (kernel,) = (family for family, ops in FAMILIES.items() if op in ops)
@@ -190,8 +185,8 @@ def tune(
 
     measure(tried, make, worker.clock, rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
     count = counts.count_case(op, impl, mode, dtype, "fp32", sizes)
-    console.print(f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}")
-    console.print(table(tried, None if count is None else count.compulsory_bytes / 1e9))
+    title = f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}"
+    display.show(rows(tried, None if count is None else count.compulsory_bytes / 1e9), "table", title=title)
 
 
 def parse_sizes(text: str, operation: Operation, implementation: Implementation) -> dict[str, int]:
