@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from .analysis.accelerators.known import Accelerator
     from .analysis.check.compare import Comparison
     from .analysis.check.regression import CheckResult
-    from .analysis.check.thresholds import Thresholds
     from .analysis.counts import Count
     from .analysis.figures.selection import Selection
     from .bench.plan import Request
     from .bench.profiling import ProfileRow
 
-ROOT = Path(__file__).resolve().parent
 LOCAL = Path("results/local")
 
 MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
@@ -90,16 +88,6 @@ baseline_app = typer.Typer(
     help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group, no_args_is_help=True
 )
 app.add_typer(baseline_app, name="baseline", rich_help_panel=COMPARE)
-
-
-@app.callback()
-def _root() -> None:
-    """Benchmark sequence-mixing kernels and explain the numbers."""
-
-
-@baseline_app.callback()
-def _baseline() -> None:
-    """Promote a run to the baseline that `lrbench check` compares with."""
 
 
 def option(help: str, *flags: str, **more: Any) -> Any:
@@ -1004,7 +992,9 @@ def check(
     Exit 2 if too little of them compares.
     """
     from .analysis.check.findings import append_text, junit_xml, markdown
+    from .analysis.check.thresholds import load_thresholds
     from .bench import session
+    from .results.store import HERE
 
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
     if summary and not summary_file:
@@ -1013,7 +1003,7 @@ def check(
     found = session.run_check(
         _selected(new, results),
         _selected(baseline, results),
-        _thresholds(thresholds),
+        load_thresholds(thresholds or HERE / "thresholds.toml"),
         rerun=again if rerun else None,
         allow_missing=allow_missing,
         fail_unclear=fail_unclear,
@@ -1122,13 +1112,6 @@ def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]
         return select(text, ())
     parse_terms(text)
     return select(text, results or _committed())
-
-
-def _thresholds(path: Path | None) -> Thresholds:
-    from .analysis.check.thresholds import Thresholds, load_thresholds
-
-    committed = ROOT / "results" / "thresholds.toml"
-    return load_thresholds(path or committed) if path or committed.is_file() else Thresholds()
 
 
 @command(LIST)

@@ -46,7 +46,7 @@ class CaseFailure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A case ready to be called: its inputs, how to call it and the gradient of its output."""
+    """A case ready to be called: how, and the tensors that are there before the call."""
 
     runnable: Runnable
     inputs: list[Tensor]

@@ -336,8 +336,8 @@ class ReplaceableWorker:
         return reply
 
 
-def probe_environment() -> Environment:
-    """Return the environment that worker processes see, so that this process neither imports torch nor holds a GPU.
+def ask_machine(function: str, **arguments: Any) -> dict[str, Any]:
+    """Return what a function finds out in a worker, so that this process neither imports torch nor holds a GPU.
 
     Raises:
         RuntimeError: torch cannot be imported or the driver fails; the message carries the end of the output.
@@ -346,9 +346,14 @@ def probe_environment() -> Environment:
     accelerators.known_accelerators()
     try:
         with ReplaceableWorker() as session:
-            return Environment(**session.call("bench.environment:environment_here"))
+            return session.call(function, **arguments)
     except RuntimeError as error:
         raise RuntimeError(f"cannot find out what this machine is: {error}") from None
+
+
+def probe_environment() -> Environment:
+    """Return the environment that worker processes see; raises as :func:`ask_machine`."""
+    return Environment(**ask_machine("bench.environment:environment_here"))
 
 
 def run_group(
