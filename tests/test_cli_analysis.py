@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lrbench.analysis.counts import FORMULATIONS
@@ -341,18 +339,6 @@ def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbe
     code, out, err = lrbench(*command.split())
     assert (code, out) == (2, ""), err
     assert message in one_line(err)
-
-
-@pytest.mark.parametrize("command", ["plot runtime {}", "roofline {} --gpu h200", "chunk-size tfla --results {}"])
-def test_results_of_an_unknown_schema_are_one_line_and_exit_2(command: str, tmp_path: Path, lrbench: Lrbench) -> None:
-    table = pq.read_table(made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], tmp_path / "a.parquet"))
-    column = table.schema.get_field_index("schema_version")
-    newer = table.set_column(column, "schema_version", pa.array([99] * len(table)))
-    pq.write_table(newer, tmp_path / "newer.parquet")
-    code, _, err = lrbench(*command.format(tmp_path / "newer.parquet").split())
-    assert code == 2
-    assert "schema_version must be " in one_line(err)
-    assert "got 99 in " in err
 
 
 HEAVY = {"torch", "triton", "matplotlib", "pandas"}
