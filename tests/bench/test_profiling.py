@@ -221,30 +221,32 @@ def test_the_worker_is_reached_through_ncu(profile: Lrbench, tmp_path: Path) -> 
     assert (code, found) == (1, [(32, "error", True), (64, "error", True)])
 
 
-def test_a_call_is_profiled_warm_and_behind_its_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("fw", ["call", "call", "synchronize", "start", "marker", "call", "synchronize", "stop"]),
+        # The forward pass is no part of a backward call.
+        ("bw", [*["call"] * 4, "synchronize", "start", "marker", "synchronize", "stop"]),
+    ],
+)
+def test_a_call_is_profiled_warm_and_behind_its_marker(
+    mode: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        events.append("call")
+        return x * 2
+
+    prepared = worker.Prepared(runnable=Runnable(forward=forward, leaves={"x": x}), inputs=[x])
+    monkeypatch.setattr(worker, "prepare", lambda *_, **__: prepared)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: events.append("marker"))
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
-
-    def record(*_: object, **__: object) -> worker.Prepared:
-        def forward() -> torch.Tensor:
-            events.append("call")
-            return x * 2
-
-        x = torch.ones(2, requires_grad=True)
-        return worker.Prepared(runnable=Runnable(forward=forward, leaves={"x": x}), inputs=[x])
-
-    monkeypatch.setattr(worker, "prepare", record)
-    item = faults.planned("right")
-    worker.Worker("cpu").profile(item)
-    assert events == ["call", "call", "synchronize", "start", "marker", "call", "synchronize", "stop"]
-    events.clear()
-    backward = dataclasses.replace(item, case=dataclasses.replace(item.case, mode="bw"))
-    worker.Worker("cpu").profile(backward)
-    profiled = events[events.index("start") :]
-    assert profiled == ["start", "marker", "synchronize", "stop"], "the forward pass is no part of a backward call"
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: events.append(name))
+    worker.Worker("cpu").profile(faults.planned("right", mode=mode))
+    assert events == expected
 
 
 def kernels(*names: str) -> list[KernelCounts]:

@@ -12,7 +12,6 @@ from lrbench.bench import check, worker
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
-from lrbench.kernels.gated_mlp.config import fused_config
 from lrbench.kernels.gated_mlp.validate import is_k_major
 from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
@@ -33,31 +32,6 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
     columns = worker.Worker("cpu").verify(dataclasses.replace(item, case=dataclasses.replace(item.case, batch=4)))
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
-
-
-def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = get_operation("gated_mlp").implementation("fused")
-    sizes = {"batch": 1, "d_model": 16384, "d_ff": 53248}
-    small, large = (
-        Case(
-            kernel="gated-mlp", op="gated_mlp", impl="fused", provider="lrbench", mode="fw", dtype="bf16",
-            seq_len=seq_len, **sizes,
-        )
-        for seq_len in (1024, 65536)
-    )  # fmt: skip
-    made: list[tuple[Case, object]] = []
-
-    def make_ready(item: PlannedCase, config: object) -> worker.Ready:
-        made.append((item.case, config))
-        return worker.Ready(call=print, inputs=[], compile_s=0.0)
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    own = worker.Worker("cpu")
-    monkeypatch.setattr(own, "make_ready", make_ready)
-    for config_of in (None, large):
-        own.compile(PlannedCase(case=small, target=target, config_of=config_of))
-    assert made == [(small, None), (small, fused_config(large.sizes, "bf16", (9, 0), training=False))]
-    assert made[1][1] != fused_config(small.sizes, "bf16", (9, 0), training=False)
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
