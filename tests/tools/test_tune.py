@@ -68,21 +68,13 @@ def test_wrong_and_failing_launches_are_not_timed() -> None:
     assert ["median_ms" in row for row in tune.rows(tried, 1.0)] == [True, True, False, False]
 
 
-def test_default_configs_are_what_the_implementations_choose() -> None:
-    """Every declared one resolves, and takes sizes, a dtype, a capability and whether a backward pass follows."""
+def test_launches_of_every_implementation_can_be_varied() -> None:
     sizes = {"batch": 8, "seq_len": 2048, "channels": 1024, "num_heads": 8, "head_dim_qk": 128, "head_dim_v": 128}
-    declared = [
-        implementation
-        for op in FAMILIES["rglru"]
-        for implementation in get_operation(op).implementations
-        if implementation.default_config
-    ]
-    assert len(declared) == 7
-    for implementation in declared:
-        config = tune.default_config(implementation, sizes, "bf16", (9, 0), "fw")
+    implementations = [impl for op in FAMILIES["rglru"] for impl in get_operation(op).implementations]
+    configs = [config for impl in implementations if (config := impl.launches("fw", "bf16", sizes, (9, 0)))]
+    assert len(configs) == 7
+    for config in configs:
         assert tune.candidates(config, [tune.parse_alternatives("forward=(4,8,64,4,128)", config)])[1].config != config
-    with pytest.raises(ValueError, match="impl must be one that declares its default_config, got 'torch'"):
-        tune.default_config(get_operation("rglru").implementation("torch"), sizes, "bf16", (9, 0), "fw")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

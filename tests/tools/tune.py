@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from ...analysis import counts
 from ...analysis.check.statistics import median, median_interval
 from ...bench import clock, display, note
 from ...bench.plan import PlannedCase
-from ...kernels import FAMILIES, get_operation, resolve
+from ...kernels import FAMILIES, get_operation
 from ...kernels.spec import Implementation, Operation
 from ...results.arguments import parse_size
 from ...results.schema import Case
@@ -80,15 +80,6 @@ def candidates(config: Any, alternatives: Sequence[tuple[str, list[Any]]]) -> li
         label = " ".join(f"{path}={_words(value)}" for path, value in zip(paths, values, strict=True))
         found.append(Candidate(label=label, config=changed))
     return found
-
-
-def default_config(
-    implementation: Implementation, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], mode: str
-) -> Any:
-    """Return the launches the implementation chooses itself in a mode; ValueError where it declares none."""
-    if implementation.default_config is None:
-        raise ValueError(f"impl must be one that declares its default_config, got {implementation.name!r}")
-    return resolve(implementation.default_config)(sizes, dtype, capability, mode != "fw")
 
 
 def measure(
@@ -168,7 +159,9 @@ def tune(
             raise ValueError(f"mode must be fw, bw or fwbw and dtype one of {known}, got {mode} and {dtype}")
         if not torch.cuda.is_available():
             raise ValueError("launches are timed on an NVIDIA GPU, and none is here")
-        config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability(), mode)
+        config = implementation.launches(mode, dtype, sizes, torch.cuda.get_device_capability())
+        if config is None:
+            raise ValueError(f"impl must be one that declares its default_config, got {impl!r}")
         tried = candidates(config, [parse_alternatives(text, config) for text in alternatives])
     except ValueError as error:
         note(str(error))
