@@ -339,8 +339,7 @@ class _Measuring:
             device_kind=device,
         )
         planned = planned_cases(self.family.kernel, problem, mode, impls)
-        started = lambda item: note(str(item))  # noqa: E731
-        for item, reply in run_in_turn(session, planned, self.run.environment, limits, started):
+        for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
             record = build_record(self.run, item, reply)
             self.writer.append(record)
             remark = "" if record.status == "ok" else f"{record.status}: {record.reason}"

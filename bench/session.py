@@ -179,12 +179,14 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
     if elsewhere:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
     limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
-    columns = ("op", "impl", "mode", "dtype", "state_dtype")
     return [
-        {name: getattr(item.case, name) for name in columns}
-        | {"status": reply["status"]}
-        | {name: reply["columns"].get(name) for name in ("rel_error", "checked")}
-        | {"reason": reply["reason"]}
+        {
+            **{name: getattr(item.case, name) for name in ("op", "impl", "mode", "dtype", "state_dtype")},
+            "status": reply["status"],
+            "rel_error": reply["columns"].get("rel_error"),
+            "checked": reply["columns"].get("checked"),
+            "reason": reply["reason"],
+        }
         for item, reply in run.run_alone(planned, environment, limits)
     ]
 
