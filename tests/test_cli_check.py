@@ -238,6 +238,7 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
         ("slow", {}, 1),
         ("short", {}, 1),
         ("short", {"ALLOW_MISSING": "true"}, 0),
+        ("unclear", {}, 0),
         ("unclear", {"FAIL_UNCLEAR": "true"}, 1),
         ("slow", {"THRESHOLDS": "loose.toml"}, 0),
     ],
