@@ -87,14 +87,14 @@ def _accelerator(roofs: Roofs) -> Accelerator:
     """The vector rate is the fp32 matrix rate: the same units do both."""
     return Accelerator(
         key="cpu",
-        name=_model(),
+        name=model_name(),
         part="this machine",
         matrix_flops=roofs.matrix_flops,
         vector_flops=roofs.vector_flops or roofs.matrix_flops["fp32"],
         bandwidth_bytes_s=roofs.bandwidth_bytes_s,
         l2_bytes=cache_bytes(level=3) or 32 * _MIB,
         smem_bytes=cache_bytes(level=1) or 32 * _KIB,
-        sms=_cores(),
+        sms=available_cores(),
         source=roofs.source,
     )
 
@@ -136,20 +136,21 @@ def _best_seconds(call: Callable[[], object]) -> float:
 
 def _machine() -> dict[str, Any]:
     """What the rates hold for."""
-    return {"model": _model(), "cores": _cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+    return {"model": model_name(), "cores": available_cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
 
 
-def _cores() -> int:
+def available_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _model() -> str:
-    try:
+def model_name() -> str:
+    """Return the processor's model."""
+    with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine()
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE):
+            return match.group(1).strip()
+    return platform.processor() or platform.machine()
 
 
 def cache_bytes(level: int) -> int | None:

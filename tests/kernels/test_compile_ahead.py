@@ -22,7 +22,6 @@ from lrbench.kernels.scalar_decay import engine, launch
 from lrbench.kernels.spec import Implementation
 from lrbench.kernels.wkv import launch as wkv
 from lrbench.tests.kernels.compiling import require_compiler
-from lrbench.tests.tools.tune import default_config
 
 pytestmark = pytest.mark.compile
 
@@ -48,7 +47,7 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     assert isinstance(target, Implementation)
     operation = get_operation(case.op)
     other = item.config_of
-    config = other and default_config(target, other.sizes, other.dtype, CAPABILITY, other.mode)
+    config = other and target.launches(other.mode, other.dtype, other.sizes, CAPABILITY)
     gradients = case.mode != "fw"
     with FakeTensorMode(), contextlib.ExitStack() as stack:
         given = resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device="cpu", seed=0)

@@ -17,8 +17,8 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
-from lrbench.bench.environment import probe_environment
 from lrbench.bench.run import Settings, sweep
+from lrbench.bench.workers import probe_environment
 from lrbench.kernels import FAMILIES, get_operation
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -411,14 +411,20 @@ def test_a_rule_may_name_an_implementation_as_it_was_called_before() -> None:
         ("[defaults]\ntime = true", "defaults.time must be a number of at least 0 or false, got True"),
         ("[defaults]\ntime = nan", "defaults.time must be a number"),
         ("[defaults]\nmin_error = false", "defaults.min_error must be a number of at least 0, got False"),
-        ("[rule]\ntime = 1", r"rule must be an array of tables \[\[rule\]\]"),
+        ("[rule]\ntime = 1", "rule must be a list, each a table of why, match, time"),
         ("[[rule]]\ntime = 1", "rule 1.match must be a table of columns"),
         ('[[rule]]\nmatch = { mode = "fw" }', "rule 1 must be a rule that sets one of time"),
         ('[[rule]]\nmatch = { colour = "red" }\ntime = 1', "rule 1.match must be a table without other keys"),
         ("[[rule]]\nmatch = { mode = 3 }\ntime = 1", "rule 1.match.mode must be a text or a list of texts, got 3"),
         ("[[rule]]\nmatch = { seq_len = 0 }\ntime = 1", "rule 1.match.seq_len must be a positive integer"),
-        ("[[rule]]\nmatch = { seq_len = { least = 1 } }\ntime = 1", "without other keys than min, max, got 'least'"),
-        ("[[rule]]\nmatch = { seq_len = { min = 0.5 } }\ntime = 1", "must be a table with min, max or both"),
+        (
+            "[[rule]]\nmatch = { seq_len = { least = 1 } }\ntime = 1",
+            "rule 1.match.seq_len must be .* with min, max or both",
+        ),
+        (
+            "[[rule]]\nmatch = { seq_len = { min = 0.5 } }\ntime = 1",
+            "match.seq_len.min must be a positive integer, got 0.5",
+        ),
         ("[defaults", "must be a TOML file"),
     ],
 )
