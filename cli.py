@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .bench import note
 from .results.arguments import check_size, parse_names, parse_size, parse_sizes
 
 if TYPE_CHECKING:
@@ -27,13 +28,11 @@ if TYPE_CHECKING:
     from .analysis.accelerators.known import Accelerator
     from .analysis.check.compare import Comparison
     from .analysis.check.regression import CheckResult
-    from .analysis.check.thresholds import Thresholds
     from .analysis.counts import Count
     from .analysis.figures.selection import Selection
-    from .bench.plan import PlannedCase, Request
+    from .bench.plan import Request
     from .bench.profiling import ProfileRow
 
-ROOT = Path(__file__).resolve().parent
 LOCAL = Path("results/local")
 
 MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
@@ -89,16 +88,6 @@ baseline_app = typer.Typer(
     help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group, no_args_is_help=True
 )
 app.add_typer(baseline_app, name="baseline", rich_help_panel=COMPARE)
-
-
-@app.callback()
-def _root() -> None:
-    """Benchmark sequence-mixing kernels and explain the numbers."""
-
-
-@baseline_app.callback()
-def _baseline() -> None:
-    """Promote a run to the baseline that `lrbench check` compares with."""
 
 
 def option(help: str, *flags: str, **more: Any) -> Any:
@@ -375,7 +364,7 @@ class Shown:
         # Operations that are named may be of several families.
         if kernel is None and ops is None and len(found) > 1:
             kernel = found[0]
-            _note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
+            note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
         same = ("dtype", "state_dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
         axes = {name: getattr(self, name) for name in same}
         return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
@@ -477,7 +466,7 @@ def profile(
         print(session.profile_command(planned, ncu))
         return
     rows, path = session.run_profile(planned, output=output, ncu_path=ncu, timeout_s=timeout)
-    _note(f"profile: {path}")
+    note(f"profile: {path}")
     _show_profile(rows, format)
 
 
@@ -527,7 +516,7 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    _note(f"computing on {name}; published: the source's kernel on an A100 against torch")
+    note(f"computing on {name}; published: the source's kernel on an A100 against torch")
     display.show(list(rows), format)
 
 
@@ -543,19 +532,12 @@ def bars(
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
     from .bench import bars, display
 
-    declared = bars.load_bars()
-    problems = bars.select(declared, name, only)
+    chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
-        display.show(bars.list_rows(problems), format)
+        display.show(bars.list_rows(chosen), format)
         return
-
-    def started(item: PlannedCase) -> None:
-        _note(f"{item.case.impl}, {item.case.mode}, {item.case.chunk_size or 'no'} chunk")
-
     verdicts = []
-    for entries, found in bars.measure_bars(
-        declared, problems, rounds=rounds, output=output, started=started, note=_note
-    ):
+    for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
         verdicts += found
         if format == "table":
             display.show(bars.entry_rows(entries), format)
@@ -772,9 +754,9 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
 
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
-        _note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
+        note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
     if roofs != "spec":
-        _note(f"--roofs {roofs}: {accelerator.source}")
+        note(f"--roofs {roofs}: {accelerator.source}")
     return accelerator
 
 
@@ -818,8 +800,7 @@ def plot(
     Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
     said otherwise.
     """
-    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, modelled_operation
-    from .analysis.figures.plots import plot as draw
+    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, drawing, modelled_operation
     from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
@@ -843,7 +824,7 @@ def plot(
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
         named |= {"head_dim_qk": head_dim_qk}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
-    print(save_figure(draw(kind, frame, selection, theory, width=width), output, dpi=dpi))
+    print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
 
 @command(DRAW)
@@ -857,14 +838,14 @@ def roofline(
     roofs: RoofChoice = "spec",
 ) -> None:
     """Draw the rooflines of accelerators with the points measured on them, and the share of the roof reached."""
-    from .analysis.figures.roofline import roofline as draw
+    from .analysis.figures.roofline import roofline as drawing
     from .analysis.figures.style import check_format, save_figure
 
     check_format(output)
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
     accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(parse_names(gpu, "gpu"))]
     frame, selection = shown.selection(results)
-    print(save_figure(draw(frame, accelerators, selection, width), output, dpi=dpi))
+    print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
 @command(DRAW)
@@ -903,7 +884,7 @@ def report(
     print(page)
     if browser is None:
         if pdf is None:
-            _note("no PDF: neither Chromium nor Chrome is installed")
+            note("no PDF: neither Chromium nor Chrome is installed")
         return
     try:
         print(export.to_pdf(page, page.with_suffix(".pdf"), browser))
@@ -911,7 +892,7 @@ def report(
         # The page is there; only who insisted on a PDF has failed.
         if pdf:
             raise
-        _note(f"no PDF: {error}")
+        note(f"no PDF: {error}")
 
 
 def _reported(gpu: str) -> list[Path]:
@@ -926,7 +907,7 @@ def _reported(gpu: str) -> list[Path]:
     paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
     if not paths:
         raise ValueError("results must be named where none are committed and results/local holds none, got none")
-    _note(f"results: {', '.join(map(str, paths))}")
+    note(f"results: {', '.join(map(str, paths))}")
     return paths
 
 
@@ -973,14 +954,13 @@ def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> N
     from .bench.display import show
 
     for line in found.environment:
-        _note(f"warning: the environments differ (A | B): {line}")
+        note(f"warning: the environments differ (A | B): {line}")
     if output_format != "table":
         show({"A": a, "B": b, **as_dict(found)} if output_format == "json" else case_rows(found), output_format)
         return
     show(case_rows(found), "table", title=f"A = {a}, B = {b}; ratio = time of B / time of A")
     print()
-    interval = f"{100 * found.confidence:g} % interval"
-    show(group_rows(found), "table", title=f"geometric means, {interval}, equal within {found.margin:g}")
+    show(group_rows(found), "table", title=f"geometric means, 95 % interval, equal within {found.margin:g}")
     if found.unmatched:
         print()
         show(unmatched_rows(found), "table", title="not compared")
@@ -1010,7 +990,9 @@ def check(
     Exit 2 if too little of them compares.
     """
     from .analysis.check.findings import append_text, junit_xml, markdown
+    from .analysis.check.thresholds import load_thresholds
     from .bench import session
+    from .results.store import HERE
 
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
     if summary and not summary_file:
@@ -1019,7 +1001,7 @@ def check(
     found = session.run_check(
         _selected(new, results),
         _selected(baseline, results),
-        _thresholds(thresholds),
+        load_thresholds(thresholds or HERE / "thresholds.toml"),
         rerun=again if rerun else None,
         allow_missing=allow_missing,
         fail_unclear=fail_unclear,
@@ -1040,7 +1022,7 @@ def _show_check(found: CheckResult, output_format: str) -> None:
     from .bench.display import show
 
     for line in found.environment:
-        _note(f"warning: the environments differ (baseline | run): {line}")
+        note(f"warning: the environments differ (baseline | run): {line}")
     if output_format == "json":
         show(as_dict(found), "json")
     elif output_format == "csv":
@@ -1051,7 +1033,7 @@ def _show_check(found: CheckResult, output_format: str) -> None:
         sys.stdout.write(junit_xml(found))
     elif noteworthy(found):
         show(table_rows(noteworthy(found)), "table")
-    _note(summary(found))
+    note(summary(found))
 
 
 @command(COMPARE, of=baseline_app)
@@ -1074,7 +1056,7 @@ def update(
     path, provenance = promote(new, run=run, into=into, by=by, allow_dirty=allow_dirty)
     texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
     show(provenance if format == "json" else [{"": name, "value": text} for name, text in texts.items()], format)
-    _note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
+    note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
 
 
 @command(COMPARE)
@@ -1104,11 +1086,11 @@ def history(
     else:
         show([{**names[key], **line} for key, rows in shown.items() for line in history_rows(rows)], format)
     if len(histories) > len(shown):
-        _note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
+        note(f"and {len(histories) - len(shown)} more cases: select fewer, or raise --limit")
     if output is not None:
         from .analysis.figures.history import history_figure
 
-        _note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
+        note(f"figure: {save_figure(history_figure(list(shown.values())), output)}")
 
 
 def _committed() -> list[Path]:
@@ -1128,13 +1110,6 @@ def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]
         return select(text, ())
     parse_terms(text)
     return select(text, results or _committed())
-
-
-def _thresholds(path: Path | None) -> Thresholds:
-    from .analysis.check.thresholds import Thresholds, load_thresholds
-
-    committed = ROOT / "results" / "thresholds.toml"
-    return load_thresholds(path or committed) if path or committed.is_file() else Thresholds()
 
 
 @command(LIST)
@@ -1194,7 +1169,7 @@ def gpus(format: Format = "table") -> None:
 def doctor(format: Format = "table") -> None:
     """Show this machine, the packages that are here or missing, and known failures that apply."""
     from .bench import display, inventory
-    from .bench.environment import probe_environment
+    from .bench.workers import probe_environment
 
     sections = inventory.doctor_sections(probe_environment())
     if format != "table":
@@ -1209,11 +1184,6 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
     return None if text is None else parse_names(text, what)
 
 
-def _note(message: str) -> None:
-    """Print a line for people on standard error."""
-    print(message, file=sys.stderr)
-
-
 def main() -> None:
     """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
     if sys.stdout is None:
@@ -1222,10 +1192,10 @@ def main() -> None:
     try:
         app()
     except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        _note(f"lrbench: {error}")
+        note(f"lrbench: {error}")
         sys.exit(2)
     except (OSError, RuntimeError) as error:
-        _note(f"lrbench: {error}")
+        note(f"lrbench: {error}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

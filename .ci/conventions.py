@@ -18,6 +18,7 @@ DECLARATIONS = (
     "kernels.spec", "kernels.FAMILIES", "kernels.get_operation", "kernels.common.cache",
     "kernels.baselines.BASELINES", "kernels.baselines.get_baseline", "kernels.baselines.get_operation",
     "kernels.baselines.spec", "kernels.baselines.operations",
+    "kernels.scalar_decay.declare",
     *(f"kernels.{family}.config" for family in ("scalar_decay", "lightning", "gated_mlp", "rglru", "wkv")),
 )  # fmt: skip
 """What analysis may import of kernels: declarations and launches, which import neither torch nor triton."""

@@ -9,30 +9,25 @@ a bad one, and packages that keep choices on disk (fla does) would go on to use 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
+from ..analysis.accelerators import cpu
+
 MAX_THREADS = 16
 
 
-def default_threads() -> int:
-    """Return how many configurations are compiled at a time: one a core, at most 16."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_THREADS, cores)
-
-
 def compile_in_parallel(threads: int | None = None) -> None:
-    """Make every Triton autotuner of this process compile its configurations in ``threads`` threads before it times
-    them; a Triton that has no asynchronous compilation is left as it is."""
+    """Make every Triton autotuner of this process compile its configurations in ``threads`` threads, by default
+    one a core, before it times them; a Triton that has no asynchronous compilation is left as it is."""
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner
     except ImportError:
         return
-    count = default_threads() if threads is None else threads
+    count = min(MAX_THREADS, cpu.available_cores()) if threads is None else threads
     prune, bench = Autotuner.prune_configs, Autotuner._bench
     if count < 2 or hasattr(prune, "notes"):
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +25,14 @@ from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..kernels import baselines, resolve
 from ..kernels.spec import MODES, Implementation
 from ..results import store
-from ..results.schema import SIZE_COLUMNS, Case, Record
-from ..results.toml_tables import build, read_toml
+from ..results.schema import Case, Environment, Record
+from ..results.toml_tables import read_toml
+from . import note
 from .calibrate import roof_row
 from .derived import Run, build_record
-from .environment import Environment, probe_environment
 from .plan import PlannedCase, find_target
 from .run import file_name, run_in_turn
-from .workers import Limits, ReplaceableWorker, Started
+from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY = "copy"
@@ -87,12 +87,10 @@ class Problem:
         options: further keywords of the operation's functions, its reference's too.
     """
 
-    family: str
     label: str
     op: str
     sizes: Mapping[str, int | tuple[int, ...]]
     dtype: str | tuple[str, ...] = "bf16"
-    device: Literal["cuda", "cpu"] = "cuda"
     modes: tuple[str, ...] = ("fw", "fwbw")
     sides: Mapping[str, Side] = field(default_factory=dict)
     options: Mapping[str, bool] = field(default_factory=dict)
@@ -106,6 +104,11 @@ class Problem:
                 sizes = dict(combination)
                 yield replace(self, label=f"{self.label.format(**sizes)}, {dtype}", sizes=sizes, dtype=dtype)
 
+    def alone(self, bar: Bar) -> Problem:
+        """Return the problem with one of its bars and that bar's sides."""
+        sides = {impl: side for impl, side in self.sides.items() if impl in (bar.ours, bar.theirs)}
+        return replace(self, bars=(bar,), modes=(bar.mode,), sides=sides)
+
     @property
     def impls(self) -> list[str]:
         """The sides, those of bars first."""
@@ -115,20 +118,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A family of bars; ``overall`` are bars on the geometric mean of the ratios of all its problems."""
+    """Problems that are measured together, on one kind of device.
+
+    Attributes:
+        kernel: the kernel family of their rows.
+        overall: bars on the geometric mean of the ratios of all problems.
+    """
 
     kernel: str
-    summary: str
+    problems: tuple[Problem, ...]
+    device: Literal["cuda", "cpu"] = "cuda"
     overall: tuple[Bar, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """The file."""
-
-    families: Mapping[str, Family]
-    problems: tuple[Problem, ...]
-
+Families = Mapping[str, Family]
 
 Entry = tuple[Record, str]
 """A measured row, and what else is to be said of it."""
@@ -173,56 +176,62 @@ class Verdict:
         }
 
 
-def load_bars(path: Path = FILE) -> Bars:
-    """Read a file of bars, with its problems expanded.
+def load_bars(path: Path = FILE) -> Families:
+    """Read a file of bars: its families by name, with their problems expanded.
 
     Raises:
-        ValueError: the file is not as :class:`Bars` says, a problem's family is none of the file's, or a problem has no
-            side or a label that names no size.
+        ValueError: the file does not hold tables of :class:`Family`, or a problem has no side or a label that names no
+            size.
     """
-    found = build(Bars, read_toml(path, "bars").values, str(path))
-    problems: list[Problem] = []
-    for number, problem in enumerate(found.problems):
-        where = f"{path}: problems[{number}]"
-        if problem.family not in found.families:
-            raise ValueError(f"{where}: family must be one of {', '.join(found.families)}, got {problem.family!r}")
-        if not problem.impls:
-            raise ValueError(f"{where}: bars or sides must name an implementation, got none")
-        try:
-            problems += problem.expand()
-        except KeyError as error:
-            raise ValueError(f"{where}: label must name sizes of the problem in braces, got {error}") from None
-    return replace(found, problems=tuple(problems))
+    found: Families = read_toml(path, Mapping[str, Family], "bars")
+    expanded = {}
+    for name, family in found.items():
+        problems: list[Problem] = []
+        for number, problem in enumerate(family.problems, start=1):
+            where = f"{path}: {name}.problems {number}"
+            if not problem.impls:
+                raise ValueError(f"{where}: bars or sides must name an implementation, got none")
+            try:
+                problems += problem.expand()
+            except KeyError as error:
+                raise ValueError(f"{where}: label must name sizes of the problem in braces, got {error}") from None
+        expanded[name] = replace(family, problems=tuple(problems))
+    return expanded
 
 
-def select(bars: Bars, name: str | None, only: str | None = None) -> list[Problem]:
-    """Return the problems of a family, a problem or a bar (``family/label/bar``), or all, with ``only`` in their label.
+def select(families: Families, name: str | None, only: str | None = None) -> Families:
+    """Return a family, a problem or a bar (``family/label/bar``), or all, of problems with ``only`` in their label.
+
+    What is asked of a family overall is asked only where all of it is chosen.
 
     Raises:
         ValueError: there is none.
     """
-    chosen = []
-    for problem in bars.problems:
-        whole = f"{problem.family}/{problem.label}"
-        if only is not None and only not in problem.label:
-            continue
-        if name in (None, problem.family, whole):
-            chosen.append(problem)
-        for bar in problem.bars:
-            if name == f"{whole}/{bar.name}":
-                sides = {impl: side for impl, side in problem.sides.items() if impl in (bar.ours, bar.theirs)}
-                chosen.append(replace(problem, bars=(bar,), modes=(bar.mode,), sides=sides))
+    chosen = {}
+    for key, family in families.items():
+        kept = []
+        for problem in family.problems:
+            whole = f"{key}/{problem.label}"
+            if only is not None and only not in problem.label:
+                continue
+            if name in (None, key, whole):
+                kept.append(problem)
+            kept += [problem.alone(bar) for bar in problem.bars if name == f"{whole}/{bar.name}"]
+        if kept:
+            overall = family.overall if tuple(kept) == family.problems else ()
+            chosen[key] = replace(family, problems=tuple(kept), overall=overall)
     if not chosen:
         words = "" if only is None else f" with {only!r} in a label"
-        raise ValueError(f"NAME must be {', '.join(bars.families)}, or a name that --list prints, got {name!r}{words}")
+        raise ValueError(f"NAME must be {', '.join(families)}, or a name that --list prints, got {name!r}{words}")
     return chosen
 
 
-def list_rows(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+def list_rows(families: Families) -> list[dict[str, Any]]:
     """Return a row per bar: its name and the ratio asked for."""
     return [
-        {"name": f"{problem.family}/{problem.label}/{bar.name}", "ratio": bar.ratio, "device": problem.device}
-        for problem in problems
+        {"name": f"{name}/{problem.label}/{bar.name}", "ratio": bar.ratio, "device": family.device}
+        for name, family in families.items()
+        for problem in family.problems
         for bar in problem.bars
     ]
 
@@ -253,122 +262,110 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
     return planned
 
 
-def measure_bars(
-    bars: Bars,
-    problems: Sequence[Problem],
-    *,
-    rounds: int,
-    output: Path,
-    started: Started = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[list[Entry], list[Verdict]]]:
-    """Measure problems family by family, keep their rows and the copies, and yield what came of each.
+def measure_bars(families: Families, *, rounds: int, output: Path) -> Iterator[tuple[list[Entry], list[Verdict]]]:
+    """Measure families of bars, keep their rows and the copies, and yield what came of each problem.
 
     Args:
         rounds: samples of every case.
         output: folder for the rows.
-        started: called with every case of a group that begins.
-        note: called with where rows are and what the machine lacks.
 
     Raises:
         ValueError: there is no GPU, and a problem needs one.
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
-    on_gpu = dict.fromkeys(problem.family for problem in problems if problem.device == "cuda")
+    on_gpu = [name for name, family in families.items() if family.device == "cuda"]
     if on_gpu and probe_environment().device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     for text in store.recovered_notes(store.recover(output)):
         note(text)
-    for name, group in itertools.groupby(problems, key=lambda problem: problem.family):
-        family, members = bars.families[name], list(group)
+    for name, family in families.items():
         verdicts: list[Verdict] = []
-        with _worker(members[0].device) as session:
-            environment = Environment(**_called(session, "bench.calibrate:environment_here"))
+        with _worker(family.device) as session:
+            environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
-                for problem in members:
-                    entries, found = _measure(session, run, writer, family.kernel, problem, rounds, started, note)
+                measuring = _Measuring(family, session, run, writer, rounds)
+                for problem in family.problems:
+                    entries, found = measuring.measure(problem)
                     verdicts += found
                     yield entries, found
         note(f"{len(writer.records)} rows in {writer.path}")
-        if family.overall and members == [problem for problem in bars.problems if problem.family == name]:
+        if family.overall:
             yield [], [judge_overall(name, bar, verdicts) for bar in family.overall]
 
 
-def _measure(
-    session: ReplaceableWorker,
-    run: Run,
-    writer: store.RunWriter,
-    kernel: str,
-    problem: Problem,
-    rounds: int,
-    started: Started,
-    note: Callable[[str], None],
-) -> tuple[list[Entry], list[Verdict]]:
-    """Return the rows of a problem and the verdicts on its bars."""
-    on_cpu = problem.device == "cpu"
-    limits = Limits(
-        timeout_s=math.inf, rounds=rounds, settle=on_cpu, time_incorrect_peers=True, device_kind=problem.device
-    )
-    entries: list[Entry] = []
-    copies_ms: list[float] = []
-    undecidable = set()
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """A run of a family's problems."""
 
-    def race(within: ReplaceableWorker, mode: str, impls: Sequence[str]) -> None:
-        planned = planned_cases(kernel, problem, mode, impls)
-        for item, reply in run_in_turn(within, planned, run.environment, limits, started):
-            record = build_record(run, item, reply)
-            writer.append(record)
+    family: Family
+    session: ReplaceableWorker
+    run: Run
+    writer: store.RunWriter
+    rounds: int
+
+    def measure(self, problem: Problem) -> tuple[list[Entry], list[Verdict]]:
+        """Return the rows of a problem and the verdicts on its bars."""
+        shares = any(bar.theirs == COPY for bar in problem.bars)
+        copies_ms = self._copy(problem) if shares else []
+        entries: list[Entry] = []
+        undecidable = set()
+        if self.family.device == "cpu":
+            gain = _thread_gain()
+            for bar in problem.bars:
+                with _worker("cpu") as own:
+                    sides = [impl for impl in (bar.ours, bar.theirs) if impl != COPY]
+                    entries += self._race(own, problem, bar.mode, sides)
+                before, gain = gain, _thread_gain()
+                note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
+                if min(before, gain) < FREE_CORES_GAIN:
+                    undecidable.add(bar)
+        else:
+            for mode in problem.modes:
+                entries += self._race(self.session, problem, mode, problem.impls)
+        if shares:
+            copies_ms += self._copy(problem)
+        verdicts = [judge(problem.label, bar, entries, copies_ms) for bar in problem.bars]
+        return entries, [replace(verdict, undecidable=verdict.bar in undecidable) for verdict in verdicts]
+
+    def _race(self, session: ReplaceableWorker, problem: Problem, mode: str, impls: Sequence[str]) -> Iterator[Entry]:
+        """Time sides in turn, keep their rows and yield them."""
+        device = self.family.device
+        limits = Limits(
+            timeout_s=math.inf,
+            rounds=self.rounds,
+            settle=device == "cpu",
+            time_incorrect_peers=True,
+            device_kind=device,
+        )
+        planned = planned_cases(self.family.kernel, problem, mode, impls)
+        for item, reply in run_in_turn(session, planned, self.run.environment, limits, lambda item: note(str(item))):
+            record = build_record(self.run, item, reply)
+            self.writer.append(record)
             remark = "" if record.status == "ok" else f"{record.status}: {record.reason}"
             faults = reply.get("page_faults") or [0]
-            if on_cpu and max(faults) and not remark:
+            if device == "cpu" and max(faults) and not remark:
                 remark = f"{min(faults):,} to {max(faults):,} page faults a call, {median(faults):,.0f} in the median"
-            entries.append((record, remark))
+            yield record, remark
 
-    def copy() -> None:
-        times = _called(session, "bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
+    def _copy(self, problem: Problem) -> list[float]:
+        """Time the device's copy, keep its row and return its samples in ms."""
+        times = self.session.call("bench.calibrate:copy_here", moved_bytes=COPIED_BYTES)
         what: dict[str, Any] = {"work": COPIED_BYTES, "quantity": "copy", "size": COPIED_BYTES // 2, "short": True}
-        rate = None if run.device is None else run.device.bandwidth_bytes_s
-        row = roof_row(run.run_id, run.environment, times, **what, spec_rate=rate, beside=problem.label)
-        write_roofs([row], writer.path.with_suffix(".copies.parquet"))
-        copies_ms.extend(row.time_samples_ms)
-
-    shares = any(bar.theirs == COPY for bar in problem.bars)
-    if shares:
-        copy()
-    if on_cpu:
-        gain = _thread_gain()
-        for bar in problem.bars:
-            with _worker("cpu") as own:
-                race(own, bar.mode, [impl for impl in (bar.ours, bar.theirs) if impl != COPY])
-            before, gain = gain, _thread_gain()
-            note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
-            if min(before, gain) < FREE_CORES_GAIN:
-                undecidable.add(bar)
-    else:
-        for mode in problem.modes:
-            race(session, mode, problem.impls)
-    if shares:
-        copy()
-    found = [judge(problem.label, bar, entries, copies_ms) for bar in problem.bars]
-    return entries, [replace(verdict, undecidable=verdict.bar in undecidable) for verdict in found]
+        rate = None if self.run.device is None else self.run.device.bandwidth_bytes_s
+        row = roof_row(self.run.run_id, self.run.environment, times, **what, spec_rate=rate, beside=problem.label)
+        write_roofs([row], self.writer.path.with_suffix(".copies.parquet"))
+        return row.time_samples_ms
 
 
 def _worker(device: str) -> ReplaceableWorker:
     return ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None)
 
 
-def _called(session: ReplaceableWorker, function: str, **arguments: Any) -> dict[str, Any]:
-    reply = session.call(function, **arguments)
-    if reply["status"] != "ok":
-        raise RuntimeError(f"{function.partition(':')[2]} failed: {reply['reason']}")
-    return reply["columns"]
-
-
 def _thread_gain() -> float:
     """Return the gain measured in a process of its own: setting torch's threads changes MKL's choices for good."""
     with _worker("cpu") as session:
-        return _called(session, "bench.calibrate:thread_gain_here")["gain"]
+        return session.call("bench.calibrate:thread_gain_here")["gain"]
 
 
 def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[float] = ()) -> Verdict:
@@ -382,12 +379,11 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
     """
     ours = _fastest(entries, bar.ours, bar.mode)
     theirs = _fastest(entries, bar.theirs, bar.mode, bar.their_chunk_size)
-    if bar.theirs == COPY and not isinstance(ours, str):
+    if bar.theirs == COPY and isinstance(ours, Record):
         share = _compulsory_bytes(ours) / COPIED_BYTES
         samples = [share * sample for sample in copies_ms]
         theirs = replace(ours, impl=COPY, chunk_size=None, time_samples_ms=samples, time_ms=median(samples))
-    words = [side if isinstance(side, str) else _words(side, bar) for side in (ours, theirs)]
-    verdict = Verdict(problem=problem, bar=bar, ours=words[0], theirs=words[1])
+    verdict = Verdict(problem=problem, bar=bar, ours=_words(ours, bar), theirs=_words(theirs, bar))
     if isinstance(ours, str) or isinstance(theirs, str):
         return verdict
     if bar.quantity == "memory":
@@ -411,9 +407,13 @@ def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict
     interval = None
     if intervals:
         low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
-        interval = Interval(low=low, high=high, confidence=min(each.confidence for each in intervals))
+        interval = Interval(low=low, high=high)
     words = f"geometric mean of {len(ratios)} problems"
     return replace(found, ours=words, ratio=_geometric_mean(ratios), interval=interval)
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.prod(values) ** (1 / len(values))
 
 
 def entry_rows(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -455,20 +455,18 @@ def _fastest(entries: Sequence[Entry], impl: str, mode: str, chunk_size: int | N
 
 
 def _compulsory_bytes(record: Record) -> float:
-    sizes = {name: size for name in SIZE_COLUMNS if (size := getattr(record, name)) is not None}
-    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, sizes)
+    count = counts.count_case(record.op, record.impl, record.mode, record.dtype, record.state_dtype, record.sizes)
     if count is None:
         raise ValueError(f"compulsory bytes of {record.impl}, {record.mode}, must be counted to compare it with a copy")
     return count.compulsory_bytes
 
 
-def _words(record: Record, bar: Bar) -> str:
-    value = f"{record.time_ms:.3g} ms"
+def _words(side: Record | str, bar: Bar) -> str:
+    """Return the fastest row of a side in words, or why there is none."""
+    if isinstance(side, str):
+        return side
+    value = f"{side.time_ms:.3g} ms"
     if bar.quantity == "memory":
-        used = memory_bytes(record)
+        used = memory_bytes(side)
         value = "no memory figure" if used is None else f"{used / 2**30:.3g} GiB"
-    return f"{record.impl}{f' ({record.chunk_size})' if record.chunk_size else ''} {value}"
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values)) if min(values) > 0 else 0.0
+    return f"{side.impl}{f' ({side.chunk_size})' if side.chunk_size else ''} {value}"

@@ -25,7 +25,7 @@ from ..analysis.accelerators.roofs import FILE_NAME, RoofRow, as_roofs
 from ..analysis.check import statistics
 from . import clock
 from .environment import Environment, current_environment
-from .workers import ReplaceableWorker
+from .workers import ask_machine
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -102,15 +102,9 @@ def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
         gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
 
     Raises:
-        RuntimeError: torch cannot be imported, the driver fails or the process dies; the message says how.
-        ValueError: the user's accelerator file is bad.
+        RuntimeError, ValueError: as :func:`.workers.ask_machine`.
     """
-    accelerators.known_accelerators()
-    with ReplaceableWorker() as session:
-        reply = session.call("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
-    if reply["status"] != "ok":
-        raise RuntimeError(f"cannot find out what this machine is: {reply['reason']}")
-    data = reply["columns"]
+    data = ask_machine("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
@@ -331,11 +325,6 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         "rows": [dataclasses.asdict(row) for row in rows],
         "failure": failure,
     }
-
-
-def environment_here(worker: object) -> dict[str, Any]:
-    """Return the worker's environment as JSON holds it."""
-    return dataclasses.asdict(current_environment())
 
 
 def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:

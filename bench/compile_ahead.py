@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
-from ..kernels.spec import Implementation, resolve
+from ..kernels.spec import Implementation
 from .plan import PlannedCase, group_by_implementation
 from .workers import Limits, LocalExecutor, Started
 
@@ -21,8 +21,7 @@ share the GPU."""
 
 def default_jobs(device_kind: str) -> int:
     """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_COMPILE_JOBS, cores // 2) if device_kind == "cuda" else 0
+    return min(MAX_COMPILE_JOBS, cpu.available_cores() // 2) if device_kind == "cuda" else 0
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
@@ -74,13 +73,10 @@ def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None)
 
 def _choice(item: PlannedCase, capability: str | None) -> Any:
     """Return the launches that an implementation chooses for a case, None where it does not say."""
-    target, case = item.target, item.case
-    if capability is None or not isinstance(target, Implementation):
-        return None
-    if target.default_config is None or case.mode == "step":
+    if capability is None or not isinstance(item.target, Implementation):
         return None
     major, minor = capability.split(".")
-    return resolve(target.default_config)(case.sizes, case.dtype, (int(major), int(minor)), case.mode != "fw")
+    return item.target.launches(item.case.mode, item.case.dtype, item.case.sizes, (int(major), int(minor)))
 
 
 def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:

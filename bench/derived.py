@@ -45,6 +45,21 @@ class Run:
         return cls(run_id=run_id, environment=environment, accelerator=target, device=device)
 
 
+def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that the rows of a sweep and of a profile share: case, run, versions and outcome."""
+    case, target = planned.case, planned.target
+    return {
+        **dataclasses.asdict(case),
+        **run.environment.columns(),
+        "run_id": run.run_id,
+        "case_id": case.case_id,
+        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "provider_version": version_of(target.distribution) if isinstance(target, Baseline) else __version__,
+        "status": reply["status"],
+        "reason": reply["reason"],
+    }
+
+
 def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Record:
     """Return the row of a case.
 
@@ -52,17 +67,9 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         reply: "status", "reason" and "columns" as the worker gave them.
     """
     case, target = planned.case, planned.target
-    version = version_of(target.distribution) if isinstance(target, Baseline) else __version__
-    columns: dict[str, Any] = {
-        **dataclasses.asdict(case),
-        **run.environment.columns(),
-        "run_id": run.run_id,
-        "case_id": case.case_id,
-        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "provider_version": version,
+    columns = {
+        **common_columns(run, planned, reply),
         "same_math": not isinstance(target, Baseline) or case.op in FAMILIES.get(case.kernel, ()),
-        "status": reply["status"],
-        "reason": reply["reason"],
         "accelerator": run.accelerator.key if run.accelerator else None,
         **reply["columns"],
     }

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..results.schema import Case, Record
+from ..results.schema import Record
 from ..results.select import short_size
 from .plan import PlannedCase
 
@@ -36,11 +36,6 @@ COMMAND = "pip install "
 """What commands in a text begin with."""
 
 Row = Mapping[str, Any]
-
-
-def note(message: str) -> None:
-    """Print a line for people on standard error."""
-    print(message, file=sys.stderr)
 
 
 def show(rows: Row | Sequence[Row], output_format: str, *, title: str | None = None) -> None:
@@ -150,13 +145,6 @@ def _cell(value: Any) -> str:
     return " ".join(str(value).splitlines())
 
 
-def describe(item: PlannedCase) -> str:
-    """Return a case in a few words."""
-    case = item.case
-    chunk = f" chunk {case.chunk_size}" if case.chunk_size else ""
-    return " ".join(f"{case.op} {case.impl} {case.mode} T={case.seq_len} {_size(case)}{chunk}".split())
-
-
 class _Bar(Progress):
     """A progress bar with the failures so far and the case on a line of their own, cut where the terminal ends."""
 
@@ -202,7 +190,7 @@ class SweepProgress:
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
         if self._bar is not None:
-            self._bar.case = describe(item)
+            self._bar.case = str(item)
 
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
@@ -215,7 +203,7 @@ class SweepProgress:
             done = self._statuses.total()
             left = (self._printed - self._began) / done * (self._total - done)
             failures = f", {self._failures()}" if self._failures() else ""
-            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {describe(item)}"
+            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {item}"
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _failures(self) -> str:
@@ -243,7 +231,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         for record in ours:
             if (record.mode, record.dtype) != (mode, dtype) or record.time_ms is None:
                 continue
-            key = (*_row_key(record), record.seq_len)
+            key = (record.op, record.impl, _size(record), record.state_dtype, record.seq_len)
             if key not in best or record.time_ms < (best[key].time_ms or float("inf")):
                 best[key] = record
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2], k[1], k[-1] or 0)):
@@ -251,7 +239,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
             row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
             row["size"] = _size(record)
             row.update({short_size(length): row.get(short_size(length)) for length in shapes})
-            row[short_size(record.seq_len or 0)] = _time_cell(record)
+            row[short_size(record.seq_len or 0)] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
@@ -259,8 +247,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
         modelled = _model_rows([r for r in ours if (r.mode, r.dtype) == (mode, dtype)])
         merged: list[Row] = []
-        for key, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
-            merged += [*group, *modelled.get(key, ())]
+        for problem, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
+            merged += [*group, *modelled.get(problem, ())]
         tables.append((title, merged))
     return tables
 
@@ -288,31 +276,19 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
     }
 
 
-def _row_key(record: Record) -> tuple[Any, ...]:
-    return record.op, record.impl, _size(record), record.state_dtype
-
-
-def _size(sizes: Case | Record) -> str:
+def _size(sizes: Record) -> str:
     """Return the sizes other than batch and sequence length: heads x head dims, channels, or an MLP's matrices."""
     if sizes.num_heads is not None:
-        return f"{sizes.num_heads} x {_dims(sizes)}"
+        dims = (dim for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
+        return f"{sizes.num_heads} x {'/'.join(map(str, dims))}"
     if sizes.d_model is not None:
         return f"{sizes.d_model} -> {sizes.d_ff}"
     return f"{sizes.channels} channels" if sizes.channels else ""
 
 
-def _dims(sizes: Case | Record) -> str:
-    """Return the head dims as 128/256, or the values' alone where there are no queries."""
-    return "/".join(str(dim) for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
-
-
 def _labelled(record: Record) -> str:
     states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
     return record.impl + states
-
-
-def _time_cell(record: Record) -> str:
-    return _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
 
 
 def _cell_at(time_ms: float | None, record: Record) -> str:

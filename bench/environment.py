@@ -1,22 +1,18 @@
-"""Where a measurement ran: versions, device, repository, and the device's clocks and power while it ran.
-
-``python -m lrbench.bench.environment`` prints the environment as one line of JSON. The sweep asks a process of its own
-for it, so that the process that drives the workers neither imports torch nor holds a CUDA context.
-"""
+"""Where a measurement ran: versions, device, repository, and the device's clocks and power while it ran."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import subprocess
 import sys
-import warnings
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
+from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..results.schema import DeviceState, Environment
 
@@ -57,17 +53,6 @@ def _git(root: Path, *arguments: str) -> str:
     return result.stdout.strip()
 
 
-def cpu_name() -> str:
-    """Return the processor's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def current_environment() -> Environment:
     """Return this process's environment; imports torch, and on a GPU opens a CUDA context."""
     import torch
@@ -81,7 +66,7 @@ def current_environment() -> Environment:
         capability = f"{properties.major}.{properties.minor}"
     else:
         threads = torch.get_num_threads()
-        name, accelerator, capability = f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
+        name, accelerator, capability = f"{cpu.model_name()}, {threads} thread{'s' * (threads != 1)}", "cpu", None
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Environment(
         device_kind="cuda" if cuda else "cpu",
@@ -101,20 +86,9 @@ def current_environment() -> Environment:
     )
 
 
-def probe_environment() -> Environment:
-    """Return the environment that worker processes will see.
-
-    Raises:
-        RuntimeError: torch cannot be imported or the driver fails; the message carries the end of its output.
-        ValueError: the user's accelerator file is bad.
-    """
-    accelerators.known_accelerators()
-    command = (sys.executable, "-m", f"{__package__}.environment")
-    result = subprocess.run(command, capture_output=True, text=True, env=worker_environ())
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        raise RuntimeError(f"cannot find out what this machine is: {last}")
-    return Environment(**json.loads(result.stdout.splitlines()[-1]))
+def environment_here(worker: object) -> dict[str, Any]:
+    """Return a worker's environment as JSON holds it."""
+    return dataclasses.asdict(current_environment())
 
 
 def worker_environ(extra: dict[str, str] | None = None) -> dict[str, str]:
@@ -172,13 +146,3 @@ def device_state() -> DeviceState:
         )
     except pynvml.NVMLError:
         return DeviceState()
-
-
-def main() -> None:
-    """Print the environment as one line of JSON."""
-    warnings.simplefilter("ignore")
-    print(json.dumps(dataclasses.asdict(current_environment())))
-
-
-if __name__ == "__main__":
-    main()

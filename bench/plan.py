@@ -15,6 +15,7 @@ from ..kernels.spec import DTYPES, MODES, Implementation, Operation
 from ..results.arguments import MAX_SIZE
 from ..results.names import current_names
 from ..results.schema import Case
+from ..results.select import describe
 from .presets import Preset, get_preset
 
 MODE_ORDER = ("fwbw", "bw", "fw", "step")
@@ -87,6 +88,10 @@ class PlannedCase:
     target: Implementation | Baseline
     config_of: Case | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return the case in a few words."""
+        return describe(dataclasses.asdict(self.case))
 
 
 def find_target(op: str, impl: str) -> Implementation | Baseline:

@@ -15,24 +15,21 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..analysis import counts
-from ..analysis.accelerators import known as accelerators
-from ..analysis.counts.hardware_counters import Comparison, Counters, compare
-from ..kernels.baselines.spec import Baseline
+from ..analysis.counts.hardware_counters import compare
 from ..results import store
-from ..results.schema import SIZE_COLUMNS, Environment, ProfileRow
+from ..results.schema import ProfileRow
 from . import ncu
-from .environment import version_of, worker_settings
+from .derived import Run, common_columns
+from .environment import worker_settings
 from .ncu import KernelCounts
 from .plan import PlannedCase
+from .run import file_name
 from .workers import Limits, encode_request
 
 MARKER = "spin_kernel"
@@ -140,15 +137,9 @@ def split_cases(kernels: Sequence[KernelCounts], number: int, *, died: bool = Fa
 
 
 def profile(
-    planned: Sequence[PlannedCase],
-    environment: Environment,
-    session: Session,
-    *,
-    run_id: str,
-    timeout_s: float,
-    version: str | None,
+    planned: Sequence[PlannedCase], run: Run, session: Session, *, timeout_s: float, version: str | None
 ) -> list[ProfileRow]:
-    """Run ncu over the planned cases and return a row for each, in order.
+    """Run ncu of a ``version`` over the planned cases and return a row for each, in order.
 
     Raises:
         RuntimeError: ncu failed.
@@ -160,88 +151,47 @@ def profile(
     rows = []
     for n, item in enumerate(planned):
         reply = replies[n] if n < len(replies) else {"status": "crash", "reason": "the process died over it or before"}
-        rows.append(build_row(run_id, item, environment, reply, measured.get(n), version))
+        rows.append(build_row(run, item, reply, measured.get(n), version))
     return rows
 
 
 def build_row(
-    run_id: str,
-    item: PlannedCase,
-    environment: Environment,
-    reply: dict[str, Any],
-    kernels: Sequence[KernelCounts] | None,
-    version: str | None,
+    run: Run, item: PlannedCase, reply: Mapping[str, Any], kernels: Sequence[KernelCounts] | None, version: str | None
 ) -> ProfileRow:
     """Return the row of a case: what was counted, and where ``kernels`` are given what was measured and the ratios."""
     case = item.case
-    columns: dict[str, Any] = {
-        **dataclasses.asdict(case),
-        **environment.columns(),
-        "run_id": run_id,
-        "case_id": case.case_id,
-        "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "status": reply["status"],
-        "reason": reply["reason"],
-        "provider_version": version_of(item.target.distribution) if isinstance(item.target, Baseline) else __version__,
-        "ncu_version": version,
-    }
-    if kernels is not None:
-        columns |= _measured_columns(ncu.add_up(kernels), kernels, _last_cache_bytes(environment))
-    return _counted(ProfileRow(**columns))
-
-
-def _counted(row: ProfileRow) -> ProfileRow:
-    """Return the row with what is counted of its case, and how what was measured compares with it."""
-    sizes = {name: value for name in SIZE_COLUMNS if (value := getattr(row, name)) is not None}
-    count = counts.count_case(row.op, row.impl, row.mode, row.dtype, row.state_dtype, sizes)
-    columns: dict[str, Any] = dict.fromkeys((*COUNTED, "tensor_flops_ratio", "bytes_ratio", "explanation"))
+    columns = {**common_columns(run, item, reply), "ncu_version": version}
+    count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     if count is not None:
         columns |= {name: getattr(count, name) for name in COUNTED}
-    if count is not None and row.launches is not None:
-        counters = Counters(
-            tensor_flops=row.measured_tensor_flops,
-            dram_read_bytes=row.dram_read_bytes,
-            dram_write_bytes=row.dram_write_bytes,
-            l2_bytes=row.l2_bytes,
-            launches=row.launches,
-        )
-        found = compare(count, counters, dtype=row.dtype, last_cache_bytes=row.last_cache_bytes)
-        columns |= _ratio_columns(found)
-    return dataclasses.replace(row, **columns)
-
-
-def _measured_columns(counters: Counters, kernels: Sequence[KernelCounts], cache: int | None) -> dict[str, Any]:
-    return {
-        "launches": counters.launches,
-        "kernel_names": [kernel.name for kernel in kernels],
-        "kernel_tensor_flops": [kernel.sum_of(ncu.TENSOR_METRICS) or 0.0 for kernel in kernels],
-        "kernel_dram_bytes": [kernel.sum_of((ncu.DRAM_READ, ncu.DRAM_WRITE)) or 0.0 for kernel in kernels],
-        "measured_tensor_flops": counters.tensor_flops,
-        "dram_read_bytes": counters.dram_read_bytes,
-        "dram_write_bytes": counters.dram_write_bytes,
-        "l2_bytes": counters.l2_bytes,
-        "last_cache_bytes": cache,
-    }
-
-
-def _ratio_columns(found: Comparison) -> dict[str, Any]:
-    return {
-        "tensor_flops_ratio": found.tensor_flops_ratio,
-        "bytes_ratio": found.bytes_ratio,
-        "explanation": "; ".join(found.explanation) or None,
-    }
-
-
-def _last_cache_bytes(environment: Environment) -> int | None:
-    key = environment.device_accelerator
-    return None if key is None else accelerators.get_accelerator(key).l2_bytes
+    if kernels is not None:
+        counters = ncu.add_up(kernels)
+        cache = None if run.device is None else run.device.l2_bytes
+        columns |= {
+            "launches": counters.launches,
+            "kernel_names": [kernel.name for kernel in kernels],
+            "kernel_tensor_flops": [kernel.sum_of(ncu.TENSOR_METRICS) or 0.0 for kernel in kernels],
+            "kernel_dram_bytes": [kernel.sum_of((ncu.DRAM_READ, ncu.DRAM_WRITE)) or 0.0 for kernel in kernels],
+            "measured_tensor_flops": counters.tensor_flops,
+            "dram_read_bytes": counters.dram_read_bytes,
+            "dram_write_bytes": counters.dram_write_bytes,
+            "l2_bytes": counters.l2_bytes,
+            "last_cache_bytes": cache,
+        }
+        if count is not None:
+            found = compare(count, counters, dtype=case.dtype, last_cache_bytes=cache)
+            columns |= {
+                "tensor_flops_ratio": found.tensor_flops_ratio,
+                "bytes_ratio": found.bytes_ratio,
+                "explanation": "; ".join(found.explanation) or None,
+            }
+    return ProfileRow(**columns)
 
 
 def write_profile(rows: Sequence[ProfileRow], folder: Path) -> Path:
     """Write the rows as <kernel>-<UTC date and time>-<run id>.profile.parquet and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{rows[0].kernel}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{rows[0].run_id[:8]}"
-    path = folder / f"{stem}.profile.parquet"
+    path = folder / f"{file_name(rows[0].kernel, rows[0].run_id)}.profile.parquet"
     store.write_parquet(map(dataclasses.asdict, rows), path, ProfileRow)
     return path
 
@@ -296,8 +246,3 @@ def remarks(rows: Sequence[ProfileRow]) -> list[str]:
     """Return a line for every case that failed or whose ratios ask for an explanation."""
     lines = [f"case {n}: {row.status}: {row.reason}" for n, row in enumerate(rows) if row.reason]
     return lines + [f"case {n}: {row.explanation}" for n, row in enumerate(rows) if row.explanation]
-
-
-def session_folder() -> Path:
-    """Return a new folder for the files of a session."""
-    return Path(tempfile.mkdtemp(prefix="lrbench-profile-"))

@@ -6,9 +6,8 @@ import os
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from .environment import probe_environment
 from .plan import PlannedCase
-from .workers import Limits, Reply, Started, run_group
+from .workers import Limits, Reply, Started, probe_environment, run_group
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -181,8 +181,8 @@ def _outcomes(
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
     runnable, refused = separate(todo, environment)
-    if settings.jobs > 1 and environment.device_kind == "cuda" and runnable:
-        cases = compile_cases(runnable, environment.capability)
+    ahead = settings.jobs > 1 and environment.device_kind == "cuda"
+    if cases := compile_cases(runnable, environment.capability) if ahead else []:
         progress.begin(len(cases), "compiling")
         # Whether it compiled shows when it is measured; a failure is counted once, there.
         ended = functools.partial(progress.finished, status="ok")
@@ -278,7 +278,7 @@ def side_by_side(
 
     Args:
         planned: cases of two implementations.
-        environment: as :func:`.environment.probe_environment` finds it.
+        environment: as :func:`.workers.probe_environment` finds it.
         ignore: further columns in which cases may differ that are timed together.
         rounds: samples of each.
         started: called with every case of a group that begins.
@@ -305,6 +305,15 @@ def run_in_turn(
         started(item)
     if runnable:
         yield from zip(runnable, session.run(runnable, limits), strict=True)
+
+
+def run_alone(
+    planned: Sequence[PlannedCase], environment: Environment, limits: Limits
+) -> Iterator[tuple[PlannedCase, Reply]]:
+    """Yield every case with its outcome: what can be tried here, each implementation in a process of its own."""
+    runnable, refused = separate(planned, environment)
+    yield from refused
+    yield from LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
@@ -349,9 +358,6 @@ def measure_again(
         ValueError: an implementation is not declared any more.
     """
     run = Run.start(uuid.uuid4().hex, environment, None)
-    runnable, refused = separate([planned_case(row) for row in rows], environment)
     limits = Limits(timeout_s=timeout_s, budget_s=budget_s, device_kind=environment.device_kind)
-    measured = LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
-    return {
-        item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in (*refused, *measured)
-    }
+    outcomes = run_alone([planned_case(row) for row in rows], environment, limits)
+    return {item.case.case_id: dataclasses.asdict(build_record(run, item, reply)) for item, reply in outcomes}

@@ -24,16 +24,17 @@ from ..kernels import baselines
 from ..results import store
 from ..results.schema import CASE_COLUMNS
 from . import calibrate as calibration
-from . import ncu, plan, profiling, run
+from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
-from .display import SweepProgress, note
-from .environment import Environment, probe_environment
+from .derived import Run
+from .display import SweepProgress
+from .environment import Environment
 from .estimate import describe_s, estimate_s
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
-from .verify import verification_plan, verification_request, verify
+from .workers import Limits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -102,11 +103,11 @@ def run_sweep(
     return outcome
 
 
-def _planned(request: Request, environment: Environment, planner: Any = plan.plan) -> list[PlannedCase]:
+def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
     """Return the cases for this device; ValueError says why there are none."""
-    planned = planner(request, device_kind=environment.device_kind)
+    planned = plan.plan(request, device_kind=environment.device_kind)
     if planned:
-        return list(planned)
+        return planned
     elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
     names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
     if names:
@@ -169,15 +170,30 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
     Raises:
         ValueError: an unknown name, or nothing runs here.
     """
-    request = verification_request(kernel, ops)
-    verification_plan(request, "cuda")
+    request = Request(kernel=kernel, preset="verify", ops=ops)
+    plan.plan(request, device_kind="cuda")
     environment = probe_environment()
-    planned = _planned(request, environment, verification_plan)
+    planned = cases_to_verify(_planned(request, environment))
     note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
     elsewhere = plan.not_planned(request, environment.device_kind)
     if elsewhere:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
-    return list(verify(planned, environment, timeout_s=timeout_s))
+    limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
+    return [
+        {
+            **{name: getattr(item.case, name) for name in ("op", "impl", "mode", "dtype", "state_dtype")},
+            "status": reply["status"],
+            "rel_error": reply["columns"].get("rel_error"),
+            "checked": reply["columns"].get("checked"),
+            "reason": reply["reason"],
+        }
+        for item, reply in run.run_alone(planned, environment, limits)
+    ]
+
+
+def cases_to_verify(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Leave out the forward passes of what has gradients: they are checked together with these."""
+    return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
 def all_right(rows: Sequence[Mapping[str, object]]) -> bool:
@@ -313,7 +329,8 @@ def profile_command(planned: Sequence[PlannedCase], ncu_path: str | None) -> str
     """Return the ncu command that would profile the cases, as a shell takes it."""
     program = ncu_path or ncu.find_ncu()
     metrics = ncu.available_metrics(program) if program else ncu.METRICS
-    return profiling.prepare_session(planned, profiling.session_folder(), program or "ncu", metrics).as_shell()
+    folder = Path(tempfile.mkdtemp(prefix="lrbench-profile-"))
+    return profiling.prepare_session(planned, folder, program or "ncu", metrics).as_shell()
 
 
 def run_profile(
@@ -333,12 +350,11 @@ def run_profile(
         raise ValueError(f"profile needs a GPU, got {environment.device_name}")
     note(f"profiling on {environment.device_name}: {len(planned)} cases")
     tried, refused = run.separate(planned, environment)
-    run_id = uuid.uuid4().hex
-    rows = [profiling.build_row(run_id, item, environment, reply, None, None) for item, reply in refused]
+    started = Run.start(uuid.uuid4().hex, environment, None)
+    rows = [profiling.build_row(started, item, reply, None, None) for item, reply in refused]
     if tried:
         with tempfile.TemporaryDirectory(prefix="lrbench-profile-") as folder:
             session = profiling.prepare_session(tried, Path(folder), program, ncu.available_metrics(program))
             version = ncu.ncu_version(program)
-            done = profiling.profile(tried, environment, session, run_id=run_id, timeout_s=timeout_s, version=version)
-        rows = done + rows
+            rows = profiling.profile(tried, started, session, timeout_s=timeout_s, version=version) + rows
     return rows, profiling.write_profile(rows, output)

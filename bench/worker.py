@@ -46,7 +46,7 @@ class CaseFailure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A case ready to be called: its inputs, how to call it and the gradient of its output."""
+    """A case ready to be called: how, and the tensors that are there before the call."""
 
     runnable: Runnable
     inputs: list[Tensor]
@@ -116,13 +116,10 @@ class Worker:
 
     def compile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
-        config_of, target = item.config_of, item.target
-        config = None
-        if config_of is not None and isinstance(target, Implementation) and target.default_config is not None:
+        other, config = item.config_of, None
+        if other is not None and isinstance(item.target, Implementation):
             capability = torch.cuda.get_device_capability()
-            config = resolve(target.default_config)(
-                config_of.sizes, config_of.dtype, capability, config_of.mode != "fw"
-            )
+            config = item.target.launches(other.mode, other.dtype, other.sizes, capability)
         with autotuning.untimed():
             return {"compile_s": self.make_ready(item, config).compile_s}
 

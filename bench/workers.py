@@ -24,11 +24,12 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..analysis.accelerators import known as accelerators
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
 from ..results.schema import Case
-from .environment import worker_environ
+from .environment import Environment, worker_environ
 from .plan import PlannedCase
 
 START_TIMEOUT_S = 300.0
@@ -301,14 +302,20 @@ class ReplaceableWorker:
         reply = self._ask(encode_request(items, limits), limits.timeout_s)
         return reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]
 
-    def call(self, function: str, *, timeout_s: float = MAX_WAIT_S, **arguments: Any) -> Reply:
-        """Return the outcome of ``function``, "module:function" relative to the package, called with the worker.
+    def call(self, function: str, **arguments: Any) -> dict[str, Any]:
+        """Return what ``function`` returns, "module:function" relative to the package, called with the worker.
 
         Args:
-            arguments: what else it takes, as JSON can hold it; its columns are what it returns.
+            arguments: what else it takes; as what it returns, JSON must hold it.
+
+        Raises:
+            RuntimeError: it raised an exception, or the process died.
         """
-        reply = self._ask({"function": function, "arguments": arguments}, timeout_s)
-        return reply["outcomes"][0] if "outcomes" in reply else reply
+        reply = self._ask({"function": function, "arguments": arguments}, MAX_WAIT_S)
+        outcome = reply["outcomes"][0] if "outcomes" in reply else reply
+        if outcome["status"] != "ok":
+            raise RuntimeError(f"{function.partition(':')[2]} failed: {outcome['reason']}")
+        return outcome["columns"]
 
     def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         worker, self._worker = self._worker, None
@@ -327,6 +334,26 @@ class ReplaceableWorker:
             worker.kill()
             self._worker = None
         return reply
+
+
+def ask_machine(function: str, **arguments: Any) -> dict[str, Any]:
+    """Return what a function finds out in a worker, so that this process neither imports torch nor holds a GPU.
+
+    Raises:
+        RuntimeError: torch cannot be imported or the driver fails; the message carries the end of the output.
+        ValueError: the user's accelerator file is bad.
+    """
+    accelerators.known_accelerators()
+    try:
+        with ReplaceableWorker() as session:
+            return session.call(function, **arguments)
+    except RuntimeError as error:
+        raise RuntimeError(f"cannot find out what this machine is: {error}") from None
+
+
+def probe_environment() -> Environment:
+    """Return the environment that worker processes see; raises as :func:`ask_machine`."""
+    return Environment(**ask_machine("bench.environment:environment_here"))
 
 
 def run_group(

@@ -103,6 +103,12 @@ class Implementation(Counted):
             return f"state_dtype must be fp32 in mode step, got {state_dtype}"
         return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
 
+    def launches(self, mode: str, dtype: str, sizes: Mapping[str, int], capability: tuple[int, int]) -> Any:
+        """Return the launches that it chooses for a problem (``default_config``), None where it does not say."""
+        if self.default_config is None or mode == "step":
+            return None
+        return resolve(self.default_config)(sizes, dtype, capability, mode != "fw")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .schema import ProfileRow, Record, RoofRow
+from .schema import ProfileRow, RoofRow
 from .select import device_of, load_rows, newest
-from .store import read_file
+from .store import read_file, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -19,8 +19,6 @@ COLUMNS = (
     "kernel", "op", "impl", "case_id", "status", "measured_at", "device_kind", "device_name", "device_accelerator",
     "torch_version", "triton_version", "git_commit",
 )  # fmt: skip
-
-ROW_TYPES = {"roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile")}
 
 INTRODUCTION = """\
 # Committed results
@@ -37,7 +35,7 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     shown = []
     files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
     for path in itertools.chain.from_iterable(files):
-        row, what = ROW_TYPES.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
+        row, what = row_set(path)
         rows = read_file(path, row, what=what).drop(["time_samples_ms"] if row is not ProfileRow else []).to_pylist()
         shown.append(
             {

@@ -52,10 +52,3 @@ def rename_row(row: Mapping[str, Any], renamed: Renames = RENAMED) -> dict[str, 
         return dict(row)
     changed = {**row, "impl": impl}
     return {**changed, "case_id": case_id(changed)} if "case_id" in row else changed
-
-
-def check_renames(renamed: Renames) -> None:
-    """Raise ValueError where a new name is an old one too, of the same operation."""
-    for (op, old), new in renamed.items():
-        if any(other == new and (ANY in (op, where) or op == where) for where, other in renamed):
-            raise ValueError(f"{old} of {op} must not become {new}: that is an old name too")

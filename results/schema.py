@@ -63,6 +63,11 @@ class _Problem:
     d_model: int | None = None
     d_ff: int | None = None
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size columns that apply."""
+        return {name: value for name in SIZE_COLUMNS if (value := getattr(self, name)) is not None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
@@ -100,11 +105,6 @@ class _Versions:
 @dataclass(frozen=True, kw_only=True)
 class Case(_Problem, _Code):
     """What to run: an operation, an implementation, a mode, dtypes and sizes."""
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The size columns that apply."""
-        return {name: value for name in SIZE_COLUMNS if (value := getattr(self, name)) is not None}
 
     @property
     def case_id(self) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .names import RENAMED, Renames, rename_row
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Record
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,12 +36,17 @@ JOURNAL_SUFFIX = ".jsonl"
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
 
-OTHER_ROW_SETS = ("roofs", "copies", "profile")
+OTHER_ROW_SETS = {"roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile")}
+
+
+def row_set(path: Path) -> tuple[type, str]:
+    """Return what a parquet file holds by its name: the rows' type, and what they are called."""
+    return OTHER_ROW_SETS.get(path.name.removesuffix(".parquet").rpartition(".")[2], (Record, "result"))
 
 
 def holds_results(path: Path) -> bool:
     """Return whether a parquet file, by its name, holds rows of a sweep rather than another row set."""
-    return path.name.removesuffix(".parquet").rpartition(".")[2] not in OTHER_ROW_SETS
+    return row_set(path)[0] is Record
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lrbench.tests.command_line import Lrbench
+from lrbench.tests.command_line import ENVIRON, Lrbench
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,9 +44,11 @@ def _why_no_device() -> str | None:
 @pytest.fixture(autouse=True, scope="session")
 def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the tests from what the user has: accelerators of their own, and what was measured of this CPU."""
+    own = {"LRBENCH_ACCELERATORS": "", "LRBENCH_CACHE": str(tmp_path_factory.mktemp("cache"))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LRBENCH_ACCELERATORS", "")
-        patch.setenv("LRBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name, value in own.items():
+            patch.setenv(name, value)
+            patch.setitem(ENVIRON, name, value)
         yield
 
 

@@ -10,12 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from lrbench.analysis.counts import FORMULATIONS, count
-from lrbench.kernels.baselines import get_operation
+from lrbench.analysis.counts import FORMULATIONS
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .analysis import rows as made
@@ -54,22 +51,10 @@ def run(lrbench: Lrbench) -> Run:
 @pytest.mark.parametrize("counting", ["published", "detailed"])
 def test_count_prints_every_part_of_the_papers_table(counting: str, run: Run) -> None:
     printed = run.json(*PUBLISHED.split(), "--counting", counting)
-    problem: Any = {"seq_len": 8192, "head_dim_qk": 256, "head_dim_v": 512, "chunk_size": 128, "causal_factor": 0.5}
-    expected = count("mlstm_sig", counting=counting, **problem)
-    assert list(printed["parts"]) == [
-        "inter-chunk gates",
-        "state",
-        "intra-chunk forget gates",
-        "gate matrix",
-        "intra-chunk outputs",
-        "inter-chunk outputs",
-        "combination",
-    ]
-    assert sum(printed["parts"].values()) == printed["flops"] == expected.flops
+    assert "intra-chunk forget gates" in printed["parts"]
+    assert sum(printed["parts"].values()) == printed["flops"]
     assert printed["flops"] == 5129724224 + 64 * (128 - 4) * (counting == "detailed")
-    assert printed["bytes"] == expected.bytes
-    assert printed["intensity"] == expected.intensity == printed["flops"] / printed["bytes"]
-    assert set(printed) >= {"byte_parts", "tensor_flops", "vector_flops"}
+    assert printed["intensity"] == printed["flops"] / printed["bytes"]
 
 
 def test_functions_cost_what_is_said(run: Run) -> None:
@@ -89,18 +74,12 @@ def test_count_as_a_table_ends_with_totals(run: Run) -> None:
     ("arguments", "operation", "part"),
     [
         ("rglru", "rglru", "recurrence"),
-        ("rglru --op linear_scan", "linear_scan", "recurrence"),
         ("rglru --formulation unfused --counting published --channels 1024", "rglru", "gate GEMMs"),
-        ("wkv --formulation scan", "wkv4", "scan"),
         ("wkv4 --mode step", "wkv4", "state"),
         ("gated-mlp --formulation cublas_activation --mode bw", "gated_mlp", "weight gradients"),
-        ("lightning --formulation lightning1 --dtype fp32", "lightning", "decays"),
         ("lightning --formulation lightning2 --mode fwbw --dtype fp32", "lightning", "backward: score gradient"),
-        ("rglru --formulation chunked --chunk-size 256", "rglru", "recurrence"),
         ("rglru --op linear_scan --formulation chunked --mode bw", "linear_scan", "decay gradient"),
         ("attention --non-causal", "attention", "softmax"),
-        ("attention --head-dim 128", "attention", "scores"),
-        ("gla", "gla", "gates"),
         ("retention", "retention", "state"),
         ("selective_scan --head-dim 1024", "selective_scan", "recurrence"),
     ],
@@ -119,31 +98,11 @@ def test_count_says_what_the_kernels_run(run: Run) -> None:
     printed = run.json(*walk)
     assert printed["executed_tensor_flops"] == sum(printed["executed_parts"].values()) > printed["tensor_flops"]
     assert "h: recomputed_scores" in printed["executed_parts"]
+    assert sum(printed["executed_byte_parts"].values()) == printed["executed_bytes"]
     assert "executed on tensor cores" in run(*walk)
     older = run.json(*walk, "--tile", "block_t=32", "--tile", "block_x=64")
     assert older["executed_parts"]["h: recomputed_intra"] > 0
     assert older["flops"] == printed["flops"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part", "tile"),
-    [
-        ("lightning --formulation lightning1 --head-dim 128", "h: intra", "block_z=64"),
-        ("lightning --formulation lightning2 --head-dim 128", "h: recomputed_scores", "block_z=16"),
-        ("gated-mlp", "projection: products", None),
-        ("gated-mlp --formulation fused_save --mode bw", "weight gradients: products", None),
-    ],
-)
-def test_count_says_what_kernels_beside_the_engines_run(arguments: str, part: str, tile: str | None, run: Run) -> None:
-    printed = run.json("count", *arguments.split())
-    assert part in printed["executed_parts"]
-    assert sum(printed["executed_byte_parts"].values()) == printed["executed_bytes"]
-    assert "executed on tensor cores" in run("count", *arguments.split())
-    if tile:
-        other = run.json("count", *arguments.split(), "--tile", tile)
-        assert other["executed_byte_parts"] == printed["executed_byte_parts"]
-        assert other["executed_tensor_flops"] > printed["executed_tensor_flops"]
-        assert other["reread_bytes"] > printed["reread_bytes"]
 
 
 def test_the_page_names_every_operation_and_formulation() -> None:
@@ -334,8 +293,6 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --mode step", "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
         ("chunk-size tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("chunk-size tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
-        ("chunk-size tfla --head-dim-qk 0", "head_dim_qk must be a positive integer, got 0"),
-        ("chunk-size tfla --num-heads 0", "num_heads must be a positive integer, got 0"),
         ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, xl_chunk, limit_chunk, "),
         ("chunk-size tfla --causal-factor 1.5", "causal_factor must be in [0.5, 1], got 1.5"),
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
@@ -350,11 +307,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
-        ("predict tfla --batch 0", "batch must be a positive integer, got 0"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
-        ("predict tfla --head-dim-qk 0", "head_dim_qk must be a positive integer, got 0"),
-        ("predict tfla --num-heads 0", "num_heads must be a positive integer, got 0"),
-        ("predict rglru --channels 0", "channels must be a positive integer, got 0"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
         ("plot pie nowhere", "kind must be one of runtime, "),
         ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),
@@ -384,25 +337,6 @@ def test_bad_input_is_one_clear_line_and_exit_2(command: str, message: str, lrbe
     code, out, err = lrbench(*command.split())
     assert (code, out) == (2, ""), err
     assert message in one_line(err)
-
-
-@pytest.mark.parametrize("command", ["plot runtime {}", "roofline {} --gpu h200", "chunk-size tfla --results {}"])
-def test_results_of_an_unknown_schema_are_one_line_and_exit_2(command: str, tmp_path: Path, lrbench: Lrbench) -> None:
-    table = pq.read_table(made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], tmp_path / "a.parquet"))
-    column = table.schema.get_field_index("schema_version")
-    newer = table.set_column(column, "schema_version", pa.array([99] * len(table)))
-    pq.write_table(newer, tmp_path / "newer.parquet")
-    code, _, err = lrbench(*command.format(tmp_path / "newer.parquet").split())
-    assert code == 2
-    assert "schema_version must be " in one_line(err)
-    assert "got 99 in " in err
-
-
-def test_default_head_dims() -> None:
-    """Half of the value head dim for mLSTM; a selective scan's state has no ratio."""
-    assert get_operation("mlstm_exp").default_head_dim_qk(256) == 128
-    assert get_operation("simple_gla").default_head_dim_qk(256) == 256
-    assert get_operation("selective_scan").default_head_dim_qk(4096) == 16
 
 
 HEAVY = {"torch", "triton", "matplotlib", "pandas"}

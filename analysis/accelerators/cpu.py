@@ -2,8 +2,8 @@
 
 What was measured is kept in the user's cache folder and never committed: a file for each processor, number of cores and
 OMP_NUM_THREADS in the folder that LRBENCH_CACHE names, by default ``$XDG_CACHE_HOME/lrbench`` or ``~/.cache/lrbench``.
-``lrbench calibrate`` measures anew, with torch, which the portable implementations run on; numpy never takes the place
-of that.
+``lrbench calibrate`` measures anew with torch, which the portable implementations run on; a measurement with numpy
+never replaces that one.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def _accelerator(roofs: Roofs) -> Accelerator:
     """The vector rate is the fp32 matrix rate: the same units do both."""
     return Accelerator(
         key="cpu",
-        name=_model(),
+        name=model_name(),
         part="this machine",
         matrix_flops=roofs.matrix_flops,
         vector_flops=roofs.vector_flops or roofs.matrix_flops["fp32"],
         bandwidth_bytes_s=roofs.bandwidth_bytes_s,
         l2_bytes=cache_bytes(level=3) or 32 * _MIB,
         smem_bytes=cache_bytes(level=1) or 32 * _KIB,
-        sms=_cores(),
+        sms=available_cores(),
         source=roofs.source,
     )
 
@@ -123,33 +123,34 @@ def _measure() -> Roofs:
     )
 
 
-def _best_seconds(call: Callable[[], object], *, budget_s: float = 0.25, repeats: int = 3) -> float:
-    """Return the shortest time of a call within ``budget_s``, at least ``repeats`` of them: load only lengthens it."""
-    best, end = float("inf"), time.perf_counter() + budget_s
-    while repeats > 0 or time.perf_counter() < end:
+def _best_seconds(call: Callable[[], object]) -> float:
+    """Return the shortest time of a call within a quarter of a second, of three at least: load only lengthens it."""
+    times: list[float] = []
+    end = time.perf_counter() + 0.25
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        best = min(best, time.perf_counter() - start)
-        repeats -= 1
-    return best
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _machine() -> dict[str, Any]:
     """What the rates hold for."""
-    return {"model": _model(), "cores": _cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+    return {"model": model_name(), "cores": available_cores(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
 
 
-def _cores() -> int:
+def available_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _model() -> str:
-    try:
+def model_name() -> str:
+    """Return the processor's model."""
+    with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    match = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine()
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE):
+            return match.group(1).strip()
+    return platform.processor() or platform.machine()
 
 
 def cache_bytes(level: int) -> int | None:

@@ -24,43 +24,53 @@ import functools
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ...results.toml_tables import Kind, Table, is_number, read_toml
+from ...results.toml_tables import Must, read_toml
 from .accelerator import Accelerator
 from .specified import ACCELERATORS, ALIASES
 
 VARIABLE = "LRBENCH_ACCELERATORS"
 
-DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp64")
 MIN_RATE, MIN_BYTES = 1e9, 1024
 """Rates and sizes below these are slips of units: TFLOP/s for FLOP/s, MiB for bytes."""
 
 
-def _rate(unit: str) -> Kind:
-    return Kind(f"a number of {unit}, at least {MIN_RATE:g}", lambda value: is_number(value) and value >= MIN_RATE)
+def _at_least(least: float, words: str) -> Must:
+    return Must(f"{words} at least {least:g}", lambda value: value >= least)
 
 
-def _integer(least: int) -> Kind:
-    words = f"an integer of at least {least}"
-    return Kind(words, lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least)
-
-
-_TEXT = Kind("a text", lambda value: isinstance(value, str) and bool(value.strip()))
-_NAMES = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value))
-_TEXTS = ("name", "part", "source")
-_FIGURES: Mapping[str, Kind] = MappingProxyType(
-    {
-        "vector_flops": _rate("FLOP/s"),
-        "bandwidth_bytes_s": _rate("bytes/s"),
-        "l2_bytes": _integer(MIN_BYTES),
-        "smem_bytes": _integer(MIN_BYTES),
-        "sms": _integer(1),
-    }
-)
 _RESERVED = frozenset({*ACCELERATORS, *ALIASES, "cpu"})
+_Key = Annotated[
+    str,
+    Must(
+        "a name of lower-case letters, digits and _ that lrbench does not have already",
+        lambda key: key not in _RESERVED and re.fullmatch(r"[a-z][a-z0-9_]*", key) is not None,
+    ),
+]
+_Text = Annotated[str, Must("a text", lambda value: bool(value.strip()))]
+_Flops = Annotated[float, _at_least(MIN_RATE, "a number of FLOP/s,")]
+_Dtype = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
+_Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """An accelerator's table in the file; its fields are those of :class:`.accelerator.Accelerator`."""
+
+    name: _Text
+    part: _Text
+    source: _Text
+    device_names: tuple[str, ...] = ()
+    matrix_flops: Annotated[Mapping[_Dtype, _Flops], Must("a table of FLOP/s per dtype", bool)]
+    vector_flops: _Flops
+    bandwidth_bytes_s: Annotated[float, _at_least(MIN_RATE, "a number of bytes/s,")]
+    l2_bytes: _Bytes
+    smem_bytes: _Bytes
+    sms: Annotated[int, _at_least(1, "an integer of")]
 
 
 def user_file() -> Path | None:
@@ -91,32 +101,10 @@ def user_accelerators() -> Mapping[str, Accelerator]:
 
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, _modified_ns: int) -> Mapping[str, Accelerator]:
-    file = read_toml(path, VARIABLE)
-    return MappingProxyType({key: _accelerator(file, key) for key in file.values})
+    tables: Mapping[str, _Table] = read_toml(path, Mapping[_Key, _Table], VARIABLE)
+    return MappingProxyType({key: _accelerator(key, table) for key, table in tables.items()})
 
 
-def _accelerator(file: Table, key: str) -> Accelerator:
-    if key in _RESERVED or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-        file.refuse(f"[{key}]", "a name of lower-case letters, digits and _ that lrbench does not have already", key)
-    table = file.table(key)
-    table.check_keys(*_TEXTS, "device_names", "matrix_flops", *_FIGURES)
-    words = f"a table of FLOP/s per dtype ({', '.join(DTYPES)})"
-    rates = table.table("matrix_flops", words)
-    if not rates.values:
-        table.refuse("matrix_flops", words, table.values.get("matrix_flops"))
-    rates.check_keys(*DTYPES)
-    kinds = {**dict.fromkeys(_TEXTS, _TEXT), **_FIGURES}
-    fields: dict[str, Any] = {name: _required(table, name, kind) for name, kind in kinds.items()}
-    fields |= {name: float(fields[name]) for name in ("vector_flops", "bandwidth_bytes_s")}
-    return Accelerator(
-        key=key,
-        matrix_flops=MappingProxyType({name: float(_required(rates, name, _rate("FLOP/s"))) for name in rates.values}),
-        device_names=tuple(table.value("device_names", _NAMES, [])),
-        **fields,
-    )
-
-
-def _required(table: Table, key: str, kind: Kind) -> Any:
-    if key not in table.values:
-        table.refuse(key, kind.words, None)
-    return table.value(key, kind)
+def _accelerator(key: str, table: _Table) -> Accelerator:
+    fields: dict[str, Any] = {name: getattr(table, name) for name in _Table.__dataclass_fields__}
+    return Accelerator(key=key, **fields | {"matrix_flops": MappingProxyType(fields["matrix_flops"])})

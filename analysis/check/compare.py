@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...results.select import (
     CASE_COLUMNS,
@@ -28,13 +28,17 @@ from ...results.select import (
     environment_differences,
     newest,
 )
-from .statistics import MIN_SAMPLES, Interval, geometric_mean_interval, ratio_interval, resampled_ratios
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from .statistics import (
+    CONFIDENCE,
+    MIN_SAMPLES,
+    UNKNOWN,
+    Interval,
+    geometric_mean_interval,
+    ratio_interval,
+    resampled_ratios,
+)
 
 MARGIN = 0.02
-CONFIDENCE = 0.95
 VERDICTS = ("faster", "slower", "same", "unclear")
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
 
@@ -83,10 +87,9 @@ class Comparison:
     groups: tuple[Group, ...]
     environment: tuple[str, ...]
     margin: float
-    confidence: float
 
 
-def time_interval(new: Row, old: Row, *, confidence: float) -> Interval:
+def time_interval(new: Row, old: Row, confidence: float = CONFIDENCE) -> Interval:
     """Return the interval of the ratio of two rows' times.
 
     Rows without samples fall back on their medians' intervals, which is wider; without these nothing is known.
@@ -95,8 +98,8 @@ def time_interval(new: Row, old: Row, *, confidence: float) -> Interval:
         return ratio_interval(new["time_samples_ms"], old["time_samples_ms"], confidence=confidence)
     ends = [row[name] for row in (new, old) for name in ("time_ci_low_ms", "time_ci_high_ms")]
     if any(end is None for end in ends) or ends[2] <= 0:
-        return Interval(low=0.0, high=math.inf, confidence=confidence)
-    return Interval(low=ends[0] / ends[3], high=ends[1] / ends[2], confidence=confidence)
+        return UNKNOWN
+    return Interval(low=ends[0] / ends[3], high=ends[1] / ends[2])
 
 
 def judge(interval: Interval, margin: float) -> str:
@@ -115,7 +118,6 @@ def compare(
     by: Sequence[str] = ("op", "mode"),
     ignore: Sequence[str] = (),
     margin: float = MARGIN,
-    confidence: float = CONFIDENCE,
 ) -> Comparison:
     """Match two sets of rows by case and compare their times.
 
@@ -141,8 +143,8 @@ def compare(
     sides = (_by_key(a, columns), _by_key(b, columns))
     pairs, unmatched = [], []
     for first, second in ((first, sides[1][key]) for key, first in sides[0].items() if key in sides[1]):
-        if _is_measured(first) and _is_measured(second):
-            interval = time_interval(second, first, confidence=confidence)
+        if is_measured(first) and is_measured(second):
+            interval = time_interval(second, first)
             ratio = second["time_ms"] / first["time_ms"]
             pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=judge(interval, margin)))
         else:
@@ -156,10 +158,9 @@ def compare(
     return Comparison(
         pairs=tuple(pairs),
         unmatched=tuple(unmatched),
-        groups=tuple(_groups(pairs, by, confidence)),
+        groups=tuple(_groups(pairs, by)),
         environment=tuple(environment_differences([(pair.a, pair.b) for pair in pairs])),
         margin=margin,
-        confidence=confidence,
     )
 
 
@@ -180,7 +181,7 @@ def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...]
         by_device.setdefault(device_of(row), []).append(row)
     latest = [row for group in by_device.values() for row in newest(group).values()]
     # Reversed and fastest last: of equally good rows the first stays.
-    ordered = sorted(latest, key=lambda row: row["time_ms"] if _is_measured(row) else math.inf)
+    ordered = sorted(latest, key=lambda row: row["time_ms"] if is_measured(row) else math.inf)
     chosen = {_key(row, columns): row for row in reversed(ordered)}
     return {key: chosen[key] for key in dict.fromkeys(_key(row, columns) for row in latest)}
 
@@ -193,13 +194,14 @@ def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
     return tuple(values.values())
 
 
-def _is_measured(row: Row) -> bool:
+def is_measured(row: Row) -> bool:
+    """Return whether a row has a time."""
     return row["status"] == "ok" and row["time_ms"] is not None
 
 
 def _failed(a: Row, b: Row) -> Unmatched:
     """Return a case that a side, or both, could not measure, with their reasons."""
-    failed = {side: row for side, row in (("A", a), ("B", b)) if not _is_measured(row)}
+    failed = {side: row for side, row in (("A", a), ("B", b)) if not is_measured(row)}
     reasons = (
         f"{side} is {row['status']}" + (f": {row['reason']}" * bool(row["reason"])) for side, row in failed.items()
     )
@@ -230,29 +232,25 @@ def _only_on(
         yield Unmatched(side=side, row=row, reason=reason)
 
 
-def _groups(pairs: Sequence[Pair], by: Sequence[str], confidence: float) -> Iterable[Group]:
-    groups: dict[tuple[Any, ...], list[tuple[Pair, NDArray[Any] | None]]] = {}
-    everything = [(pair, _estimates(pair)) for pair in pairs]
-    for entry in everything:
-        groups.setdefault(tuple(entry[0].a[name] for name in by), []).append(entry)
-    for values, entries in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
-        yield _group(dict(zip(by, values, strict=True)), entries, confidence)
-    yield _group({}, everything, confidence)
+def _groups(pairs: Sequence[Pair], by: Sequence[str]) -> Iterable[Group]:
+    groups: dict[tuple[Any, ...], list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(tuple(pair.a[name] for name in by), []).append(pair)
+    for values, group in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
+        yield _group(dict(zip(by, values, strict=True)), group)
+    yield _group({}, pairs)
 
 
-def _estimates(pair: Pair) -> NDArray[Any] | None:
-    samples = (pair.b["time_samples_ms"] or (), pair.a["time_samples_ms"] or ())
-    return resampled_ratios(*samples) if min(map(len, samples)) >= MIN_SAMPLES else None
-
-
-def _group(values: Mapping[str, Any], entries: Sequence[tuple[Pair, NDArray[Any] | None]], confidence: float) -> Group:
-    ratio = math.exp(sum(math.log(pair.ratio) for pair, _ in entries) / len(entries))
-    known = [estimates for _, estimates in entries if estimates is not None]
-    interval = Interval(low=0.0, high=math.inf, confidence=confidence)
-    if len(known) == len(entries):
-        interval = geometric_mean_interval(known, confidence=confidence)
-    counted = Counter(pair.verdict for pair, _ in entries)
-    return Group(values=values, ratio=ratio, interval=interval, verdicts={name: counted[name] for name in VERDICTS})
+def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
+    samples = [[pair.b["time_samples_ms"] or (), pair.a["time_samples_ms"] or ()] for pair in pairs]
+    known = all(len(side) >= MIN_SAMPLES for sides in samples for side in sides)
+    counted = Counter(pair.verdict for pair in pairs)
+    return Group(
+        values=values,
+        ratio=math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs)),
+        interval=geometric_mean_interval([resampled_ratios(*sides) for sides in samples]) if known else UNKNOWN,
+        verdicts={name: counted[name] for name in VERDICTS},
+    )
 
 
 def case_rows(found: Comparison) -> list[dict[str, Any]]:
@@ -300,7 +298,7 @@ def as_dict(found: Comparison) -> dict[str, Any]:
     return {
         "ratio": "time of B / time of A",
         "margin": found.margin,
-        "confidence": found.confidence,
+        "confidence": CONFIDENCE,
         "cases": [{"a": _identity(pair.a), "b": _identity(pair.b), **_times(pair)} for pair in found.pairs],
         "groups": [{"group": dict(group.values), **_mean(group)} for group in found.groups],
         "unmatched": [

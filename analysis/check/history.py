@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.select import COMPARED_COLUMNS, Row, describe, device_of, load_rows, matching, parse_terms
-from .compare import CONFIDENCE, MARGIN, judge, time_interval
+from .compare import MARGIN, is_measured, judge, time_interval
 
 
 def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, str], list[Row]]:
@@ -52,13 +52,12 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "rel_error": row["rel_error"],
             "changed": None,
         }
-        measured = row["status"] == "ok" and row["time_ms"] is not None
         if before is not None:
             line["changed"] = _changed(before, row)
-            if measured:
+            if is_measured(row):
                 line["ratio"] = row["time_ms"] / before["time_ms"]
-                line["verdict"] = judge(time_interval(row, before, confidence=CONFIDENCE), MARGIN)
-        if measured:
+                line["verdict"] = judge(time_interval(row, before), MARGIN)
+        if is_measured(row):
             before = row
         lines.append(line)
     return lines

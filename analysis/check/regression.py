@@ -190,7 +190,7 @@ def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseRe
 def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
     if limits.time is not None and new["time_ms"] is not None and old["time_ms"]:
         tolerated = max(limits.time, limits.min_slowdown_ms / old["time_ms"])
-        interval = time_interval(new, old, confidence=CONFIDENCE)
+        interval = time_interval(new, old, CONFIDENCE)
         yield _metric("time_ms", new["time_ms"], old["time_ms"], tolerated, (interval.low, interval.high))
     if limits.memory is not None and new["peak_memory_bytes"] is not None and old["peak_memory_bytes"]:
         tolerated = max(limits.memory, limits.min_memory_bytes / old["peak_memory_bytes"])

@@ -21,19 +21,19 @@ MIN_SAMPLES = 6
 """With fewer, no order statistics enclose a median with 95 % confidence, and resampling would feign certainty."""
 
 
+CONFIDENCE = 0.95
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A confidence interval.
-
-    Attributes:
-        low, high: its ends, in the samples' unit.
-        confidence: probability that it covers the true value; for order statistics the exact one, at least what was
-            asked for unless there are too few samples.
-    """
+    """A confidence interval: its ends, in the samples' unit or of their ratio."""
 
     low: float
     high: float
-    confidence: float
+
+
+UNKNOWN = Interval(low=0.0, high=math.inf)
+"""The interval of a ratio of which nothing is known."""
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -42,13 +42,11 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     Raises:
         ValueError: no samples, a sample that is not finite, or a percentage outside [0, 100].
     """
+    import numpy as np
+
     if not 0 <= percent <= 100:
         raise ValueError(f"percent must be in [0, 100], got {percent}")
-    ordered = _ordered(samples)
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return float(np.percentile(_ordered(samples), percent))
 
 
 def median(samples: Sequence[float]) -> float:
@@ -57,60 +55,54 @@ def median(samples: Sequence[float]) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def median_ranks(n: int, confidence: float = 0.95) -> tuple[int, int, float]:
-    """Return 0-based ranks (low, high) of the order statistics that enclose the median, and their exact confidence.
+def median_ranks(n: int) -> tuple[int, int]:
+    """Return 0-based ranks (low, high) of the order statistics that enclose the median of n samples.
 
     The number of n samples below the median is Binomial(n, 1/2), so the interval between the r-th smallest and the r-th
-    largest covers it with probability 1 - 2 P(X < r); the narrowest such interval with at least ``confidence`` is taken
-    (Conover, Practical Nonparametric Statistics, section 3.2). With fewer than 6 samples no interval reaches 0.95: the
-    whole range is returned with the confidence it has.
-
-    Raises:
-        ValueError: n < 1 or a confidence outside (0, 1).
+    largest covers it with probability 1 - 2 P(X < r); the narrowest such interval with at least :data:`CONFIDENCE` is
+    taken (Conover, Practical Nonparametric Statistics, section 3.2). With fewer than :data:`MIN_SAMPLES` samples none
+    has as much, and the whole range is returned.
     """
-    if n < 1:
-        raise ValueError(f"n must be >= 1, got {n}")
-    _check_confidence(confidence)
-    tail, low, reached = 0.0, 0, 0.0
+    tail, low = 0.0, 0
     for r in range(1, n // 2 + 1):
         # log-gamma keeps the binomial probabilities finite for any n.
         tail += math.exp(math.lgamma(n + 1) - math.lgamma(r) - math.lgamma(n - r + 2) - n * math.log(2))
-        if 1 - 2 * tail < confidence and r > 1:
+        if 1 - 2 * tail < CONFIDENCE:
             break
-        low, reached = r - 1, 1 - 2 * tail
-    return low, n - 1 - low, max(reached, 0.0)
+        low = r - 1
+    return low, n - 1 - low
 
 
-def median_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
+def median_interval(samples: Sequence[float]) -> Interval:
     """Return the distribution-free confidence interval of the median (see :func:`median_ranks`)."""
     ordered = _ordered(samples)
-    low, high, reached = median_ranks(len(ordered), confidence)
-    return Interval(low=ordered[low], high=ordered[high], confidence=reached)
+    low, high = median_ranks(len(ordered))
+    return Interval(low=ordered[low], high=ordered[high])
 
 
-def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
+def relative_half_width(samples: Sequence[float]) -> float:
     """Return half the median's confidence interval over the median, a measure for a sampling loop to stop at.
 
-    Infinite while there are too few samples to reach ``confidence``.
+    Infinite with fewer than :data:`MIN_SAMPLES` samples.
     """
-    interval = median_interval(samples, confidence)
-    middle = median(samples)
-    if interval.confidence < confidence or middle == 0:
+    interval, middle = median_interval(samples), median(samples)
+    if len(samples) < MIN_SAMPLES or middle == 0:
         return math.inf
     return (interval.high - interval.low) / 2 / abs(middle)
 
 
-def ratio_interval(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Interval:
+def ratio_interval(
+    numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Interval:
     """Return the bootstrap interval of median(numerator) / median(denominator), the sides resampled independently.
 
-    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known: the interval is (0, inf).
+    With fewer than :data:`MIN_SAMPLES` samples on a side nothing is known.
 
     Raises:
-        ValueError: a sample that is not finite, or a confidence outside (0, 1).
+        ValueError: a sample that is not finite.
     """
-    _check_confidence(confidence)
     if min(len(numerator), len(denominator)) < MIN_SAMPLES:
-        return Interval(low=0.0, high=math.inf, confidence=confidence)
+        return UNKNOWN
     return interval_of(resampled_ratios(numerator, denominator), confidence)
 
 
@@ -137,16 +129,16 @@ def _resampled_ranks(n: int, side: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return draws[:, (n - 1) // 2].copy(), draws[:, n // 2].copy()
 
 
-def interval_of(estimates: NDArray[Any], confidence: float) -> Interval:
+def interval_of(estimates: NDArray[Any], confidence: float = CONFIDENCE) -> Interval:
     """Return the percentile interval of bootstrap estimates."""
     import numpy as np
 
     tail = (1 - confidence) / 2
     low, high = np.quantile(estimates, (tail, 1 - tail))
-    return Interval(low=float(low), high=float(high), confidence=confidence)
+    return Interval(low=float(low), high=float(high))
 
 
-def geometric_mean_interval(ratios: Sequence[NDArray[Any]], *, confidence: float, seed: int = 0) -> Interval:
+def geometric_mean_interval(ratios: Sequence[NDArray[Any]]) -> Interval:
     """Return the interval of the geometric mean of ratios, each given by its bootstrap estimates.
 
     Cases are independent, but those with equally many samples share their draws: each is shuffled before it is added.
@@ -154,15 +146,10 @@ def geometric_mean_interval(ratios: Sequence[NDArray[Any]], *, confidence: float
     import numpy as np
 
     if len(ratios) == 1:
-        return interval_of(ratios[0], confidence)
-    generator = np.random.default_rng(seed)
+        return interval_of(ratios[0])
+    generator = np.random.default_rng(0)
     logs = sum(generator.permutation(np.log(estimates)) for estimates in ratios)
-    return interval_of(np.exp(logs / len(ratios)), confidence)
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    return interval_of(np.exp(logs / len(ratios)))
 
 
 def _ordered(samples: Sequence[float]) -> list[float]:

@@ -21,18 +21,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from ...results.names import current_names
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import Row
-from ...results.toml_tables import AMOUNT, SIZE, TEXT, Kind, Table, read_toml
+from ...results.toml_tables import AMOUNT, SIZE, Must, read_toml
 
 TEXT_COLUMNS = (
     "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_kind", "device_accelerator",
 )  # fmt: skip
 METRICS = ("time", "memory", "error", "counts")
-AMOUNT_OR_FALSE = Kind("a number of at least 0 or false", lambda value: value is False or AMOUNT.holds(value))
 
 Wanted = frozenset[Any] | tuple[float, float]
 """The values that a column may have, or for sizes the least and the greatest."""
@@ -103,6 +102,22 @@ class Thresholds:
         return dataclasses.replace(self.defaults, **changes) if changes else self.defaults
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """The least and the greatest size that a rule holds for."""
+
+    min: SIZE | None = None
+    max: SIZE | None = None
+
+
+_SPAN = Annotated[_Span, Must("a table with min, max or both, positive integers", lambda span: span != _Span())]
+_TEXTS = str | Annotated[tuple[str, ...], Must("a list of texts", bool)]
+_SIZES = SIZE | Annotated[tuple[SIZE, ...], Must("a list of some", bool)] | _SPAN
+_MATCH = dict.fromkeys(TEXT_COLUMNS, _TEXTS) | dict.fromkeys(SIZE_COLUMNS, _SIZES)
+_LIMITS = {name: AMOUNT | Literal[False] if name in METRICS else AMOUNT for name in LIMITS}
+_RULE = {"why": str, "match": _MATCH, **_LIMITS}
+
+
 def load_thresholds(path: Path) -> Thresholds:
     """Read a threshold file.
 
@@ -110,45 +125,28 @@ def load_thresholds(path: Path) -> Thresholds:
         ValueError: it does not exist or is not as this module says; the message names file, key, what was expected and
             what came.
     """
-    file = read_toml(path, "thresholds")
-    file.check_keys("defaults", "rule")
-    defaults = file.table("defaults")
-    defaults.check_keys(*LIMITS)
-    return Thresholds(
-        defaults=dataclasses.replace(Limits(), **_limits(defaults)), rules=tuple(map(_rule, file.tables("rule")))
-    )
+    form = {"defaults": _LIMITS, "rule": tuple[_RULE, ...]}  # type: ignore[valid-type]
+    file = {"defaults": {}, "rule": ()} | read_toml(path, form, "thresholds")
+    rules = [_rule(given, f"{path}: rule {n}") for n, given in enumerate(file["rule"], start=1)]
+    return Thresholds(defaults=dataclasses.replace(Limits(), **_limits(file["defaults"])), rules=tuple(rules))
 
 
-def _limits(table: Table) -> dict[str, Any]:
-    kinds = {name: AMOUNT_OR_FALSE if name in METRICS else AMOUNT for name in LIMITS if name in table.values}
-    values = {name: table.value(name, kind) for name, kind in kinds.items()}
-    return {name: None if value is False else float(value) for name, value in values.items()}
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits among the keys of a table; a quantity that is false is not compared."""
+    return {name: None if given[name] is False else given[name] for name in LIMITS if name in given}
 
 
-def _rule(table: Table) -> Rule:
-    table.check_keys("why", "match", *LIMITS)
-    match = table.table("match", words := 'a table of columns such as { mode = "fw" }')
-    if not match.values:
-        table.refuse("match", words, table.values.get("match"))
-    match.check_keys(*TEXT_COLUMNS, *SIZE_COLUMNS)
-    limits = _limits(table)
+def _rule(given: Mapping[str, Any], where: str) -> Rule:
+    limits = _limits(given)
+    if not given.get("match"):
+        raise ValueError(f'{where}.match must be a table of columns such as {{ mode = "fw" }}, got nothing')
     if not limits:
-        table.refuse("", f"a rule that sets one of {', '.join(LIMITS)}", None)
-    wanted = {column: _wanted(match, column) for column in match.values}
-    return Rule(match=wanted, limits=limits, why=table.value("why", TEXT, ""))
+        raise ValueError(f"{where} must be a rule that sets one of {', '.join(LIMITS)}, got none")
+    match = {column: _wanted(value) for column, value in given["match"].items()}
+    return Rule(match=match, limits=limits, why=given.get("why", ""))
 
 
-def _wanted(match: Table, column: str) -> Wanted:
-    value = match.values[column]
-    text = column in TEXT_COLUMNS
-    if isinstance(value, dict) and not text:
-        ends = match.table(column)
-        ends.check_keys("min", "max")
-        if not value or not all(map(SIZE.holds, value.values())):
-            match.refuse(column, "a table with min, max or both, positive integers", value)
-        return float(value.get("min", 0)), float(value.get("max", math.inf))
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(map((TEXT if text else SIZE).holds, values)):
-        sizes = "a positive integer, a list of some, or { min = ..., max = ... }"
-        match.refuse(column, "a text or a list of texts" if text else sizes, value)
-    return frozenset(values)
+def _wanted(value: Any) -> Wanted:
+    if isinstance(value, _Span):
+        return float(value.min or 0), float(value.max or math.inf)
+    return frozenset(value if isinstance(value, tuple) else (value,))

@@ -9,28 +9,20 @@ formulas lie in :mod:`.mlstm` (published) and :mod:`.scalar_decay`, :mod:`.light
 """
 
 from .formulations import (
-    ATTENTION_TILE,
-    CHUNKED,
     FORMULATIONS,
-    MODES,
     TILE,
     TILED,
     chunk_of,
     default_formulation,
     formulation_of,
     is_chunked,
-    one_of,
     tile_rounded_causal_factor,
 )
-from .model import DTYPE_BYTES, Count, Factors, Head, Layer, Tally, Widths, Work
+from .model import Count, Factors, Head, Layer, Tally, Widths
 from .problem import count, count_case
 
 __all__ = [
-    "ATTENTION_TILE",
-    "CHUNKED",
-    "DTYPE_BYTES",
     "FORMULATIONS",
-    "MODES",
     "TILE",
     "TILED",
     "Count",
@@ -39,13 +31,11 @@ __all__ = [
     "Layer",
     "Tally",
     "Widths",
-    "Work",
     "chunk_of",
     "count",
     "count_case",
     "default_formulation",
     "formulation_of",
     "is_chunked",
-    "one_of",
     "tile_rounded_causal_factor",
 ]

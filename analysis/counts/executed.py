@@ -41,7 +41,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
@@ -291,8 +291,7 @@ class Executed:
 def executed(run: Run, direction: str) -> Executed:
     """Return what one pass runs and moves, all heads and sequences: ``direction`` is forward or backward.
 
-    A problem's count and its launches ask for the same, and so do rows that differ in nothing else: it is computed once
-    and theirs to read, not to change.
+    Cached, since a problem's count and its launches ask for the same: do not change the result.
     """
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
@@ -324,10 +323,8 @@ def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
     launch = getattr(run.config, "output" if role.name == "h" else role.name)
     # A Lightning kernel takes the whole contraction at once.
-    block_x, block_z = (
-        min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx)),
-        min(launch.block_z, padded_dim(dz)),
-    )
+    block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx))
+    block_z = min(launch.block_z, padded_dim(dz))
     return dx, dz, block_x, block_z, -(-dx // block_x), -(-dz // block_z)
 
 
@@ -345,16 +342,22 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
-    needed: Counter[str] = Counter()
-    needed["inter"] = rank
-    needed[role.scores] += scores
-    needed[_again(role.scores)] += (columns - 1) * scores
-    needed["intra"] = outputs
+    needed = _role_products(role, rank, scores, outputs, columns)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
     per_tile = 2 * (2 * block_t * block_x * block_z + block_t**2 * (block_x + block_z))
     needed["padding"] = tiles * launches * columns * per_tile - needed.total()
     _add(total.flops, role.name, needed)
+
+
+def _role_products(role: Role, inter: int, scores: int, intra: int, columns: int) -> Counter[str]:
+    """Return FLOPs of X S, X Y^T and (.) Z; every column block but one makes X Y^T again."""
+    needed: Counter[str] = Counter()
+    needed["inter"] = inter
+    needed[role.scores] += scores
+    needed[_again(role.scores)] += (columns - 1) * scores
+    needed["intra"] = intra
+    return needed
 
 
 def _walk_tiles(run: Run) -> tuple[int, int]:
@@ -397,35 +400,44 @@ def _sweep(run: Run, role: Role, total: Executed) -> None:
     in steps of BLOCK_S.
     """
     dx, dz, block_x, block_z, contractions, columns = blocks_of(run, role)
-    row_tiles = column_tiles = entries = 0
-    for rows, beside, times in _row_tiles(run, role):
-        row_tiles += times
-        column_tiles += times * _column_tiles(run, rows, beside)
-        entries += times * rows * (beside + rows)
-    scores, rank = 2 * entries * dx, 2 * run.length * dx * dz if run.several else 0
-    needed: Counter[str] = Counter()
-    needed["inter"] = rank
-    needed[role.scores] += scores
-    needed[_again(role.scores)] += (columns - 1) * scores
-    needed["intra"] = 2 * entries * dz
+    grid = _sweep_grid(run, role)
+    rank = 2 * run.length * dx * dz if run.several else 0
+    needed = _role_products(role, rank, 2 * grid.entries * dx, 2 * grid.entries * dz, columns)
     per_row_tile = 2 * run.block_t * block_x * contractions * block_z if run.several else 0
     per_column_tile = 2 * run.block_t * run.block_s * (block_x * contractions + block_z)
-    padded = columns * (row_tiles * per_row_tile + column_tiles * per_column_tile)
+    padded = columns * (grid.row_tiles * per_row_tile + grid.column_tiles * per_column_tile)
     needed["padding"] = padded - needed.total()
     _add(total.flops, role.name, needed)
 
 
-def _row_tiles(run: Run, role: Role) -> Iterator[tuple[int, int, int]]:
-    """Yield the row tiles of a sweep: (rows, columns of the chunk beside its own, how many)."""
+class SweepGrid(NamedTuple):
+    """A sweep's tiles, summed over row tiles.
+
+    Attributes:
+        row_tiles, column_tiles: how many.
+        columns: positions that a row tile meets as columns.
+        entries: its rows times those.
+        loads: its rows times its column tiles.
+    """
+
+    row_tiles: int
+    column_tiles: int
+    columns: int
+    entries: int
+    loads: int
+
+
+def _sweep_grid(run: Run, role: Role) -> SweepGrid:
+    tiles = []
     for length, times in run.pieces():
         for row in range(0, length, run.block_t):
             rows = min(run.block_t, length - row)
-            yield rows, length - row - rows if role.future else row, times
-
-
-def _column_tiles(run: Run, rows: int, beside: int) -> int:
-    """Return how many column tiles meet a row tile, those of its own columns included."""
-    return -(-beside // run.block_s) + -(-rows // run.block_s)
+            beside = length - row - rows if role.future else row
+            met = -(-beside // run.block_s) + -(-rows // run.block_s)
+            tiles.append(
+                (times, times * met, times * (beside + rows), times * rows * (beside + rows), times * rows * met)
+            )
+    return SweepGrid(*map(sum, zip(*tiles, strict=True)))
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
@@ -495,22 +507,13 @@ def _issued(run: Run, role: Role) -> float:
     if run.walks:
         tensors = 2 * columns * x + blocks * run.length * dz
         return tensors * width + columns * blocks * run.length * _gate_bytes(run, role)
-    met, pairs = _sweep_columns(run, role)
-    products = run.length * block_x + x * run.several + pairs * dx
-    tensors = columns * (x if blocks == 1 else products) + met * (columns * dx + dz)
+    grid = _sweep_grid(run, role)
+    products = run.length * block_x + x * run.several + grid.loads * dx
+    tensors = columns * (x if blocks == 1 else products) + grid.columns * (columns * dx + dz)
     row, column = _query_bytes(run, role), _key_bytes(run)
     if role.future:
         row, column = column, row
-    return tensors * width + columns * (run.length * row + met * column)
-
-
-def _sweep_columns(run: Run, role: Role) -> tuple[int, int]:
-    """Return, over all row tiles, the positions met as columns and the sum of rows times column tiles."""
-    met = pairs = 0
-    for rows, beside, times in _row_tiles(run, role):
-        met += times * (beside + rows)
-        pairs += times * rows * _column_tiles(run, rows, beside)
-    return met, pairs
+    return tensors * width + columns * (run.length * row + grid.columns * column)
 
 
 def _query_bytes(run: Run, role: Role | None = None) -> int:

@@ -29,20 +29,12 @@ def forward(layer: Layer, formulation: str) -> Tally:
         work["activation"] = Work(vector=outputs * (1 + layer.f.sig))
         work["product"] = Work(vector=outputs)
     gemms = {"GEMMs load": 2 * (inputs + weights), "GEMMs store": 2 * outputs}
+    one_kernel = {"activation and product load": 2 * outputs, "activation and product store": outputs}
     elements = {
         "fused": {"load": inputs + 2 * weights, "store": outputs},
         "fused_save": {"load": inputs + 2 * weights, "store": 3 * outputs},
-        "cublas_activation": {
-            "GEMM load": inputs + 2 * weights,
-            "GEMM store": 2 * outputs,
-            "activation and product load": 2 * outputs,
-            "activation and product store": outputs,
-        },
-        "gemms_activation": {
-            **gemms,
-            "activation and product load": 2 * outputs,
-            "activation and product store": outputs,
-        },
+        "cublas_activation": {"GEMM load": inputs + 2 * weights, "GEMM store": 2 * outputs, **one_kernel},
+        "gemms_activation": {**gemms, **one_kernel},
         "gemms": gemms,
         "eager": {
             **gemms,

@@ -1,10 +1,9 @@
-"""What hardware counters saw of a case beside what was counted, and why the two differ where they do.
+"""Hardware counters of a case beside its count, and why the two differ where they do.
 
-Held against the counter is what the kernels run (``executed_tensor_flops``, ``executed_bytes``: recomputation and
-padding included) where the counts know it, else what the formulation counts. The counts mean all traffic of the
-formulation; the counter sees what reaches the device memory, so bytes that the last cache serves are missing there, and
-what it could not hold until the next program asked for it is there twice. A working set that fits explains fewer bytes
-than counted, never more.
+A counter is compared with what the kernels run (``executed_tensor_flops``, ``executed_bytes``, which include
+recomputation and padding) where the counts know it, else with the formulation's count. Counts have all traffic, the
+counter only what reaches the device memory: it misses what the last cache serves, and sees twice what the cache could
+not hold until the next program asked for it. So a working set that fits the cache explains fewer bytes, never more.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from . import TILED, Count
 FLOPS_TOLERANCE = 0.01
 BYTES_TOLERANCE = 0.15
 LARGE = 10
-"""A working set of so many last caches cannot be kept there."""
+"""A working set this many times as large as the last cache does not stay in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Comparison:
     """Measured over counted, and the reasons where that is outside the tolerances.
 
     Attributes:
-        expected_tensor_flops, expected_bytes: what the counter was held against.
+        expected_tensor_flops, expected_bytes: what the counter was compared with.
         tensor_flops_ratio, bytes_ratio: measured / expected; None where either is missing or nothing was expected.
         explanation: sentences; empty where all is within the tolerances.
     """
@@ -62,7 +61,7 @@ class Comparison:
 
 
 def compare(count: Count, counters: Counters, *, dtype: str, last_cache_bytes: int | None) -> Comparison:
-    """Hold counters against a count.
+    """Compare counters with a count.
 
     Args:
         dtype: of the inputs.

@@ -14,6 +14,7 @@ follow from the sums; its text and its footnote state different ranges for them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,9 +81,9 @@ def savings(model: Model, tokens: int, *, dtype: str = "bf16", kv_dtype: str | N
     Raises:
         ValueError: a size below 1, or an unknown dtype.
     """
-    for name in ("d_model", "d_ff", "layers", "kv_heads", "head_dim"):
-        _at_least_one(name, getattr(model, name))
-    _at_least_one("tokens", tokens)
+    for name, size in {**dataclasses.asdict(model), "tokens": tokens}.items():
+        if name != "name" and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
         if value not in DTYPE_BYTES:
@@ -107,8 +108,3 @@ def savings(model: Model, tokens: int, *, dtype: str = "bf16", kv_dtype: str | N
             )
         )
     return rows
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")

@@ -7,25 +7,9 @@ a causal square that is computed. All functions count one head: per chunk, per s
 
 from __future__ import annotations
 
-from .model import Factors, Head, Scalar, Tally, Work
+from .model import Head, Scalar, Tally, Work
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
-
-
-def chunk_gates_exp(length: Scalar, f: Factors) -> Scalar:
-    """FLOPs of mLSTMexp's inter-chunk gates per chunk (table 8, first row).
-
-    2L + L(L + 1)/2 + L(1 + F_exp + F_log + F_sig) + 3 + F_max + F_exp
-    """
-    return 2 * length + length * (length + 1) / 2 + length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
-
-
-def chunk_gates_sig(length: Scalar, f: Factors) -> Scalar:
-    """FLOPs of mLSTMsig's inter-chunk gates per chunk (table 8, first row).
-
-    2L + L(L + 1)/2 + L F_exp + F_exp + 2L(F_log + F_sig)
-    """
-    return 2 * length + length * (length + 1) / 2 + length * f.exp + f.exp + 2 * length * (f.log + f.sig)
 
 
 def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
@@ -33,7 +17,8 @@ def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
 
     Part by part, with D = d_qk d_v:
 
-    - gates: see :func:`chunk_gates_exp` and :func:`chunk_gates_sig`
+    - gates: 2L + L(L + 1)/2 + L(1 + F_exp + F_log + F_sig) + 3 + F_max + F_exp for exp,
+      2L + L(L + 1)/2 + L F_exp + F_exp + 2L(F_log + F_sig) for sig
     - state: 2D + 2LD + L d_qk;  normaliser state (exp): 2 d_qk + 2L d_qk
     - cumulative forget gates: L(L + 1)/2 + L(F_log + F_sig), twice the second term for sig
     - gate matrix: F_causal (L^2 (3 + F_exp + F_max) + L(1 + F_max)) for exp, F_causal L^2 (2 + F_exp) for sig
@@ -51,7 +36,11 @@ def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
     square = length * length
     cells = d_qk * d_v
     exp = op == "mlstm_exp"
-    gates = chunk_gates_exp(length, f) if exp or published else chunk_gates_sig(length, f)
+    gates = 2 * length + length * (length + 1) / 2
+    if exp or published:
+        gates += length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
+    else:
+        gates += length * f.exp + f.exp + 2 * length * (f.log + f.sig)
     cumulative = length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)
     gate_matrix = (
         causal * (square * (3 + f.exp + f.max) + length * (1 + f.max)) if exp else causal * square * (2 + f.exp)
@@ -138,26 +127,3 @@ def step(op: str, head: Head) -> Tally:
         "store": d_v * widths.qkv + state_bytes,
     }
     return Tally(work=work, traffic=traffic)
-
-
-def published_sig_chunk_flops(length: Scalar, d_v: Scalar, p_qk: Scalar, causal: Scalar) -> Scalar:
-    """Return the paper's printed mLSTMsig total per chunk and head (eq. 118), p_qk = d_qk / d_v.
-
-    L^2 F_causal (2 d_v p_qk + 2 d_v + 6) + L^2 + L (4 d_v^2 p_qk + 2 d_v p_qk + d_v + 11) + 2 d_v^2 p_qk + 5
-    """
-    cells = d_v * d_v * p_qk
-    return (
-        length**2 * causal * (2 * d_v * p_qk + 2 * d_v + 6)
-        + length**2
-        + length * (4 * cells + 2 * d_v * p_qk + d_v + 11)
-        + 2 * cells
-        + 5
-    )
-
-
-def published_sig_chunk_bytes(length: Scalar, d_v: Scalar, p_qk: Scalar, state_width: Scalar) -> Scalar:
-    """Return the paper's printed mLSTMsig bytes per chunk and head (eq. 118): 16-bit inputs and gates.
-
-    6 L d_v (1 + p_qk) + 8 L + 2 bytes_Cmn d_v^2 p_qk
-    """
-    return 6 * length * d_v * (1 + p_qk) + 8 * length + 2 * state_width * d_v * d_v * p_qk

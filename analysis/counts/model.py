@@ -189,7 +189,7 @@ class Problem:
         published: whether what a paper prints is counted, its slips included.
         chunk_size: L; the whole sequence where a formulation has no chunks.
         qk_share: groups / heads where heads share q and k, else 1.
-        causal: share of the causal square that is computed; 1 where there is no square.
+        causal: share of the causal square that is computed; None where there is no square.
         dtype: of the inputs.
     """
 
@@ -206,7 +206,7 @@ class Problem:
     d_ff: int
     chunk_size: int
     qk_share: float
-    causal: float
+    causal: float | None
     f: Factors
     widths: Widths
     dtype: str
@@ -218,7 +218,7 @@ class Problem:
             length=self.seq_len,
             d_qk=self.head_dim_qk,
             d_v=self.head_dim_v or self.channels,
-            causal=self.causal,
+            causal=1.0 if self.causal is None else self.causal,
             f=self.f,
             widths=self.widths,
             qk_share=self.qk_share,
@@ -252,6 +252,11 @@ Passed = tuple[Tally, Scalar]
 def one_pass(tally: Tally, least: Scalar) -> Tally:
     """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
     return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})
+
+
+def decoding(one: Tally, state_bytes: Scalar) -> Tally:
+    """Return one step of a pass as in decoding: its state is loaded before it and stored after it."""
+    return Tally(work=one.work, traffic={**one.traffic, "state load": state_bytes, "state store": state_bytes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

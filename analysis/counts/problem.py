@@ -98,7 +98,7 @@ def count(
         raise ValueError("factors must be 1 for the published counting, which prints simplified totals")
     if tiles and formulation not in TILED:
         raise ValueError(f"tiles must be left out for the formulation {formulation}, got {tiles}")
-    problem, factor = _problem(
+    problem = _problem(
         op,
         formulation,
         sizes={
@@ -119,17 +119,11 @@ def count(
         published=counting == "published",
         factors=factors,
     )
-    return _count(problem, mode, factor, kernels=kernels_of(op, formulation), tiles=tiles)
+    return _count(problem, mode, kernels=kernels_of(op, formulation), tiles=tiles)
 
 
 def count_case(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: Mapping[str, int],
-    causal_factor: float | None = None,
+    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
 ) -> Count | None:
     """Return the count that a row of the results stores, or None for an operation that is not counted.
 
@@ -141,7 +135,6 @@ def count_case(
         op, impl, mode, dtype, state_dtype: of the case.
         sizes: the case's size columns. ``chunk_size`` may exceed ``seq_len`` (one ragged chunk); where an
             implementation has no chunk axis its own chunk length is taken.
-        causal_factor: overrides the rounded one.
 
     Raises:
         ValueError: bad sizes, as :func:`count`.
@@ -149,25 +142,16 @@ def count_case(
     if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
         return None
     check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
-    known = declared(op, impl)
-    if causal_factor is None and known.full_square:
-        causal_factor = 1.0
-    problem, factor = case_problem(op, impl, mode, dtype, state_dtype, sizes, causal_factor)
-    forward_state = dtype if state_dtype is None and known.states_as_inputs else None
+    problem = case_problem(op, impl, mode, dtype, state_dtype, sizes)
+    forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
     kernels = kernels_of(op, problem.formulation, impl)
-    return _count(problem, mode, factor, kernels=kernels, forward_state=forward_state)
+    return _count(problem, mode, kernels=kernels, forward_state=forward_state)
 
 
 def case_problem(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: Mapping[str, int],
-    causal_factor: float | None = None,
-) -> tuple[Problem, float | None]:
-    """Return the problem of a case and its causal factor; arguments and errors as :func:`count_case`."""
+    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
+) -> Problem:
+    """Return the problem of a case; arguments and errors as :func:`count_case`."""
     formulation = formulation_of(op, impl, mode, dtype)
     wide = "fp64" if dtype == "fp64" else "fp32"
     known = {
@@ -177,7 +161,11 @@ def case_problem(
         "chunk_size": chunk_of(op, impl, formulation, sizes.get("chunk_size")),
     }
     return _problem(
-        op, formulation, sizes=known, dtypes=(dtype, wide, state_dtype or wide), causal_factor=causal_factor
+        op,
+        formulation,
+        sizes=known,
+        dtypes=(dtype, wide, state_dtype or wide),
+        causal_factor=1.0 if declared(op, impl).full_square else None,
     )
 
 
@@ -191,34 +179,32 @@ def _problem(
     causal: bool = True,
     published: bool = False,
     factors: Factors | None = None,
-) -> tuple[Problem, float | None]:
-    """Check sizes and dtypes (of inputs, gates, states); return the problem and its causal factor, None without one."""
+) -> Problem:
+    """Check sizes and dtypes (of inputs, gates, states) and return the problem."""
     size = _checked_sizes(op, formulation, sizes)
     for name, named in zip(("dtype", "gate_dtype", "state_dtype"), dtypes, strict=True):
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
-    factor = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
+    share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
     chunk_size, num_groups = size.pop("chunk_size"), size.pop("num_groups")
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
-    problem = Problem(
+    return Problem(
         op=op,
         formulation=formulation,
         published=published,
         **size,
         chunk_size=chunk_size or size["seq_len"],
         qk_share=1 if groups == size["num_heads"] else groups / size["num_heads"],
-        causal=1.0 if factor is None else factor,
+        causal=share,
         f=factors or Factors(),
         widths=Widths(qkv=qkv, gate=gate, state=state),
         dtype=dtypes[0],
     )
-    return problem, factor
 
 
 def _count(
     problem: Problem,
     mode: str,
-    causal_factor: float | None,
     *,
     kernels: str | None,
     forward_state: str | None = None,
@@ -251,7 +237,7 @@ def _count(
         recomputed_flops=float(sum(w.flops for w in tally.recomputed_work.values())),
         recomputed_tensor_flops=float(sum(w.matrix for w in tally.recomputed_work.values())),
         recomputed_bytes=float(sum(tally.recomputed_traffic.values())),
-        causal_factor=causal_factor,
+        causal_factor=problem.causal,
         parts=MappingProxyType({name: float(work.flops) for name, work in tally.work.items()}),
         byte_parts=MappingProxyType({name: float(value) for name, value in tally.traffic.items()}),
         **_executed(problem, PASSES[mode], kernels, tiles),

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
 WITH_GEMMS = ("layer", "unfused")
 """Formulations of the whole layer."""
@@ -187,13 +187,6 @@ def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: 
     return one + Tally(traffic=traffic, recomputed_work=again)
 
 
-def step(layer: Layer) -> Tally:
-    """FLOPs and bytes of one decoding step: the operation on one token a sequence, h loaded and stored."""
-    one = forward(layer, "fused")
-    state = layer.cells * layer.widths.state
-    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
-
-
 def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
@@ -220,13 +213,6 @@ def scan_backward(layer: Layer) -> Tally:
     return Tally(work=work, traffic=layer.moved({"load": 3 * layer.cells, "store": 2 * layer.cells}))
 
 
-def scan_step(layer: Layer) -> Tally:
-    """One step of the linear scan: 2 FLOPs a channel; a, b and the state loaded, h and the state stored."""
-    one = scan_forward(layer)
-    state = layer.cells * layer.widths.state
-    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
-
-
 def _softplus(f: Factors) -> Scalar:
     return 1 + f.exp + f.log
 
@@ -246,7 +232,7 @@ def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem of the RG-LRU or its layer."""
     layer, is_backward = problem.layer(direction), direction == "backward"
     if direction == "step":
-        one = step(layer)
+        one = decoding(forward(layer, "fused"), layer.cells * layer.widths.state)
         return one, one.bytes
     formulation = "fused" if problem.formulation in ("recurrent", "chunked") else problem.formulation
     tally = backward(layer, formulation) if is_backward else forward(layer, formulation, published=problem.published)
@@ -257,7 +243,9 @@ def passed(problem: Problem, direction: str) -> Passed:
 def scan_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem of the linear scan."""
     layer = problem.layer(direction)
-    tally = {"step": scan_step, "backward": scan_backward, "forward": scan_forward}[direction](layer)
+    tally = (scan_backward if direction == "backward" else scan_forward)(layer)
+    if direction == "step":
+        tally = decoding(tally, layer.cells * layer.widths.state)
     return _reduced(problem, tally, layer, direction == "backward"), tally.bytes
 
 

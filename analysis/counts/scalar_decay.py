@@ -24,18 +24,18 @@ class GateModel:
         gates: gate tensors ``[B, T, H]`` read, each with a gradient.
         activation: FLOPs per token from what is read to (a_t, u_t).
         activation_gradient: FLOPs per token from (da_t, du_t) to the gradients of what was read.
-        has_input: whether u_t is not always 0.
+        has_input: 1 where there is a u_t, else 0.
         cumulative: whether the decays are summed over the chunk; a constant decay is multiplied by the position.
-        scaled: whether the outputs are scaled (by d_qk^-1/2).
+        scaled: 1 where the outputs are scaled (by d_qk^-1/2), else 0.
         head_constants: fp32 numbers per head that are read once (a slope, Mamba-2's A).
     """
 
-    gates: int
-    activation: Callable[[Factors], Scalar]
-    activation_gradient: Callable[[Factors], Scalar]
-    has_input: bool
+    gates: int = 0
+    activation: Callable[[Factors], Scalar] = lambda f: 0
+    activation_gradient: Callable[[Factors], Scalar] = lambda f: 0
+    has_input: int = 0
     cumulative: bool = True
-    scaled: bool = True
+    scaled: int = 1
     head_constants: int = 0
 
 
@@ -54,45 +54,29 @@ WALKS = ("walk", "whole_state")
 GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
     {
         "mlstm_exp": GateModel(
-            gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=True
+            gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=1
         ),
         "mlstm_sig": GateModel(
             gates=2,
             activation=lambda f: 2 * _log_sigmoid(f),
             activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
-            has_input=True,
+            has_input=1,
         ),
-        "simple_gla": GateModel(gates=1, activation=lambda f: 0, activation_gradient=lambda f: 0, has_input=False),
+        "simple_gla": GateModel(gates=1),
         "gated_retention": GateModel(
             gates=1,
             activation=lambda f: _log_sigmoid(f) + 1,
             activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
-            has_input=False,
         ),
-        "retention": GateModel(
-            gates=0,
-            activation=lambda f: 0,
-            activation_gradient=lambda f: 0,
-            has_input=False,
-            cumulative=False,
-            head_constants=1,
-        ),
-        "lightning": GateModel(
-            gates=0,
-            activation=lambda f: 0,
-            activation_gradient=lambda f: 0,
-            has_input=False,
-            cumulative=False,
-            scaled=False,
-            head_constants=1,
-        ),
+        "retention": GateModel(cumulative=False, head_constants=1),
+        "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
         # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
         "mamba2_ssd": GateModel(
             gates=1,
             activation=lambda f: 1 + f.log,
             activation_gradient=lambda f: 5,
-            has_input=True,
-            scaled=False,
+            has_input=1,
+            scaled=0,
             head_constants=1,
         ),
     }
@@ -164,7 +148,6 @@ def chunk_backward(op: str, head: Head) -> Tally:
     square, cells = length * length, d_qk * d_v
     tile = causal * 2 * square
     gated = length * d_qk * (2 + gate.scaled)
-    cumulative = length * (length + 1) if gate.cumulative else 0
     work = {
         "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
         "value gradient": Work(matrix=tile * d_v + 2 * length * cells, vector=length * d_v),
@@ -174,7 +157,12 @@ def chunk_backward(op: str, head: Head) -> Tally:
     }
     if gate.gates:
         work["gate gradients"] = Work(
-            vector=6 * length * d_qk + 2 * cells + 2 + cumulative + 3 * length + length * gate.activation_gradient(f)
+            vector=6 * length * d_qk
+            + 2 * cells
+            + 2
+            + length * (length + 1)
+            + 3 * length
+            + length * gate.activation_gradient(f)
         )
     if exp:
         work["output gradient"] = Work(vector=length * d_v)
@@ -246,9 +234,8 @@ def parallel_backward(op: str, head: Head) -> Tally:
         "key gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
     }
     if gate.gates:
-        cumulative = length * (length + 1) / 2 if gate.cumulative else 0
         work["gate gradients"] = Work(
-            vector=4 * length * d_qk + cumulative + length + length * gate.activation_gradient(f)
+            vector=4 * length * d_qk + length * (length + 1) / 2 + length + length * gate.activation_gradient(f)
         )
     if exp:
         work["output gradient"] = Work(vector=length * d_v)

@@ -14,7 +14,7 @@ prints a total. N = B T C is the number of elements of k. Sums are kept divided 
 
 from __future__ import annotations
 
-from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
 STATE_TENSORS = 3
 """num, den and max."""
@@ -114,13 +114,6 @@ def scan_backward(layer: Layer) -> Tally:
     )
 
 
-def step(layer: Layer) -> Tally:
-    """FLOPs and bytes of one decoding step: one token a sequence, num, den and max loaded and stored."""
-    one = recurrent_forward(layer)
-    state = STATE_TENSORS * layer.cells * layer.widths.state
-    return Tally(work=one.work, traffic={**one.traffic, "state load": state, "state store": state})
-
-
 def compulsory(layer: Layer, *, backward: bool) -> Scalar:
     """Bytes of k, v, y and the parameters w and u once; backward: k, v, dy, dk, dv, w, u, dw, du once."""
     tensors, parameters = (5, 4) if backward else (3, 2)
@@ -136,7 +129,7 @@ def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem."""
     layer = problem.layer(direction)
     if direction == "step":
-        one = step(layer)
+        one = decoding(recurrent_forward(layer), STATE_TENSORS * layer.cells * layer.widths.state)
         return one, one.bytes
     backward = direction == "backward"
     if problem.formulation == "scan":

@@ -10,24 +10,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .style import (
-    INK,
-    MUTED,
-    WARNING,
-    SeriesStyle,
-    log_axis,
-    new_figure,
-    other_colours,
-    set_alt_text,
-    size_axis,
-    styled,
-)
+from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, set_alt_text, size_axis, styled
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -42,6 +32,8 @@ TITLE_SIZE, LABEL_SIZE, NOTE_SIZE = 12, 8.5, 7.5
 """Points, at full size."""
 
 LABEL_HEIGHT = 0.185
+"""Inches from one label to the next."""
+
 PLAIN, BOLD = 0.56, 0.66
 """Mean width of a letter of DejaVu Sans in em."""
 
@@ -60,6 +52,12 @@ class Line:
     style: SeriesStyle
     ends: tuple[str, str] | None = None
     ringed: Sequence[int] = ()
+
+
+def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle, doubts: str = "suspect") -> Line:
+    """Return a line of rows in their order, over the column ``x``; those with a text in ``doubts`` are ringed."""
+    ringed = rows[doubts].notna().to_numpy().nonzero()[0].tolist()
+    return Line(x=rows[x].tolist(), y=y.tolist(), style=style, ringed=ringed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +93,7 @@ class Drawing:
         title, setting, note: the text above the panels (what holds for all of them, second) and below.
         heights: of the rows, relative to the usual height.
         usual_width: inches where no width is asked for; None: what suits the number of panels.
+        rows, x: of a figure of results: the rows that are its points, and the column along its x axis.
     """
 
     grid: Sequence[Sequence[Panel]]
@@ -103,18 +102,36 @@ class Drawing:
     note: str = ""
     heights: Sequence[float] | None = None
     usual_width: float | None = None
+    rows: pd.DataFrame | None = None
+    x: str = ""
 
     def at(self, width: float | None = None) -> Figure:
         """Return the figure at a width in inches [the usual one]; ValueError for one in which nothing can be read."""
         if width is not None and width < MIN_WIDTH:
             raise ValueError(f"width must be at least {MIN_WIDTH} inches, got {width:g}")
-        return _compose(_with_colours_apart(self), self.usual_width if width is None else width)
+        return _compose(self, self.usual_width if width is None else width)
+
+    @property
+    def described(self) -> str:
+        """One sentence on what the figure shows: its axes, its setting, and which line ends lowest and highest."""
+        panel = self.grid[0][-1]
+        titles = ", ".join(dict.fromkeys(p.title.lower() for row in self.grid for p in row if p.title))
+        said = f"{self.title} ({self.setting}): {panel.y_label} over {panel.x_label}"
+        said += f", panels {titles}" if titles else ""
+        lines = [line for line in panel.lines if len(line.y) and line.style.label]
+        if lines:
+            low, high = (choose(lines, key=lambda line: line.y[-1]) for choose in (min, max))
+            said += f"; {len(lines)} line{'s' * (len(lines) > 1)}, ending"
+            said += f" from {low.y[-1]:.3g} ({low.style.label})" if low is not high else ""
+            said += f" {'to' if low is not high else 'at'} {high.y[-1]:.3g} ({high.style.label})"
+        return f"{said}."
 
 
 def same_limits(panels: Sequence[Panel], below: float = 0.8, above: float = 1.25) -> list[Panel]:
     """Return panels with one y axis, from ``below`` times their least value to ``above`` times their highest."""
-    low, high = _range(value for panel in panels for line in panel.lines for value in line.y)
-    return [dataclasses.replace(panel, y_limits=(below * low, above * high)) for panel in panels]
+    values = [value for panel in panels for line in panel.lines for value in line.y]
+    limits = (below * min(values), above * max(values))
+    return [dataclasses.replace(panel, y_limits=limits) for panel in panels]
 
 
 def _compose(drawing: Drawing, width: float | None) -> Figure:
@@ -125,29 +142,27 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     styles = _styles(panels)
     rows, columns = len(drawing.grid), len(drawing.grid[0])
     heights = [*(drawing.heights or [1.0] * rows)]
-    side = 0.45 + _label_width(styles) if styles else 0.0
+    letters = max((len(style.label) * (BOLD if style.bold else PLAIN) for style in styles), default=0)
+    label_width = 0.45 + letters * LABEL_SIZE / 72
+    side = 0.45 + label_width if styles else 0.0
     width = width or PANEL_WIDTH * columns + side
     scale = 0.8 if width < NARROW else 1.0
-    if width - side < MIN_PANEL * columns:
+    if width < NARROW or width - side < MIN_PANEL * columns:
         side = 0.0
     if width - side < MIN_PANEL * columns:
         heights = [height for height in heights for _ in range(columns)]
         rows, columns = rows * columns, 1
+    texts = ((drawing.title, TITLE_SIZE, BOLD), (drawing.setting, LABEL_SIZE, PLAIN), (drawing.note, NOTE_SIZE, PLAIN))
     title, setting, note = (
-        _wrapped(text, width, size * scale, letter)
-        for text, size, letter in (
-            (drawing.title, TITLE_SIZE, BOLD),
-            (drawing.setting, LABEL_SIZE, PLAIN),
-            (drawing.note, NOTE_SIZE, PLAIN),
-        )
+        textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size * scale))) for text, size, letter in texts
     )
     top = 0.04 + scale * (0.16 + 0.19 * len(title) + 0.16 * len(setting))
-    below = max(1, int(width / (_label_width(styles) * scale + 0.1))) if styles and not side else 0
-    labels = LABEL_HEIGHT * scale * math.ceil(len(styles) / below) + 0.08 if below else 0.0
+    label_columns = 1 if side else max(1, int(width / (label_width * scale + 0.1)))
+    labels = LABEL_HEIGHT * scale * math.ceil(len(styles) / label_columns) + 0.08 if styles else 0.0
     note_height = 0.145 * scale * len(note) + (0.06 if note else 0)
-    bottom = 0.06 + labels + note_height
+    bottom = 0.06 + note_height + (0 if side else labels)
     panel_height = 2.0 if scale < 1 else 2.75 if rows == 1 else 2.35
-    room = max(panel_height * sum(heights), (LABEL_HEIGHT * len(styles) + 0.1) if side else 0)
+    room = max(panel_height * sum(heights), labels if side else 0)
     height = top + bottom + room
     with styled(scale):
         figure = new_figure(width, height)
@@ -157,67 +172,86 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
             _draw(each, panel, (width - side) / columns - 0.55, room * heights[n // columns] / sum(heights) - 0.6)
             each.set_ylabel(panel.y_label if n % columns == 0 or panel.y_label != first.y_label else "")
         rect = (0.0, bottom / height, 1 - side / width, 1 - (bottom + top) / height)
-        places: Any = ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03)
-        # Once: what stands in inches from the panels needs their places.
-        places.execute(figure)
+        # Once, since finding the places takes long, and what stands in inches from the panels needs them.
+        ConstrainedLayoutEngine(rect=rect, w_pad=0.05, h_pad=0.05, wspace=0.02, hspace=0.03).execute(figure)
         if side:
-            between = (bottom / height, 1 - top / height)
-            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, 1 - side / width, between)
-        elif below:
-            _label_below(figure, styles, below, (0.06 + note_height) / height)
-        left = 0.08 / width
-        for y, lines, options in (
-            (1 - 0.06 / height, title, {"va": "top", "fontsize": TITLE_SIZE, "fontweight": "bold"}),
-            (
-                1 - (0.1 + 0.2 * len(title) * scale) / height,
-                setting,
-                {"va": "top", "fontsize": LABEL_SIZE, "color": MUTED, "linespacing": 1.25},
-            ),
-            (
-                0.06 / height,
-                note,
-                {"va": "bottom", "fontsize": NOTE_SIZE, "color": MUTED, "linespacing": 1.3},
-            ),
+            ends = (bottom + LABEL_HEIGHT / 2, height - top - LABEL_HEIGHT / 2)
+            _label_beside(figure, figure.axes[columns - 1], drawing.grid[0][-1], styles, width - side, *ends)
+        elif styles:
+            _label_below(figure, styles, label_columns, (0.06 + note_height) / height)
+        under_title = height - 0.1 - 0.2 * len(title) * scale
+        for y, lines, size, looks in (
+            (height - 0.06, title, TITLE_SIZE, {"va": "top", "weight": "bold"}),
+            (under_title, setting, LABEL_SIZE, {"va": "top", "color": MUTED}),
+            (0.06, note, NOTE_SIZE, {"va": "bottom", "color": MUTED}),
         ):
-            options["fontsize"] *= scale  # type: ignore[operator]
-            figure.text(left, y, "\n".join(lines), **{"color": INK, **options})  # type: ignore[arg-type]
-        set_alt_text(figure, describe(drawing))
+            options = {"fontsize": size * scale, "linespacing": 1.3, **looks}
+            figure.text(0.08 / width, y / height, "\n".join(lines), options)
+        set_alt_text(figure, drawing.described)
     return figure
 
 
-def _with_colours_apart(drawing: Drawing) -> Drawing:
-    """Return the drawing with another colour for operations of two families that share one."""
-    panels = [panel for row in drawing.grid for panel in row]
-    colours = other_colours(line.style.op for panel in panels for line in panel.lines if line.style.op)
-    if not colours:
-        return drawing
-
-    def recoloured(line: Line) -> Line:
-        colour = colours.get(line.style.op, line.style.colour)
-        return dataclasses.replace(line, style=dataclasses.replace(line.style, colour=colour))
-
-    grid = [
-        [dataclasses.replace(panel, lines=[*map(recoloured, panel.lines)]) for panel in row] for row in drawing.grid
-    ]
-    return dataclasses.replace(drawing, grid=grid)
-
-
-def _styles(panels: Iterable[Panel]) -> list[SeriesStyle]:
+def _styles(panels: Sequence[Panel]) -> list[SeriesStyle]:
     """Return every labelled style once, the highest line of the last panel that has it first."""
     lines = (line for panel in panels for line in panel.lines if line.style.label and len(line.y))
     at = {line.style: float(line.y[-1]) for line in lines}
     return sorted(at, key=lambda style: -at[style])
 
 
-def _wrapped(text: str, width: float, size: float, letter: float) -> list[str]:
-    """Wrap text of ``size`` points to the figure's width."""
-    return textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size)))
+def _label_beside(
+    figure: Figure, axes: Axes, panel: Panel, styles: Sequence[SeriesStyle], left: float, low: float, high: float
+) -> None:
+    """Write every label right of the last panel, where its line ends, and lead it to lines that reach the edge.
+
+    Args:
+        left, low, high: inches in the figure: where the labels' column begins, and its lower and upper end.
+    """
+    from matplotlib.lines import Line2D
+
+    inches = figure.dpi_scale_trans
+    to_inches = axes.transData - inches
+    last = {line.style: max(zip(line.x, line.y, strict=True)) for line in panel.lines if len(line.x)}
+    ends = {style: to_inches.transform(last[style]) for style in styles if style in last}
+    edge = max(x for x, _ in ends.values())
+    upwards = sorted(styles, key=lambda style: ends[style][1] if style in ends else low)
+    places = spread([ends[style][1] if style in ends else low for style in upwards], LABEL_HEIGHT, low, high)
+    for style, y in zip(upwards, places, strict=True):
+        if panel.leaders and style in ends and ends[style][0] > edge - 0.2:
+            x, end = ends[style]
+            leader = ([x + 0.05, left + 0.08, left + 0.3], [end, y, y])
+            figure.add_artist(Line2D(*leader, color=style.colour, linewidth=0.6, alpha=0.5, transform=inches))
+        sample = ([left + 0.3, left + 0.45, left + 0.6], [y, y, y])
+        figure.add_artist(Line2D(*sample, markevery=[1], transform=inches, **style.line()))
+        weight = "bold" if style.bold else "normal"
+        figure.text(left + 0.67, y, style.label, va="center", fontsize=LABEL_SIZE, fontweight=weight, transform=inches)
 
 
-def _label_width(styles: Sequence[SeriesStyle]) -> float:
-    """Return the inches that the longest label takes at full size, its piece of line included."""
-    letters = max(len(style.label) * (BOLD if style.bold else PLAIN) for style in styles)
-    return 0.45 + letters * LABEL_SIZE / 72
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return places at least ``gap`` apart in [low, high], in order and near the ``wanted`` ones, which ascend."""
+    places: list[float] = []
+    for n, value in enumerate(wanted):
+        # What comes after needs its room as well.
+        value = min(max(value, low), high - gap * (len(wanted) - 1 - n))
+        places.append(max(value, places[-1] + gap) if places else value)
+    return places
+
+
+def _label_below(figure: Figure, styles: Sequence[SeriesStyle], columns: int, bottom: float) -> None:
+    """Write the labels in columns under the panels, from ``bottom``, a share of the figure, upwards."""
+    from matplotlib.lines import Line2D
+
+    legend = figure.legend(
+        handles=[Line2D([0], [0], **style.line()) for style in styles],
+        loc="lower left",
+        bbox_to_anchor=(0.0, bottom),
+        ncols=columns,
+        borderpad=0.2,
+        borderaxespad=0.0,
+        handlelength=2.4,
+        labelspacing=0.35,
+    )
+    for text, style in zip(legend.get_texts(), styles, strict=True):
+        text.set_fontweight("bold" if style.bold else "normal")
 
 
 def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
@@ -225,43 +259,38 @@ def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
     for line in panel.lines:
         axes.plot(line.x, line.y, zorder=4 if line.style.bold else 3, **line.style.line())
         if line.ends is not None:
-            _label_ends(axes, line, line.ends)
+            # Beside the first and the last point, away from the line.
+            outward = 6 if line.x[-1] >= line.x[0] else -6
+            for end, move in ((0, -outward), (-1, outward)):
+                write(axes, line.ends[end], (line.x[end], line.y[end]), (move, 0), color=line.style.colour)
         for n in line.ringed:
-            _ring(axes, line.x[n], line.y[n])
+            axes.plot(
+                line.x[n], line.y[n], "o", markersize=11, markerfacecolor="none", markeredgecolor=WARNING, zorder=5
+            )
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     if panel.sizes is None:
         axes.set_xscale("log")
         if any(line.ends for line in panel.lines):
             axes.margins(x=0.3)
+        if panel.x_limits:
+            axes.set_xlim(*panel.x_limits)
+        log_axis(axes.xaxis, *axes.get_xlim(), width)
     else:
         axes.grid(visible=False, axis="x")
         size_axis(axes, panel.sizes, width)
-    if panel.x_limits:
-        axes.set_xlim(*panel.x_limits)
-    if panel.sizes is None:
-        log_axis(axes.xaxis, *axes.get_xlim(), width)
-    if not panel.y_log:
-        axes.set_ylim(*(panel.y_limits or (0, None)))
-    else:
+    if panel.y_log:
         axes.set_yscale("log")
-        low, high = _range(value for line in panel.lines for value in line.y)
+        values = [float(value) for line in panel.lines for value in line.y]
         # A line that does not change would leave an axis of a hair's breadth, without a single tick.
-        if limits := panel.y_limits or ((low / 1.5, high * 1.5) if high < 1.1 * low else None):
-            axes.set_ylim(*limits)
+        if panel.y_limits is None and max(values) < 1.1 * min(values):
+            axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    if panel.y_limits:
+        axes.set_ylim(*panel.y_limits)
+    if panel.y_log:
         log_axis(axes.yaxis, *axes.get_ylim(), height)
     if panel.decorate is not None:
         panel.decorate(axes)
-
-
-def _range(values: Iterable[float]) -> tuple[float, float]:
-    finite = [float(value) for value in values]
-    return min(finite), max(finite)
-
-
-def _ring(axes: Axes, x: float, y: float) -> None:
-    """Mark a point that should not be believed."""
-    axes.plot([x], [y], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=WARNING, zorder=5)
 
 
 def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, float], **options: Any) -> None:
@@ -280,102 +309,3 @@ def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, flo
         "zorder": 6,
     }
     axes.annotate(text, at, xytext=move, textcoords="offset points", **{**usual, **options})
-
-
-def _label_ends(axes: Axes, line: Line, ends: tuple[str, str]) -> None:
-    """Write beside the first and the last point of a line, away from the line."""
-    outward = 6 if line.x[-1] >= line.x[0] else -6
-    for end, move in ((0, -outward), (-1, outward))[: len(line.x)]:
-        write(axes, ends[end], (line.x[end], line.y[end]), (move, 0), color=line.style.colour)
-
-
-def _handle(style: SeriesStyle, x: Sequence[float] = (0,), y: Sequence[float] = (0,)) -> Any:
-    """Return a piece of a line with one marker, for a label."""
-    from matplotlib.lines import Line2D
-
-    return Line2D(x, y, markevery=[len(x) // 2], **style.line())
-
-
-def _label_beside(
-    figure: Figure,
-    axes: Axes,
-    panel: Panel,
-    styles: Sequence[SeriesStyle],
-    start: float,
-    room: tuple[float, float],
-) -> None:
-    """Write every label right of the last panel, where its line ends, and lead it to lines that reach the edge.
-
-    Args:
-        start, room: shares of the figure: where the labels' column begins, and its lower and upper end.
-    """
-    from matplotlib.lines import Line2D
-
-    width, height = figure.get_size_inches()
-    box, to_figure = axes.get_position(), axes.transData - figure.transFigure
-    last = {line.style: max(zip(line.x, line.y, strict=True)) for line in panel.lines if len(line.x)}
-    ends = {style: to_figure.transform(last[style]) for style in styles if style in last}
-    wanted = {style: ends[style][1] if style in ends else box.y0 for style in styles}
-    upwards = sorted(styles, key=lambda style: wanted[style])
-    gap = LABEL_HEIGHT * figure_scale(figure) / height
-    places = spread([wanted[style] for style in upwards], gap, room[0] + gap / 2, room[1] - gap / 2)
-    edge = max((x for x, _ in ends.values()), default=box.x1)
-    at = start + 0.3 / width
-    for style, y in zip(upwards, places, strict=True):
-        if panel.leaders and style in ends and ends[style][0] > edge - 0.02:
-            x, end = ends[style]
-            points = ([x + 0.05 / width, start + 0.08 / width, at], [end, y, y])
-            figure.add_artist(Line2D(*points, color=style.colour, linewidth=0.6, alpha=0.5))
-        figure.add_artist(_handle(style, [at, at + 0.15 / width, at + 0.3 / width], [y, y, y]))
-        weight = "bold" if style.bold else "normal"
-        size = LABEL_SIZE * figure_scale(figure)
-        figure.text(at + 0.37 / width, y, style.label, va="center", fontsize=size, color=INK, fontweight=weight)
-
-
-def figure_scale(figure: Figure) -> float:
-    """Return the scale of a figure's letters."""
-    return 0.8 if figure.get_figwidth() < NARROW else 1.0
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return places at least ``gap`` apart in [low, high], in order and near the ``wanted`` ones, which ascend."""
-    places = [min(max(value, low), high) for value in wanted]
-    for n in range(1, len(places)):
-        places[n] = max(places[n], places[n - 1] + gap)
-    ceiling = high
-    for n in reversed(range(len(places))):
-        places[n] = min(places[n], ceiling)
-        ceiling = places[n] - gap
-    return places
-
-
-def _label_below(figure: Figure, styles: Sequence[SeriesStyle], columns: int, bottom: float) -> None:
-    """Write the labels in columns under the panels, from ``bottom``, a share of the figure, upwards."""
-    legend = figure.legend(
-        handles=[*map(_handle, styles)],
-        loc="lower left",
-        bbox_to_anchor=(0.0, bottom),
-        ncols=columns,
-        borderpad=0.2,
-        borderaxespad=0.0,
-        handlelength=2.4,
-        labelspacing=0.35,
-        labelcolor=INK,
-    )
-    for text, style in zip(legend.get_texts(), styles, strict=True):
-        text.set_fontweight("bold" if style.bold else "normal")
-
-
-def describe(drawing: Drawing) -> str:
-    """Return one sentence on what a figure shows: its axes, its setting, and which line ends lowest and highest."""
-    panel = drawing.grid[0][-1]
-    titles = ", ".join(dict.fromkeys(p.title.lower() for row in drawing.grid for p in row if p.title))
-    said = f"{drawing.title} ({drawing.setting}): {panel.y_label} over {panel.x_label}"
-    said += f", panels {titles}" if titles else ""
-    lines = [line for line in panel.lines if len(line.y) and line.style.label]
-    if lines:
-        low, high = (choose(lines, key=lambda line: line.y[-1]) for choose in (min, max))
-        said += f"; {len(lines)} line{'s' * (len(lines) > 1)}, ending"
-        said += f" from {low.y[-1]:.3g} ({low.style.label})" if low is not high else ""
-        said += f" {'to' if low is not high else 'at'} {high.y[-1]:.3g} ({high.style.label})"
-    return f"{said}."

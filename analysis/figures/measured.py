@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...results.select import best_rows, ok_rows
-from .layout import Drawing, Line, Panel
+from .layout import Drawing, Panel, measured_line
 from .selection import (
     MODE_TITLES,
     Chosen,
@@ -21,6 +21,7 @@ from .selection import (
     choose_over_width,
     describe,
     failure_note,
+    lowered_runs,
     other_head_dims,
     unmeasured,
 )
@@ -76,12 +77,7 @@ def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Pa
     """Return one mode's panel: a line per (operation, implementation) over the size ``x``; suspect rows are ringed."""
     shown = rows[rows["mode"] == mode].sort_values(x)
     lines = [
-        Line(
-            x=line[x].tolist(),
-            y=y.of(line).tolist(),
-            style=series_style(str(op), str(impl)),
-            ringed=line["suspect"].notna().to_numpy().nonzero()[0].tolist(),
-        )
+        measured_line(line, x, y.of(line), series_style(str(op), str(impl)))
         for (op, impl), line in shown.groupby(["op", "impl"], sort=True)
     ]
     label = "tokens" if x == "seq_len" and rows["d_model"].notna().all() else LABELS[x]
@@ -103,7 +99,8 @@ def _drawing(
         grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in quantities] for m in modes]
     else:
         grid = [[_panel(rows, m, x, q, MODE_TITLES[m]) for m in modes] for q in quantities]
-    return Drawing(grid=grid, title=title, setting=describe(chosen, *setting), note=_notes(chosen, x, rows))
+    words, note = describe(chosen, *setting), _notes(chosen, x, rows)
+    return Drawing(grid=grid, title=title, setting=words, note=note, rows=rows, x=x)
 
 
 def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
@@ -112,8 +109,7 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
     ]
-    runs = shown["run_id"].nunique()
-    if shown["throttled"].notna().sum() > len(shown) / 2 and runs > 1:
+    if runs := lowered_runs(shown):
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."

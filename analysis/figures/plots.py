@@ -16,7 +16,6 @@ from .theory import Theory
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = MappingProxyType(
     {
@@ -73,36 +72,22 @@ def modelled_operation(frame: pd.DataFrame) -> str:
     return usual if usual in known else str(known[0])
 
 
-def plot(
+def drawing(
     kind: str,
     frame: pd.DataFrame | None = None,
     selection: Selection = Selection(),  # noqa: B008, frozen
     theory: Theory = Theory(),  # noqa: B008, frozen
-    *,
-    width: float | None = None,
-) -> Figure:
-    """Draw the figure called ``kind``.
+) -> Drawing:
+    """Return what the figure called ``kind`` shows.
 
     Args:
         frame: result rows, for the kinds that show some.
         selection: which rows.
         theory: the problem, for the kinds that are drawn from the counts.
-        width: inches [what suits the figure].
 
     Raises:
-        ValueError: an unknown kind, results missing or not wanted, nothing to show, or a width in which nothing can be
-            read.
+        ValueError: an unknown kind, results missing or not wanted, or nothing to show.
     """
-    return drawing(kind, frame, selection, theory).at(width)
-
-
-def drawing(
-    kind: str,
-    frame: pd.DataFrame | None,
-    selection: Selection,
-    theory: Theory = Theory(),  # noqa: B008, frozen
-) -> Drawing:
-    """Return what :func:`plot` draws, to be drawn at one width or several."""
     check_kind(kind, results=frame is not None)
     if kind in THEORY_KINDS:
         return THEORY_KINDS[kind](theory)

@@ -17,7 +17,7 @@ from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case
 from ..model.runtime_model import SUSPECT_MARGIN
-from .layout import Drawing, Line, Panel, write
+from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS, modes_of
 from .selection import (
     MODE_TITLES,
@@ -34,23 +34,9 @@ from .style import INK, MUTED, axis_prefix, binary, rate, series_style
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Points = Sequence[tuple[Accelerator, "pd.DataFrame"]]
-"""Accelerators with the points measured on them."""
 
 
 def roofline(
-    frame: pd.DataFrame,
-    gpus: str | Accelerator | Sequence[str | Accelerator],
-    selection: Selection = Selection(),  # noqa: B008, frozen
-    width: float | None = None,
-) -> Figure:
-    """Draw what :func:`roofline_drawing` returns, at ``width`` inches [what suits the number of modes]."""
-    return roofline_drawing(frame, gpus, selection).at(width)
-
-
-def roofline_drawing(
     frame: pd.DataFrame,
     gpus: str | Accelerator | Sequence[str | Accelerator],
     selection: Selection = Selection(),  # noqa: B008, frozen
@@ -70,45 +56,45 @@ def roofline_drawing(
     Raises:
         ValueError: unknown accelerators, the CPU beside a GPU, or no row measured on any of them.
     """
-    accelerators, having = _accelerators(frame, gpus)
+    accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
     chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
-    points = [(each, _points(frame, each, chosen, selection)) for each in accelerators if each.key in having]
-    rows = [each for _, each in points]
-    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
-    low = min(0.6 * min(float(each["intensity"].min()) for each in rows), min(ridges) / 12)
-    high = max(1.8 * max(float(each["intensity"].max()) for each in rows), 4 * max(ridges))
+    points = _points(frame, accelerators, chosen, selection)
     peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
     unit, prefix = axis_prefix(peak)
-    floor = 10 ** math.floor(math.log10(0.7e12 * min(float(each["tflops"].min()) for each in rows)))
-    top = max(peak * 2.2, 1.5e12 * max(float(each["tflops"].max()) for each in rows))
-    chunks = sorted({float(chunk) for each in rows for chunk in each["chunk_size"].dropna()})
+    chunks = sorted(map(float, set(points["chunk_size"].dropna())))
     beyond = 2 * max(chunks, default=8)
+    points = points.assign(
+        reached=points["tflops"] * (1e12 / unit), place=points["chunk_size"].astype(float).fillna(beyond)
+    )
+    ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
+    low, high = points["intensity"].min(), points["intensity"].max()
+    intensities = (min(0.6 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
+    floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
+    rates = (floor / unit, max(peak * 2.2, 1.5e12 * points["tflops"].max()) / unit)
     roofs, shares = [], []
-    for mode in modes_of(rows[0]):
-        lines = _lines(points, mode, lambda each: (each["intensity"], each["tflops"] * (1e12 / unit)), ends=True)
+    for mode in modes_of(points[points["device_accelerator"] == main.key]):
+        here = points[points["mode"] == mode].sort_values("chunk_size")
         roofs.append(
             Panel(
                 title=MODE_TITLES[mode],
-                lines=lines,
+                lines=_lines(here, accelerators, "intensity", "reached", ends=True),
                 x_label="arithmetic intensity (FLOP per byte moved)",
                 y_label=f"{prefix}FLOP/s",
-                x_limits=(low, high),
-                y_limits=(floor / unit, top / unit),
-                decorate=_roofs(accelerators, chosen.dtype, unit, lines),
+                x_limits=intensities,
+                y_limits=rates,
+                decorate=_roofs(accelerators, chosen.dtype, unit),
                 leaders=False,
             )
         )
         shares.append(
             Panel(
                 title=f"{MODE_TITLES[mode]}: % of roof",
-                lines=_lines(
-                    points, mode, lambda each: (each["chunk_size"].astype(float).fillna(beyond), each["share"])
-                ),
+                lines=_lines(here, accelerators, "place", "share"),
                 x_label=LABELS["chunk_size"],
                 y_label="% of the roof",
                 sizes=[*chunks, beyond],
-                y_limits=(0, max(100.0, 1.05 * max(float(each["share"].max()) for each in rows))),
+                y_limits=(0, max(100.0, 1.05 * points["share"].max())),
                 y_log=False,
                 decorate=_share_axis(chunks, beyond),
                 leaders=False,
@@ -128,42 +114,45 @@ def roofline_drawing(
     )
 
 
-def _accelerators(
-    frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]
-) -> tuple[list[Accelerator], list[str]]:
-    """Return the accelerators named, the first that has rows in front, and the keys of those that have some."""
+def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | Accelerator]) -> list[Accelerator]:
+    """Return the accelerators named, the first that has rows in front."""
     named = [gpus] if isinstance(gpus, str | Accelerator) else gpus
-    known = {each.key: each for each in (get_accelerator(n) if isinstance(n, str) else n for n in reversed(named))}
-    keys = [*known][::-1]
-    if "cpu" in keys and len(keys) > 1:
-        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(keys)}")
+    known: dict[str, Accelerator] = {}
+    for each in (get_accelerator(n) if isinstance(n, str) else n for n in named):
+        known.setdefault(each.key, each)
+    if "cpu" in known and len(known) > 1:
+        raise ValueError(f"gpu must not name the CPU beside others, got {', '.join(known)}")
     present = {str(key) for key in ok_rows(frame)["device_accelerator"].dropna()}
-    having = [key for key in keys if key in present]
-    if not having:
+    main = next((known.pop(key) for key in list(known) if key in present), None)
+    if main is None:
         raise ValueError(
-            f"results must hold rows measured on {' or '.join(keys)} for its roofline, got rows of: "
+            f"results must hold rows measured on {' or '.join(known)} for its roofline, got rows of: "
             f"{', '.join(sorted(present)) or 'none'}"
         )
-    main = known[having[0]]
-    others = [known[key] for key in keys if key != having[0]]
-    return [main if main.is_measured else with_stored_roofs(main), *others], having
+    return [main if main.is_measured else with_stored_roofs(main), *known.values()]
 
 
-def _points(frame: pd.DataFrame, accelerator: Accelerator, chosen: Chosen, selection: Selection) -> pd.DataFrame:
-    """Return the points measured on ``accelerator`` in the chosen setting, with their share of its roof and doubts."""
+def _points(
+    frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen, selection: Selection
+) -> pd.DataFrame:
+    """Return the points measured on each accelerator in the chosen setting, their shares of its roof, and doubts."""
+    import pandas as pd
+
     held = ("dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
     same = dataclasses.replace(selection, **{name: getattr(chosen, name) for name in held})
-    rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
-    rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
-    rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
-    if rows.empty:
-        raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
-    reached = [each._asdict() for each in rows.itertuples(index=False)]
-    return rows.assign(
-        share=[100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached],
-        doubt=[doubt(row, accelerator) for row in reached],
-        device=accelerator.key,
-    )
+    measured, points = ok_rows(frame)["device_accelerator"], []
+    for accelerator in accelerators:
+        if not (measured == accelerator.key).any():
+            continue
+        rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
+        rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
+        rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
+        if rows.empty:
+            raise ValueError(f"results must hold counted rows measured on {accelerator.key} for its roofline, got none")
+        reached = [each._asdict() for each in rows.itertuples(index=False)]
+        shares = [100 * row["tflops"] * 1e12 / _roof_at(row, accelerator) for row in reached]
+        points.append(rows.assign(share=shares, doubt=[doubt(row, accelerator) for row in reached]))
+    return pd.concat(points)
 
 
 def _roof_at(row: dict[str, Any], accelerator: Accelerator) -> float:
@@ -200,37 +189,29 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
 
 
 def _lines(
-    points: Points,
-    mode: str,
-    place: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]],
-    *,
-    ends: bool = False,
+    points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, *, ends: bool = False
 ) -> list[Line]:
-    """Return a line per implementation and accelerator in the order of chunk size; all but the first's are hollow.
+    """Return a line per implementation and accelerator; all but the first accelerator's are hollow.
 
     Args:
-        place: x and y of rows.
+        points: of one mode, in the order of chunk size.
         ends: whether the longest trajectory's ends are named and doubtful points ringed.
     """
     lines = []
-    for n, (accelerator, rows) in enumerate(points):
-        rows = rows[rows["mode"] == mode].sort_values("chunk_size")
+    for n, accelerator in enumerate(accelerators):
+        rows = points[points["device_accelerator"] == accelerator.key]
         labelled = _longest_trajectory(rows) if ends and not n else None
-        for (op, impl), line in rows.groupby(["op", "impl"], sort=True):
+        for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
             style = series_style(str(op), str(impl))
             if n:
                 style = dataclasses.replace(style, hollow=True, label=f"{style.label}, {accelerator.key}")
-            x, y = place(line)
-            chunks = [f"L = {binary(chunk)}" for chunk in line["chunk_size"].iloc[[0, -1]]]
-            lines.append(
-                Line(
-                    x=x.tolist(),
-                    y=y.tolist(),
-                    style=style,
-                    ends=(chunks[0], chunks[1]) if (op, impl) == labelled else None,
-                    ringed=line["doubt"].notna().to_numpy().nonzero()[0].tolist() if ends else (),
-                )
-            )
+            line = measured_line(group, x, group[y], style, doubts="doubt")
+            if not ends:
+                line = dataclasses.replace(line, ringed=())
+            elif (op, impl) == labelled:
+                first, last = group["chunk_size"].iloc[[0, -1]]
+                line = dataclasses.replace(line, ends=(f"L = {binary(first)}", f"L = {binary(last)}"))
+            lines.append(line)
     return lines
 
 
@@ -255,9 +236,7 @@ def _share_axis(chunks: Sequence[float], beyond: float) -> Callable[[Axes], None
     return decorate
 
 
-def _roofs(
-    accelerators: Sequence[Accelerator], dtype: str, unit: float, lines: Sequence[Line]
-) -> Callable[[Axes], None]:
+def _roofs(accelerators: Sequence[Accelerator], dtype: str, unit: float) -> Callable[[Axes], None]:
     """Return what draws the roofs in ``unit`` FLOP/s: the first accelerator's last, and what goes with it."""
 
     def decorate(axes: Axes) -> None:
@@ -268,7 +247,9 @@ def _roofs(
             name = f"{accelerator.name.removeprefix('NVIDIA ')} " if len(accelerators) > 1 else ""
             colour, width = (MUTED, 0.8) if n else (INK, 1.3)
             _roof(axes, peak / unit, accelerator.bandwidth_bytes_s / unit, color=colour, linewidth=width)
-            _label_level(axes, f"{name}{rate(peak, 'FLOP/s')}", peak / unit, accelerator, dtype, lines, colour)
+            # Under the points: a CPU's rates are no limits, and its points may stand above the roof.
+            label, end = f"{name}{rate(peak, 'FLOP/s')}", (axes.get_xlim()[1], peak / unit)
+            write(axes, label, end, (-3, 2.5), color=colour, zorder=2.5)
             if not n:
                 _beside_the_roof(axes, accelerator, dtype, unit)
 
@@ -300,42 +281,15 @@ def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: flo
         write(axes, f"vector {rate(vector, 'FLOP/s')}", (high, vector / unit), (-3, 2), color=MUTED, zorder=3)
 
 
-def _label_level(
-    axes: Axes,
-    label: str,
-    level: float,
-    accelerator: Accelerator,
-    dtype: str,
-    lines: Sequence[Line],
-    colour: str,
-) -> None:
-    """Write a label along the level part of a roof, where it covers no point if there is such a place."""
-    x_range, y_range = (math.log(b / a) for a, b in (axes.get_xlim(), axes.get_ylim()))
-    left, right = accelerator.intensity(dtype) or 1.0, axes.get_xlim()[1]
-    # Shares of the panel that a letter's width and a line's height take, marks included, in a panel of usual size.
-    long, tall = 0.026 * len(label) + 0.03, 0.13
-
-    def covers(x: float, across: int, up: int) -> bool:
-        points = ((px, py) for line in lines for px, py in zip(line.x, line.y, strict=True))
-        return any(
-            -0.02 < across * math.log(px / x) / x_range < long and -0.02 < up * math.log(py / level) / y_range < tall
-            for px, py in points
-        )
-
-    places = [(x, across, up) for x, across in ((right, -1), (left, 1)) for up in (1, -1)]
-    x, across, up = next((place for place in places if not covers(*place)), places[0])
-    write(axes, label, (x, level), (3 * across, 2.5 * up), color=colour, path_effects=())
-
-
 def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
     """Return the measured roofs to draw beside the roof: none where it is measured itself."""
     measured = accelerator.measured
     return None if measured is None or dtype not in measured.matrix_flops or accelerator.is_measured else measured
 
 
-def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
+def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
     main, parts = accelerators[0], []
-    if any(rows["chunk_size"].isna().any() for _, rows in points):
+    if points["chunk_size"].isna().any():
         parts.append("None: no chunk axis.")
     measured = _measured_beside(main, dtype)
     if measured is not None:
@@ -343,7 +297,7 @@ def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerat
         parts.append(f"Dashed: measured, {reached} ({measured.source}).")
     elif main.is_measured:
         parts.append(f"The roof is measured: {main.source}.")
-    bare = [each.name for each in accelerators if each.key not in {known.key for known, _ in points}]
+    bare = [each.name for each in accelerators if each.key not in set(points["device_accelerator"])]
     if bare:
         parts.append(f"Roof only, nothing measured: {', '.join(bare)}.")
     elsewhere = ok_rows(frame[~frame["device_accelerator"].isin([each.key for each in accelerators])])
@@ -351,8 +305,7 @@ def _notes(frame: pd.DataFrame, points: Points, accelerators: Sequence[Accelerat
         names = ", ".join(sorted({str(name) for name in elsewhere["device_name"].dropna()}))
         many = "rows measured on other devices" if len(elsewhere) > 1 else "row measured on another device"
         parts.append(f"Not on this roofline: {len(elsewhere)} {many} ({names}).")
-    for _, rows in points:
-        for row in rows.loc[rows["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
-            chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
-            parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
+    for row in points.loc[points["doubt"].notna(), ["impl", "mode", "chunk_size", "doubt"]].itertuples():
+        chunk = "" if row.chunk_size != row.chunk_size else f" L = {binary(float(row.chunk_size))}"
+        parts.append(f"Ringed, suspect: {row.impl} {row.mode}{chunk}: {row.doubt}.")
     return parts

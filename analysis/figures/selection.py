@@ -233,8 +233,8 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
 
 def _most_frequent(values: pd.Series) -> Any:
     """Return the most frequent value, the largest of equally frequent ones; None without values."""
-    counts = values.dropna().value_counts()
-    return None if counts.empty else max(counts[counts == counts.max()].index)
+    modes = values.mode()
+    return None if modes.empty else modes.max()
 
 
 PAPER_SEQ_LEN = 8192
@@ -339,3 +339,9 @@ def other_head_dims(chosen: Chosen) -> str:
         for dim, group in rows.groupby("head_dim_v", sort=True)
     ]
     return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
+
+
+def lowered_runs(rows: pd.DataFrame) -> int:
+    """Return how many runs measured the rows, where that are several and most clocks were lowered; else 0."""
+    runs = rows["run_id"].nunique()
+    return int(runs) if runs > 1 and 2 * rows["throttled"].notna().sum() > len(rows) else 0

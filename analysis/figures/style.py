@@ -46,14 +46,15 @@ _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
         "attention": "#222222",
         "gla": "#117733",
         "selective_scan": "#332288",
-        "rglru": "#0072B2",
-        "linear_scan": "#56B4E9",
-        "wkv4": "#D55E00",
-        "gated_mlp": "#009E73",
-        "projections": "#222222",
+        "rglru": "#AA4499",
+        "linear_scan": "#44AA99",
+        "rglru_layer": "#999933",
+        "wkv4": "#8B5A2B",
+        "gated_mlp": "#CC6677",
+        "projections": "#444444",
     }
 )
-"""Ten operations of one family differ for every kind of colour vision; those of other families share their colours."""
+"""Those of one family differ for every kind of colour vision."""
 
 _MARKERS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,12 +89,16 @@ _DASHES: Mapping[str, Any] = MappingProxyType(
         "recurrent": _DOTTED,
         "native_autograd": _DOTTED,
         "fused_save": _DOTTED,
+        "interleaved": _DASH_DOTTED,
         "fused": _DASHED,
         "joint": _DASHED,
         "lightning1": _DOTTED,
         "lightning2": _DASHED,
         "custbw": _DASH_DOTTED,
         "xl_chunk": _LONG_DASHED,
+        "chunked": _LONG_DASHED,
+        "naive": _DASH_DOTTED,
+        "eager": _DOTTED,
         "cpu": _DOTTED,
         "v2": _DOTTED,
         "v3": _DASHED,
@@ -109,7 +114,7 @@ INK, MUTED, WARNING = "#1A1A1A", "#6B6B6B", "#B00020"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesStyle:
-    """How one implementation is drawn, wherever it is drawn; ``op`` is its operation, "" for a line of none."""
+    """How one implementation is drawn, wherever it is drawn."""
 
     colour: str
     marker: str
@@ -118,7 +123,6 @@ class SeriesStyle:
     label: str
     bold: bool = False
     hollow: bool = False
-    op: str = ""
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
@@ -156,35 +160,19 @@ def series_style(op: str, impl: str) -> SeriesStyle:
     ours = provider in ("", "lrbench")
     dashes = next((dash for part, dash in _DASHES.items() if part in variant), _SOLID)
     return SeriesStyle(
-        colour=operation_colour(op),
+        colour=_OPERATION_COLOURS.get(op) or _by_name(CURVES, op),
         marker=_MARKERS["lrbench"] if ours else _MARKERS.get(provider) or _by_name(_SPARE_MARKERS, provider),
         # Our main kernel is solid, and our torch form is dotted.
         dashes={"fused_chunk": _SOLID, "torch": _DOTTED}.get(impl, dashes),
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
-        op=op,
     )
-
-
-def operation_colour(op: str) -> str:
-    """Return the colour of an operation wherever no other of its colour stands beside it."""
-    return _OPERATION_COLOURS.get(op) or _by_name(CURVES, op)
 
 
 def _by_name(choices: Sequence[str], name: str) -> str:
     """Return one of several looks for a name that has none of its own, the same one every time."""
     return choices[zlib.crc32(name.encode()) % len(choices)]
-
-
-def other_colours(ops: Iterable[str]) -> dict[str, str]:
-    """Return the colours of those of ``ops`` that cannot have their own in one figure: one before them has it."""
-    ranks = {op: rank for rank, op in enumerate(_OPERATION_COLOURS)}
-    ordered = sorted(set(ops), key=lambda op: (ranks.get(op, len(ranks)), op))
-    own = [operation_colour(op) for op in ordered]
-    spare = [colour for colour in dict.fromkeys(_OPERATION_COLOURS.values()) if colour not in own]
-    repeated = [op for n, op in enumerate(ordered) if own[n] in own[:n]]
-    return dict(zip(repeated, spare, strict=False))
 
 
 def curve_style(index: int, label: str, *, dashed: bool = False) -> SeriesStyle:

@@ -7,23 +7,24 @@ takes measured rows to stand beside the model where there are some.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_operation
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, count_case
 from ..counts.formulations import is_counted, one_of
 from ..counts.model import DTYPE_BYTES
-from ..model.chunk_size import check_chunkwise, coefficients, feasible_chunks
+from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.launch_model import fit_launches
 from ..model.runtime_model import runtime_model
 from ..model.schedule import launches_of
-from .layout import Drawing, Line, Panel, same_limits, write
+from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES
-from .style import CURVES, MUTED, curve_style, operation_label, series_style
+from .style import MUTED, SeriesStyle, curve_style, operation_label, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
 CHUNK = "chunk size L (tokens)"
-HEAD_DIM = "value head dim d_v (elements)"
 OPTIMUM = "best chunk size L (tokens)"
 THIN: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (1, 2)), "zorder": 1}
 
@@ -99,42 +99,54 @@ class Theory:
         return [get_accelerator(name) for name in dict.fromkeys(self.gpus)]
 
     def setting(self, *parts: str) -> str:
-        """Return what holds for a whole figure."""
-        name = operation_label(self.op)
-        return " · ".join((f"{name} {MODE_TITLES[self.mode].lower()}", *parts))
+        """Return what holds for a whole figure; ``parts`` are words, or length, share or factor for the problem's."""
+        known = {
+            "length": f"T = {self.seq_len:,}",
+            "share": f"d_qk = {self.share:g} d_v",
+            "factor": f"causal factor {self.causal_factor:g}",
+        }
+        name = f"{operation_label(self.op)} {MODE_TITLES[self.mode].lower()}"
+        return " · ".join((name, *(known.get(part, part) for part in parts)))
 
 
 def _key_dim(head_dim: int, share: float) -> int:
     return max(1, round(share * head_dim))
 
 
-def _counted(
-    theory: Theory, formulation: str, head_dim: int, chunk_size: int | None, *, heads: int = 1, batch: int = 1
-) -> Count:
+def _counted(theory: Theory, head_dim: int, chunk_size: int | None, formulation: str = "chunkwise", **of: Any) -> Count:
+    """Return the count of one head and sequence, or ``of`` a batch and num_heads."""
     return count(
         theory.op,
         formulation=formulation,
         mode=theory.mode,
         seq_len=theory.seq_len,
-        batch=batch,
-        num_heads=heads,
         head_dim_qk=_key_dim(head_dim, theory.share),
         head_dim_v=head_dim,
         chunk_size=chunk_size,
         dtype=theory.dtype,
         state_dtype=theory.state_dtype,
         causal_factor=None if formulation == "recurrent" else theory.causal_factor,
+        **of,
     )
 
 
-def _closed(
-    theory: Theory, head_dim: int, *, intensity: float | None = None, share: float | None = None, **changed: Any
-) -> float:
-    """Return L_opt,FLOP, or L_opt,Runtime at an accelerator's intensity; ``changed``: other than the theory's."""
-    settings = {name: getattr(theory, name) for name in ("causal_factor", "dtype", "state_dtype", "mode")}
-    key_dim = _key_dim(head_dim, theory.share if share is None else share)
-    each = coefficients(theory.op, head_dim_qk=key_dim, head_dim_v=head_dim, **{**settings, **changed})
-    return each.flop_optimal() if intensity is None else each.runtime_optimal(intensity)
+def _optima(theory: Theory, style: SeriesStyle, *, intensity: float | None = None, share: float | None = None) -> Line:
+    """Return L_opt,FLOP over head dim, or L_opt,Runtime at an accelerator's intensity; ``share``: p_qk, if another."""
+    closed = [_closed(theory, dim, theory.share if share is None else share) for dim in HEAD_DIMS]
+    y = [each.flop_optimal() if intensity is None else each.runtime_optimal(intensity) for each in closed]
+    return Line(x=HEAD_DIMS, y=y, style=style)
+
+
+def _closed(theory: Theory, head_dim: int, share: float) -> Coefficients:
+    return coefficients(
+        theory.op,
+        head_dim_qk=_key_dim(head_dim, share),
+        head_dim_v=head_dim,
+        causal_factor=theory.causal_factor,
+        dtype=theory.dtype,
+        state_dtype=theory.state_dtype,
+        mode=theory.mode,
+    )
 
 
 def _dtype_on(accelerator: Accelerator, dtype: str) -> str:
@@ -146,38 +158,28 @@ def _dtype_on(accelerator: Accelerator, dtype: str) -> str:
     raise ValueError(f"dtype must be one of {known} on {accelerator.key}, got {dtype!r}")
 
 
-def _intensity(accelerator: Accelerator, dtype: str) -> float:
-    found = accelerator.intensity(_dtype_on(accelerator, dtype))
-    assert found is not None
-    return found
-
-
-def _marked(theory: Theory) -> list[tuple[str, float]]:
-    """Return the names and intensities of the accelerators, in ascending order."""
-    found = ((_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators())
-    return sorted(found, key=lambda each: each[1])
+def _intensities(theory: Theory) -> dict[str, float]:
+    """Return the accelerators' names and FLOP per byte, in the order in which they were named."""
+    found = {_short(each): each.intensity(_dtype_on(each, theory.dtype)) for each in theory.accelerators()}
+    return {name: intensity for name, intensity in found.items() if intensity is not None}
 
 
 def _short(accelerator: Accelerator) -> str:
     return accelerator.name.removeprefix("NVIDIA ").removeprefix("GeForce ").removeprefix("AMD Instinct ")
 
 
-def _powers(low: int, high: int) -> list[int]:
-    return [2**n for n in range(low.bit_length() - 1, high.bit_length()) if low <= 2**n <= high]
-
-
 def flops_over_chunk_size(theory: Theory) -> Drawing:
     """FLOPs of the chunkwise form over chunk size, between the recurrent and the parallel form's (TFLA, figure 18)."""
-    chunks = _powers(1, theory.seq_len)
-    constant = [
+    chunks = [2**n for n in range(theory.seq_len.bit_length())]
+    others = [
         f for f in ("recurrent", "parallel") if f in FORMULATIONS[theory.op] and is_counted(theory.op, f, theory.mode)
     ]
     panels = []
     for dim in (theory.head_dim // 4, theory.head_dim // 2, theory.head_dim):
-        chunkwise = [_counted(theory, "chunkwise", dim, chunk).flops / 1e9 for chunk in chunks]
+        chunkwise = [_counted(theory, dim, chunk).flops / 1e9 for chunk in chunks]
         lines = [Line(x=chunks, y=chunkwise, style=curve_style(0, "chunkwise"))]
-        for n, formulation in enumerate(constant, start=1):
-            flops = _counted(theory, formulation, dim, None).flops / 1e9
+        for n, formulation in enumerate(others, start=1):
+            flops = _counted(theory, dim, None, formulation).flops / 1e9
             style = curve_style(n, formulation, dashed=True)
             lines.append(Line(x=[chunks[0], chunks[-1]], y=[flops, flops], style=style))
         title = f"head dim {_key_dim(dim, theory.share)} (qk), {dim} (v)"
@@ -185,82 +187,79 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
     return Drawing(
         grid=[same_limits(panels, 0.7, 1.4)],
         title="FLOPs between the recurrent and the parallel form",
-        setting=theory.setting(f"T = {theory.seq_len:,}", f"causal factor {theory.causal_factor:g}"),
+        setting=theory.setting("length", "factor"),
     )
 
 
-def _optima(title: str, lines: Sequence[Line]) -> Panel:
-    return Panel(title=title, lines=lines, x_label=HEAD_DIM, y_label=OPTIMUM, sizes=HEAD_DIMS)
+def _over_head_dim(panels: Mapping[str, Sequence[Line]], title: str, setting: str) -> Drawing:
+    """Return a figure of best chunk sizes over head dim, from the lines of its panels by their titles."""
+    axes: dict[str, Any] = {"x_label": "value head dim d_v (elements)", "y_label": OPTIMUM, "sizes": HEAD_DIMS}
+    grid = same_limits([Panel(title=each, lines=lines, **axes) for each, lines in panels.items()])
+    return Drawing(grid=[grid], title=title, setting=setting)
 
 
 def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least FLOPs over head dim, for two ratios d_qk / d_v and three causal factors (TFLA, 19)."""
-    panels = []
-    for share in (0.5, 1.0):
-        lines = []
-        for n, factor in enumerate((0.5, 0.75, 1.0)):
-            optima = [_closed(theory, dim, share=share, causal_factor=factor) for dim in HEAD_DIMS]
-            lines.append(Line(x=HEAD_DIMS, y=optima, style=curve_style(n, f"causal factor {factor:g}")))
-        panels.append(_optima(f"d_qk = {share:g} d_v", lines))
-    return Drawing(
-        grid=[same_limits(panels)],
-        title="FLOP-optimal chunk size over head dim",
-        setting=theory.setting("closed form, grows as the square root"),
-    )
+    styles = {factor: curve_style(n, f"causal factor {factor:g}") for n, factor in enumerate((0.5, 0.75, 1.0))}
+    panels = {
+        f"d_qk = {share:g} d_v": [
+            _optima(dataclasses.replace(theory, causal_factor=factor), style, share=share)
+            for factor, style in styles.items()
+        ]
+        for share in (0.5, 1.0)
+    }
+    setting = theory.setting("closed form, grows as the square root")
+    return _over_head_dim(panels, "FLOP-optimal chunk size over head dim", setting)
 
 
 def runtime_optimal_over_head_dim(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over head dim, by accelerator and dtype of states (TFLA, figure 24)."""
-    known = [(_short(each), _intensity(each, theory.dtype)) for each in theory.accelerators()]
-    styles = [curve_style(n, name) for n, (name, _) in enumerate(known)]
-    styles.append(dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2))
-    panels = []
+    known = _intensities(theory)
+    least_flops = dataclasses.replace(curve_style(6, "least FLOPs", dashed=True), width=1.2)
+    panels = {}
     for states in ("fp32", "bf16"):
-        lines = []
-        for style, intensity in zip(styles, [*(intensity for _, intensity in known), None], strict=True):
-            optima = [_closed(theory, dim, intensity=intensity, state_dtype=states) for dim in HEAD_DIMS]
-            lines.append(Line(x=HEAD_DIMS, y=optima, style=style))
-        panels.append(_optima(f"{states} states", lines))
-    parts = (f"d_qk = {theory.share:g} d_v", theory.dtype, f"causal factor {theory.causal_factor:g}", "closed form")
-    title = "Runtime-optimal chunk size over head dim"
-    return Drawing(grid=[same_limits(panels)], title=title, setting=theory.setting(*parts))
+        each = dataclasses.replace(theory, state_dtype=states)
+        lines = [_optima(each, curve_style(n, name), intensity=known[name]) for n, name in enumerate(known)]
+        panels[f"{states} states"] = [*lines, _optima(each, least_flops)]
+    setting = theory.setting("share", theory.dtype, "factor", "closed form")
+    return _over_head_dim(panels, "Runtime-optimal chunk size over head dim", setting)
 
 
 def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     """The chunk size of least modelled time over an accelerator's FLOP per byte, by head dim (TFLA, figure 25)."""
-    marked = _marked(theory)
-    low, high = 0.6 * min(50.0, *(i for _, i in marked)), 1.6 * max(500.0, *(i for _, i in marked))
+    known = _intensities(theory)
+    low, high = 0.6 * min(50.0, *known.values()), 1.6 * max(500.0, *known.values())
     xs = [low * (high / low) ** (n / 60) for n in range(61)]
-    lines = [
-        Line(x=xs, y=[_closed(theory, dim, intensity=x) for x in xs], style=curve_style(n, f"d_v = {dim}"))
-        for n, dim in enumerate(HEAD_DIMS[1:])
-    ]
+    lines = []
+    for n, dim in enumerate(HEAD_DIMS[1:]):
+        closed = _closed(theory, dim, theory.share)
+        lines.append(Line(x=xs, y=[closed.runtime_optimal(x) for x in xs], style=curve_style(n, f"d_v = {dim}")))
     panel = Panel(
         title="",
         lines=lines,
         x_label="accelerator intensity (FLOP per byte)",
         y_label=OPTIMUM,
         x_limits=(low, high),
-        decorate=lambda axes: _mark_across(axes, marked),
+        decorate=lambda axes: _mark_across(axes, known),
     )
-    parts = (f"d_qk = {theory.share:g} d_v", f"{theory.state_dtype} states", f"causal factor {theory.causal_factor:g}")
+    named = ", ".join(f"{name} {intensity:.0f}" for group in _neighbours(known) for name, intensity in group)
     return Drawing(
         grid=[[panel]],
         title="Runtime-optimal chunk size over accelerator intensity",
-        setting=theory.setting(*parts, "closed form"),
-        note=f"Dotted, in FLOP per byte: {', '.join(f'{name} {intensity:.0f}' for name, intensity in marked)}.",
+        setting=theory.setting("share", f"{theory.state_dtype} states", "factor", "closed form"),
+        note=f"Dotted, in FLOP per byte: {named}.",
         usual_width=6.6,
     )
 
 
 def intensity_over_chunk_size(theory: Theory) -> Drawing:
     """Arithmetic intensity over chunk size by head dim, beside the accelerators' own (TFLA, figure 21)."""
-    marked, chunks, panels = _marked(theory), list(feasible_chunks(theory.seq_len)), []
+    known, chunks, panels = _intensities(theory), feasible_chunks(theory.seq_len), []
     for states in ("fp32", "bf16"):
         each = dataclasses.replace(theory, state_dtype=states)
         lines = []
         for n, dim in enumerate((64, 128, 256, 512)):
-            intensities = [_counted(each, "chunkwise", dim, chunk).intensity for chunk in chunks]
+            intensities = [_counted(each, dim, chunk).intensity for chunk in chunks]
             lines.append(Line(x=chunks, y=intensities, style=curve_style(n, f"d_v = {dim}")))
         panels.append(
             Panel(
@@ -269,32 +268,30 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
                 x_label=CHUNK,
                 y_label="FLOP per byte moved",
                 sizes=chunks,
-                decorate=lambda axes: _mark_along(axes, marked),
+                decorate=lambda axes: _mark_along(axes, known),
             )
         )
-    parts = (f"T = {theory.seq_len:,}", f"d_qk = {theory.share:g} d_v", f"causal factor {theory.causal_factor:g}")
     return Drawing(
         grid=[same_limits(panels)],
         title="Arithmetic intensity over chunk size",
-        setting=theory.setting(*parts),
+        setting=theory.setting("length", "share", "factor"),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
     )
 
 
-def _mark_across(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
+def _mark_across(axes: Axes, known: Mapping[str, float]) -> None:
     """Draw accelerators' intensities as upright thin lines, their names above the panel."""
-    for group in _neighbours(marked):
+    for group in _neighbours(known):
         for _, intensity in group:
             axes.axvline(intensity, **THIN)
-        name, at = ", ".join(name for name, _ in group), (group[0][1], 1.0)
         turned = {"rotation": 45, "rotation_mode": "anchor", "xycoords": axes.get_xaxis_transform()}
-        write(axes, name, at, (2, 2), color=MUTED, **turned)
+        write(axes, ", ".join(name for name, _ in group), (group[0][1], 1.0), (2, 2), color=MUTED, **turned)
 
 
-def _mark_along(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
+def _mark_along(axes: Axes, known: Mapping[str, float]) -> None:
     """Draw accelerators' intensities as level thin lines with their names on them, at two ends in turn where close."""
     previous, right = 0.0, False
-    for group in _neighbours(marked):
+    for group in _neighbours(known):
         for _, intensity in group:
             axes.axhline(intensity, **THIN)
         right = not right and group[0][1] < 1.4 * previous
@@ -304,10 +301,10 @@ def _mark_along(axes: Axes, marked: Sequence[tuple[str, float]]) -> None:
         write(axes, names, at, (0, 1), ha=side, color=MUTED, xycoords=axes.get_yaxis_transform())
 
 
-def _neighbours(marked: Sequence[tuple[str, float]]) -> list[list[tuple[str, float]]]:
+def _neighbours(known: Mapping[str, float]) -> list[list[tuple[str, float]]]:
     """Return ascending intensities in groups, those within 5 % of one another together: their names share a place."""
     groups: list[list[tuple[str, float]]] = []
-    for each in marked:
+    for each in sorted(known.items(), key=lambda each: each[1]):
         if groups and each[1] < 1.05 * groups[-1][0][1]:
             groups[-1].append(each)
         else:
@@ -326,38 +323,38 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         ValueError: no row of ``frame`` is of this problem.
     """
     measured = None if frame is None else _same_problem(frame, theory)
-    keys = [each.key for each in theory.accelerators()]
-    keys += [] if measured is None else [key for key in measured["device_accelerator"].unique() if key not in keys]
-    chunks, sizes = list(feasible_chunks(theory.seq_len)), theory.sizes
-    heads, batch = sizes["num_heads"], sizes["batch"]
-    counted = [_counted(theory, "chunkwise", theory.head_dim, chunk, heads=heads, batch=batch) for chunk in chunks]
+    devices = [] if measured is None else [get_accelerator(key) for key in measured["device_accelerator"].unique()]
+    accelerators = {each.key: each for each in (*theory.accelerators(), *devices)}
+    chunks, sizes = feasible_chunks(theory.seq_len), theory.sizes
+    whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
+    counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
     lines, launched = [], False
-    for n, accelerator in enumerate(map(get_accelerator, keys)):
-        dtype = _dtype_on(accelerator, theory.dtype)
+    for n, (key, accelerator) in enumerate(accelerators.items()):
+        name, dtype = _short(accelerator), _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
-        lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{_short(accelerator)}, model")))
+        lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{name}, model")))
         if frame is None or measured is None:
             continue
-        here = measured[measured["device_accelerator"] == accelerator.key]
-        lines += _measured_lines(here, theory.op, _short(accelerator), n)
-        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == "fused_chunk").any() else None
+        here = measured[measured["device_accelerator"] == key]
+        for impl, rows in here.sort_values("chunk_size").groupby("impl", sort=True):
+            label = f"{name}, {impl} measured"
+            style = series_style(theory.op, str(impl))
+            style = dataclasses.replace(style, colour=curve_style(n, "").colour, width=1.2, label=label)
+            lines.append(measured_line(rows, "chunk_size", rows["time_ms"], style))
+        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == FUSED_CHUNK).any() else None
         if launches is not None:
             launched = True
-            lines.append(
-                Line(
-                    x=chunks,
-                    y=launches,
-                    style=curve_style(n, f"{_short(accelerator)}, fused_chunk launches", dashed=True),
-                )
-            )
+            style = curve_style(n, f"{name}, {FUSED_CHUNK} launches", dashed=True)
+            lines.append(Line(x=chunks, y=launches, style=style))
     note = (
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
         f"{theory.causal_factor:g}."
     )
+    if launched:
+        note += f" Launches: grids, serial steps and states of {FUSED_CHUNK}, fitted to its rows."
     parts = (
-        f"T = {theory.seq_len:,}",
-        f"batch {batch}",
-        f"{heads} heads",
+        f"batch {sizes['batch']}",
+        f"{sizes['num_heads']} heads",
         f"head dim {sizes['head_dim_qk']} (qk), {theory.head_dim} (v)",
         f"{theory.dtype}, {theory.state_dtype} states",
     )
@@ -366,8 +363,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         title="Modelled runtime over chunk size"
         if measured is None
         else "Runtime over chunk size, model and measurement",
-        setting=theory.setting(*parts),
-        note=note + " Launches: grids, serial steps and states of fused_chunk, fitted to its rows." * launched,
+        setting=theory.setting("length", *parts),
+        note=note,
         usual_width=6.8,
     )
 
@@ -377,15 +374,15 @@ def _launch_times(
 ) -> list[float] | None:
     """Return the times that fused_chunk's launches take at each chunk size, fitted to the accelerator's rows."""
     rows = ok_rows(frame)
-    rows = rows[(rows["impl"] == "fused_chunk") & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
+    rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_launches(rows.to_dict("records"), theory.op, "fused_chunk", theory.mode, theory.dtype)
+    fit = fit_launches(rows.to_dict("records"), theory.op, FUSED_CHUNK, theory.mode, theory.dtype)
     if fit is None:
         return None
     times = []
     for chunk in chunks:
         sizes = {**theory.sizes, "chunk_size": chunk}
-        case = (theory.op, "fused_chunk", theory.mode, theory.dtype, theory.state_dtype, sizes)
+        case = (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, sizes)
         launches, count = launches_of(*case), count_case(*case)
         assert launches is not None and count is not None
         times.append(fit.time_ms(launches, accelerator, count))
@@ -405,19 +402,3 @@ def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:
         listed = ", ".join(f"{name} {value}" for name, value in wanted.items())
         raise ValueError(f"results must hold measured rows of the problem that is modelled ({listed}), got none")
     return rows
-
-
-def _measured_lines(rows: pd.DataFrame, op: str, device: str, index: int) -> list[Line]:
-    """Return a line for each implementation, in the colour of its device."""
-    lines = []
-    for impl, line in rows.sort_values("chunk_size").groupby("impl", sort=True):
-        style = dataclasses.replace(
-            series_style(op, str(impl)),
-            colour=CURVES[index % len(CURVES)],
-            width=1.2,
-            label=f"{device}, {impl} measured",
-            op="",
-        )
-        ringed = line["suspect"].notna().to_numpy().nonzero()[0].tolist()
-        lines.append(Line(x=line["chunk_size"].tolist(), y=line["time_ms"].tolist(), style=style, ringed=ringed))
-    return lines

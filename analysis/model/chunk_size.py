@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import load_rows
 from ..accelerators.known import Accelerator
 from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
@@ -130,7 +131,7 @@ def chunk_size_report(
     state_dtype: str = "fp32",
     causal_factor: float | None = None,
     mode: str = "fw",
-    impl: str = "fused_chunk",
+    impl: str = FUSED_CHUNK,
     results: Sequence[Path] = (),
     fit: LaunchFit | None = None,
     by_launches: bool = False,
@@ -169,7 +170,7 @@ def chunk_size_report(
     chunks = feasible_chunks(seq_len)
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
-    sizes: dict[str, int] = {
+    sizes: dict[str, Any] = {
         "batch": batch,
         "seq_len": seq_len,
         "num_heads": num_heads or max(1, 4096 // head_dim_v),
@@ -179,11 +180,7 @@ def chunk_size_report(
     chunkwise = functools.partial(
         count,
         op,
-        batch=batch,
-        seq_len=seq_len,
-        num_heads=sizes["num_heads"],
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
+        **sizes,
         formulation="chunkwise",
         dtype=dtype,
         state_dtype=state_dtype,

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...results.schema import SIZE_COLUMNS
-from ..accelerators.known import get_accelerator
+from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import chunk_of, count_case, formulation_of
+from ..counts import Count, chunk_of, count_case, formulation_of
 from .fit import Fit, Row, case_of, errors_of, is_set, left_out_ratios, of_device, percentile, relative_fit
-from .runtime_model import RuntimeModel, runtime_model
+from .runtime_model import runtime_model
 
 MIN_ROWS = 8
 """Fewer measured rows than this are not fitted."""
@@ -59,13 +59,44 @@ class FormulationFit(Fit):
             "worst_error": self.worst_error,
         }
 
-    def latency_ms(self, steps: int) -> float:
+    def time_ms(self, steps: int, accelerator: Accelerator, count: Count) -> float:
+        """Return the fitted time of a problem on an accelerator, its latencies as on the one that was measured.
+
+        Args:
+            steps: :func:`sequential_steps` of the problem.
+        """
+        model = runtime_model(count, accelerator, self.dtype)
+        return self._latency_ms(steps) + self.flops_factor * model.flops_ms + self.bytes_factor * model.bytes_ms
+
+    def interval_ms(self, steps: int, accelerator: Accelerator, count: Count) -> tuple[float, float, str]:
+        """Return where the time of a problem lies: least and most in ms, and what that means in words.
+
+        On the device that was measured that is where 90 % of left-out rows lay relative to their prediction. Elsewhere
+        everything but latency may speed up as little as the rate that gains least (matrix, vector, bandwidth) or as
+        much as the one that gains most.
+        """
+        words = f"90 % of rows left out of the fit on {self.accelerator}"
+        low_ms = high_ms = self.time_ms(steps, accelerator, count)
+        if self.accelerator != accelerator.key:
+            measured = with_roofs(get_accelerator(self.accelerator), self.roofs)
+            here, there = (runtime_model(count, each, self.dtype) for each in (accelerator, measured))
+            gains = (
+                there.flops_ms / here.flops_ms,
+                accelerator.vector_flops / measured.vector_flops,
+                accelerator.bandwidth_bytes_s / measured.bandwidth_bytes_s,
+            )
+            latency_ms = self._latency_ms(steps)
+            at_rates_ms = self.time_ms(steps, measured, count) - latency_ms
+            low_ms, high_ms = (latency_ms + at_rates_ms / gain for gain in (max(gains), min(gains)))
+            words += (
+                f", carried to {accelerator.key}: its rates are {min(gains):.2f} to {max(gains):.2f} times as high, "
+                "and which of them counts is not known there"
+            )
+        return low_ms * self.low_ratio, high_ms * self.high_ratio, words
+
+    def _latency_ms(self, steps: int) -> float:
         """Return the part of the time that no rate of the device shortens: starting, and waiting for states."""
         return self.launch_ms + steps * self.step_ms
-
-    def time_ms(self, model: RuntimeModel, steps: int) -> float:
-        """Return the fitted time for a problem's modelled times, on the measured device or carried to another."""
-        return self.latency_ms(steps) + self.flops_factor * model.flops_ms + self.bytes_factor * model.bytes_ms
 
 
 def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> int:

@@ -8,10 +8,10 @@ of the work alone: 4,096 programs and 4,100 take different times. Launches run o
 
 with FLOPs_SM what the busiest multiprocessor multiplies and alpha_SM its share of the matrix rate; B_states are the
 states between chunks that are stored and loaded, B_merge those moved to merge them, beta is the bandwidth. Inputs and
-outputs stream under the steps and cost nothing of their own; no time is less than the roofline's. Steps and starts
-differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative error, and
-1 / x are efficiencies. How well they predict is told by rows they have not seen: every sequence length, head dim and
-chunk length is left out in turn.
+outputs are loaded and stored while the steps run, so they have no term; no time is less than the roofline's. Steps and
+starts differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative
+error, and 1 / x are efficiencies. Every sequence length, head dim and chunk length is left out in turn, and the rows
+left out tell how well the constants predict.
 """
 
 from __future__ import annotations
@@ -41,26 +41,18 @@ from .fit import (
 from .runtime_model import runtime_model
 from .schedule import RESIDENT, Launch, launches_of
 
-LATENCIES: Mapping[str, str] = MappingProxyType(
-    {
-        "launch_ms": "launch",
-        "gate_step_ms": "wave of gate programs",
-        "walk_start_ms": "start of a wave that walks",
-        "walk_step_ms": "tile of a walk",
-        "normaliser_step_ms": "tile of the walk for denominators",
-        "states_step_ms": "tile of a states pass",
-        "merge_step_ms": "chunk merged",
-    }
-)
-FACTORS: Mapping[str, str] = MappingProxyType(
-    {
-        "matrix_factor": "matrix rate over the rate reached",
-        "states_factor": "bandwidth over that of states between chunks",
-        "merge_factor": "bandwidth over that of merging",
-    }
-)
+LATENCIES = (
+    "launch_ms", "gate_step_ms", "walk_start_ms", "walk_step_ms", "normaliser_step_ms", "states_step_ms",
+    "merge_step_ms",
+)  # fmt: skip
+"""Times in ms: of a launch, a wave of gate programs, the start of a wave that walks, a tile of a walk, of the walk for
+denominators and of a states pass, and a merged chunk."""
+
+FACTORS = ("matrix_factor", "states_factor", "merge_factor")
+"""Full rate over the rate reached: of matrix products, of states between chunks, of merging them."""
+
 CONSTANTS = (*LATENCIES, *FACTORS)
-"""What is fitted: times in ms, then factors on the times at full rate."""
+"""What is fitted."""
 
 _STEPS: Mapping[str, str] = MappingProxyType(
     {
@@ -129,7 +121,7 @@ class LaunchFit(Fit):
 
     def in_figures(self) -> dict[str, Any]:
         """Return what a table says of the fit; ``step_ms`` is a tile of a walk."""
-        factors = (self.constants["matrix_factor"], self.constants["states_factor"], self.constants["merge_factor"])
+        factors = [self.constants[name] for name in FACTORS]
         matrix, states, merge = (1 / factor if factor else None for factor in factors)
         return {
             "model": "launches",
@@ -296,6 +288,6 @@ def fit_launches(
 
 
 def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return each row's operation, None for one with rows enough for a fit of its own, which takes nobody else's."""
+    """Return each row's operation, None where it has enough rows for a fit of its own: these are never left out."""
     ops = [str(row["op"]) for row in rows]
     return [op if ops.count(op) < MIN_ROWS else None for op in ops]

@@ -9,14 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ...results.select import load_rows
-from ..accelerators.known import Accelerator, get_accelerator
-from ..accelerators.roofs import with_roofs
+from ..accelerators.known import Accelerator
 from ..counts import Count
 from .efficiency import FormulationFit, fit_efficiency, sequential_steps
 from .fit import ROW_COLUMNS, Case
 from .launch_model import LaunchFit, stored_launch_fit
 from .runtime_model import RuntimeModel, runtime_model
-from .schedule import Launch, launches_of
+from .schedule import launches_of
 
 NO_FIT: Mapping[str, Any] = MappingProxyType(
     {"model": "formulation"}
@@ -34,9 +33,8 @@ class Prediction:
 
     Attributes:
         low_ms, high_ms: without a fit the model's bounds (roofline, and no overlap), between which an ideal kernel
-            lies; with one, where 90 % of left-out rows lay relative to their prediction. A fit from another accelerator
-            widens that: everything but latency may speed up as little as the rate that gains least (matrix, vector,
-            bandwidth) or as much as the one that gains most.
+            lies; with one, where 90 % of left-out rows lay relative to their prediction, wider on another accelerator
+            than the one that was measured.
         time_ms: the fitted time, None without a fit.
         model: the runtime model's times.
         fit: the fit, or None.
@@ -49,52 +47,6 @@ class Prediction:
     model: RuntimeModel
     fit: FormulationFit | LaunchFit | None
     interval: str
-
-
-def predict(
-    count: Count, accelerator: Accelerator, dtype: str, *, steps: int = 1, fit: FormulationFit | None = None
-) -> Prediction:
-    """Return the predicted time of ``count`` on ``accelerator``.
-
-    Args:
-        steps: :func:`sequential_steps` of the problem; only a fit asks for them.
-        fit: efficiencies, of this accelerator or of another that they are carried over from.
-    """
-    model = runtime_model(count, accelerator, dtype)
-    if fit is None:
-        return Prediction(
-            low_ms=model.lower_ms,
-            high_ms=model.upper_ms,
-            time_ms=None,
-            model=model,
-            fit=None,
-            interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
-        )
-    time_ms = low_ms = high_ms = fit.time_ms(model, steps)
-    interval = f"90 % of rows left out of the fit on {fit.accelerator}"
-    if fit.accelerator != accelerator.key:
-        measured = with_roofs(get_accelerator(fit.accelerator), fit.roofs)
-        there = runtime_model(count, measured, dtype)
-        latency_ms = fit.latency_ms(steps)
-        gains = (
-            there.flops_ms / model.flops_ms,
-            accelerator.vector_flops / measured.vector_flops,
-            accelerator.bandwidth_bytes_s / measured.bandwidth_bytes_s,
-        )
-        at_rates_ms = fit.time_ms(there, steps) - latency_ms
-        low_ms, high_ms = (latency_ms + at_rates_ms / gain for gain in (max(gains), min(gains)))
-        interval += (
-            f", carried to {accelerator.key}: its rates are {min(gains):.2f} to {max(gains):.2f} times as high, and "
-            "which of them counts is not known there"
-        )
-    return Prediction(
-        low_ms=low_ms * fit.low_ratio,
-        high_ms=high_ms * fit.high_ratio,
-        time_ms=time_ms,
-        model=model,
-        fit=fit,
-        interval=interval,
-    )
 
 
 def predict_case(
@@ -111,24 +63,29 @@ def predict_case(
     op, impl, mode, dtype, _, sizes = case
     launches = launches_of(*case)
     if launches is not None:
-        fit = stored_launch_fit(results, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-        if fit is not None:
-            return predict_launches(fit, launches, count, accelerator)
-    formulation = None
+        by_launches = stored_launch_fit(results, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+        if by_launches is not None:
+            return predict(count, accelerator, dtype, by_launches, launches)
+    fit = None
     if results:
         rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
-        formulation = fit_efficiency(rows, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-    return predict(count, accelerator, dtype, steps=sequential_steps(op, impl, mode, dtype, sizes), fit=formulation)
+        fit = fit_efficiency(rows, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+    return predict(count, accelerator, dtype, fit, sequential_steps(op, impl, mode, dtype, sizes))
 
 
-def predict_launches(fit: LaunchFit, launches: Sequence[Launch], count: Count, accelerator: Accelerator) -> Prediction:
-    """Return the predicted time of a problem on ``accelerator`` and the interval it lies in."""
-    low_ms, high_ms, interval = fit.interval_ms(launches, accelerator, count)
-    return Prediction(
-        low_ms=low_ms,
-        high_ms=high_ms,
-        time_ms=fit.time_ms(launches, accelerator, count),
-        model=runtime_model(count, accelerator, fit.dtype),
-        fit=fit,
-        interval=interval,
-    )
+def predict(
+    count: Count, accelerator: Accelerator, dtype: str, fit: FormulationFit | LaunchFit | None = None, serial: Any = 1
+) -> Prediction:
+    """Return the predicted time of ``count`` on ``accelerator``.
+
+    Args:
+        fit: to measurements of this accelerator or of another that they are carried over from.
+        serial: what the fit asks for beside the count: :func:`sequential_steps` of the problem, or its launches.
+    """
+    model = runtime_model(count, accelerator, dtype)
+    time_ms, low_ms, high_ms = None, model.lower_ms, model.upper_ms
+    interval = "full overlap to no overlap at full rate, which is what an ideal kernel takes"
+    if fit is not None:
+        time_ms = fit.time_ms(serial, accelerator, count)
+        low_ms, high_ms, interval = fit.interval_ms(serial, accelerator, count)
+    return Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=time_ms, model=model, fit=fit, interval=interval)

@@ -24,15 +24,10 @@ class RuntimeModel:
     Attributes:
         flops_ms: tau_FLOPs, every FLOP at the matrix rate (vector rate where there are no matrix products).
         bytes_ms: tau_bytes, the bytes that the formulation moves.
-        compulsory_ms: time of the compulsory bytes alone.
-        vector_ms: time of the FLOPs outside matrix products on the vector units; in neither bound (the paper's model
-            leaves it out), it tells where they would be the bottleneck.
     """
 
     flops_ms: float
     bytes_ms: float
-    compulsory_ms: float
-    vector_ms: float
 
     @property
     def upper_ms(self) -> float:
@@ -68,12 +63,9 @@ def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
 
 def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> RuntimeModel:
     """Return the modelled times of ``count`` on ``accelerator``; ValueError if it has no rate for ``dtype``."""
-    bandwidth = accelerator.bandwidth_bytes_s
     return RuntimeModel(
         flops_ms=1e3 * count.flops / flop_rate(count, accelerator, dtype),
-        bytes_ms=1e3 * count.bytes / bandwidth,
-        compulsory_ms=1e3 * count.compulsory_bytes / bandwidth,
-        vector_ms=1e3 * count.vector_flops / accelerator.vector_flops,
+        bytes_ms=1e3 * count.bytes / accelerator.bandwidth_bytes_s,
     )
 
 

@@ -70,7 +70,7 @@ def launches_of(
 def _run(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> Run | None:
     if mode == "step" or sizes.get("chunk_size") is None or formulation_of(op, impl, mode, dtype) != "walk":
         return None
-    return run_of(case_problem(op, impl, mode, dtype, state_dtype, sizes)[0])
+    return run_of(case_problem(op, impl, mode, dtype, state_dtype, sizes))
 
 
 class _Parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS
@@ -54,8 +55,8 @@ class Choice:
 
     @property
     def regret(self) -> float | None:
-        """The regret as a share of the fastest time."""
-        return None if self.regret_ms is None else self.regret_ms / float(self.row.time_ms)
+        """The regret in percent of the fastest time."""
+        return None if self.regret_ms is None else 100 * (self.regret_ms / float(self.row.time_ms))
 
 
 def choices(subject: Subject) -> list[Choice]:
@@ -73,16 +74,19 @@ def choices(subject: Subject) -> list[Choice]:
     return [choice for choice in found if choice is not None]
 
 
-Fits = dict[tuple[str, str, str, str], LaunchFit | None]
+Fits = dict[tuple[str, str, str, str], LaunchFit]
+"""By operation, implementation, mode and dtype."""
 
 
 def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
-    """Fit the launches of every implementation, operation, mode and dtype that the rows hold, to the rows."""
+    """Fit the launches of every operation, mode and dtype that the rows of fused_chunk hold, to these rows."""
     fits: Fits = {}
-    for (impl, mode, dtype), group in rows.groupby(["impl", "mode", "dtype"]):
-        records = group[[*ROW_COLUMNS]].to_dict("records") if impl == "fused_chunk" else []
-        for op in group["op"].unique() if records else ():
-            fits[op, impl, mode, dtype] = fit_launches(records, op, impl, mode, dtype, device=subject.accelerator.key)
+    for (mode, dtype), group in rows[rows["impl"] == FUSED_CHUNK].groupby(["mode", "dtype"]):
+        records = group[[*ROW_COLUMNS]].to_dict("records")
+        for op in group["op"].unique():
+            case = (op, FUSED_CHUNK, mode, dtype)
+            if fit := fit_launches(records, *case, device=subject.accelerator.key):
+                fits[case] = fit
     return fits
 
 
@@ -130,7 +134,7 @@ def choice_table(subject: Subject, found: list[Choice]) -> Html:
                 numeric(None if memory != memory else memory / 2**30),
                 size(each.slowest.chunk_size),
                 numeric(100 * (each.slowest.time_ms / each.row.time_ms - 1), 2),
-                *((numeric(each.regret_ms, 2), _percent(each.regret)) if subject.on_target else ()),
+                *((numeric(each.regret_ms, 2), numeric(each.regret, 2)) if subject.on_target else ()),
             ]
         )
     header = [
@@ -159,7 +163,3 @@ def _modelled(each: Choice) -> list[str | Cell]:
         return [ABSENT] * 4
     closed = (each.report["flop_optimal"], each.report["runtime_optimal"])
     return [*map(numeric, closed), size(each.modelled), each.model]
-
-
-def _percent(share: float | None) -> Any:
-    return ABSENT if share is None else numeric(100 * share, 2)

@@ -26,13 +26,34 @@ MAX_EMBEDDED_BYTES = 24 * 2**20
 GIB = 2**30
 
 
+def per_family(needs: str | None = None) -> Callable[[Callable[[Report], Html]], Callable[[Report], Html]]:
+    """Let a section of a report on several families say one after the other, each under its name.
+
+    Args:
+        needs: a column without which a family has nothing to say here, where another family has it.
+    """
+
+    def decorate(section: Callable[[Report], Html]) -> Callable[[Report], Html]:
+        @functools.wraps(section)
+        def said(report: Report) -> Html:
+            if not report.parts:
+                found = section(report)
+                return found if found.text else paragraph("Nothing was timed, so there is nothing to draw.")
+            having = [part for part in report.parts if needs is not None and part.has(needs)] or report.parts
+            return join(*(render("family", part.subject.family, said(part)) for part in having))
+
+        return said
+
+    return decorate
+
+
 @dataclass(frozen=True)
 class Report:
     """A report on some results; a section is a method.
 
     Attributes:
         subject: all rows.
-        parts: reports on one family of kernels each, where the rows are of several: sections say one after the other.
+        parts: reports on one family of kernels each, where the rows are of several.
     """
 
     subject: Subject
@@ -44,20 +65,8 @@ class Report:
         whole, *found = load_subjects(results, gpu)
         return cls(subject=whole, parts=tuple(cls(subject=each) for each in found))
 
-    def _each(self, section: Callable[[Report], Html], needs: str | None = None) -> Html:
-        """Return a section, of several families each one's under its name.
-
-        Args:
-            needs: a column without which a family has nothing to say here, where another family has it.
-        """
-        parts = self.parts
-        if needs is not None and self._has(needs):
-            parts = tuple(part for part in parts if part._has(needs))
-        if not parts:
-            return section(self)
-        return join(*(render("family", part.subject.family, section(part)) for part in parts))
-
-    def _has(self, column: str) -> bool:
+    def has(self, column: str) -> bool:
+        """Return whether a measured row has the column."""
         return bool(ok_rows(self.subject.rows)[column].notna().any())
 
     @functools.cached_property
@@ -83,20 +92,17 @@ class Report:
 
     def summary(self) -> Html:
         """Return what the rows say, in sentences."""
-        whole = self._summary(all=bool(self.parts))
-        if not self.parts:
-            return whole
-        return join(whole, self._each(lambda part: part._summary(family=True)))
+        said = self._summary(all=bool(self.parts))
+        families = (render("family", part.subject.family, part._summary(family=True)) for part in self.parts)
+        return join(said, *families)
 
     def _summary(self, *, all: bool = False, family: bool = False) -> Html:
         facts = summary.facts(self.subject, self.speedups_found, self.choices)
         return render("summary", facts, all=all, family=family)
 
+    @per_family()
     def results(self) -> Html:
         """Return every implementation at its fastest chunk size, at the report's sequence length."""
-        return self._each(Report._results)
-
-    def _results(self) -> Html:
         subject = self.subject
         length = subject.seq_len
         if length is None:
@@ -113,39 +119,37 @@ class Report:
             "note",
         ]  # fmt: skip
         caption = f"{subject.at(length)}, {subject.setting()}, {subject.device_name}"
-        return render("results", self._has("chunk_size"), table(caption, header, rows))
+        return render("results", self.has("chunk_size"), table(caption, header, rows))
 
+    @per_family()
     def runtime(self) -> Html:
         """Return time over sequence length, and the modelled time where the accelerator was not measured."""
-        return self._each(lambda part: _or_nothing(join(figures.runtime(part.subject), part._modelled())))
+        return join(figures.drawn(self.subject, "runtime"), self._modelled())
 
+    @per_family()
     def memory(self) -> Html:
         """Return peak memory over sequence length."""
-        return self._each(lambda part: _or_nothing(figures.memory(part.subject)))
+        return figures.drawn(self.subject, "memory")
 
+    @per_family(needs="embedding_dim")
     def head_dim(self) -> Html:
         """Return time over head dim, or over channels."""
-        return self._each(lambda part: _or_nothing(figures.over_width(part.subject)), needs="embedding_dim")
+        return figures.drawn(self.subject, "head-dim")
 
+    @per_family(needs="chunk_size")
     def chunk_size(self) -> Html:
         """Return time over chunk size, and against memory."""
+        trade_off = figures.drawn(self.subject, "trade-off") if self.has("chunk_size") else Html("")
+        return join(figures.drawn(self.subject, "chunk-size"), trade_off)
 
-        def section(part: Report) -> Html:
-            over_chunks = figures.over_chunk_size(part.subject)
-            trade_off = figures.trade_off(part.subject) if part._has("chunk_size") else Html("")
-            return _or_nothing(join(over_chunks, trade_off))
-
-        return self._each(section, needs="chunk_size")
-
+    @per_family()
     def rooflines(self) -> Html:
         """Return the rooflines."""
-        return self._each(lambda part: _or_nothing(figures.rooflines(part.subject)))
+        return figures.rooflines(self.subject)
 
+    @per_family(needs="chunk_size")
     def optimal_chunks(self) -> Html:
         """Return the best chunk lengths, modelled and measured, and what the modelled ones cost."""
-        return self._each(Report._optimal_chunks, needs="chunk_size")
-
-    def _optimal_chunks(self) -> Html:
         subject, found = self.subject, self.choices
         if not found:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
@@ -160,11 +164,9 @@ class Report:
             count=len(found),
         )
 
+    @per_family()
     def speedups(self) -> Html:
         """Return how many times as fast as each baseline."""
-        return self._each(Report._speedups)
-
-    def _speedups(self) -> Html:
         found = self.speedups_found
         if not found:
             return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
@@ -194,24 +196,18 @@ class Report:
         subject = self.subject
         if subject.on_target:
             return Html("")
-        rows: list[list[str | Cell]] = []
-        for mode in subject.modes:
-            best = subject.best(mode)
-            best = best[(best["accelerator"] == subject.accelerator.key) & best["model_time_ms"].notna()]
-            rows += [
-                [name_cell(row), MODE_TITLES[mode], size(row.seq_len), numeric(row.time_ms), numeric(row.model_time_ms)]
-                for row in best.itertuples(index=False)
-            ]
+        best = [row for mode in subject.modes for row in subject.best(mode).itertuples(index=False)]
+        rows: list[list[str | Cell]] = [
+            [name_cell(row), MODE_TITLES[row.mode], size(row.seq_len), numeric(row.time_ms), numeric(row.model_time_ms)]
+            for row in best
+            if row.accelerator == subject.accelerator.key and known(row.model_time_ms) is not None
+        ]
         if not rows:
             return Html("")
         measured = f"measured on {subject.device_name} (ms)"
         modelled = f"modelled for {subject.accelerator.name} (ms)"
         header = ["implementation", "mode", "T", measured, modelled]
         return table(f"What the runtime model gives for {subject.accelerator.part}", header, rows)
-
-
-def _or_nothing(drawn: Html) -> Html:
-    return drawn if drawn.text else paragraph("Nothing was timed, so there is nothing to draw.")
 
 
 def _result(row: Any, mode: str) -> list[str | Cell]:

@@ -1,13 +1,12 @@
 """From the notebook to one file: parameters in, execution, HTML without a link to anything, and a PDF of that.
 
 The HTML comes from a template of its own rather than from one of nbconvert's, whose pages load require.js, MathJax and
-mermaid: formulas are set here, and there is nothing to load.
+mermaid.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -15,8 +14,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from .markup import with_formulas
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -37,35 +34,6 @@ def check_extra() -> None:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"a report needs {', '.join(missing)}: pip install 'lrbench[report]'")
-
-
-def read_notebook(path: Path) -> NotebookNode:
-    """Return a notebook's nodes."""
-    import nbformat
-
-    return nbformat.read(path, as_version=4)
-
-
-def with_parameters(notebook: NotebookNode, parameters: Mapping[str, Any]) -> NotebookNode:
-    """Return the notebook with a cell of assignments after the one tagged ``parameters``, as papermill does it.
-
-    Raises:
-        ValueError: no cell has the tag, or a parameter is not assigned in it.
-    """
-    import nbformat
-
-    notebook = nbformat.from_dict(notebook)
-    tagged = [n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ())]
-    if len(tagged) != 1:
-        raise ValueError(f"the notebook must have one cell tagged parameters, got {len(tagged)}")
-    known = set(re.findall(r"^(\w+)\s*=", notebook.cells[tagged[0]].source, re.MULTILINE))
-    unknown = sorted(set(parameters) - known)
-    if unknown:
-        raise ValueError(f"parameters must be among {', '.join(sorted(known))}, got {', '.join(unknown)}")
-    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    given = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
-    notebook.cells.insert(tagged[0] + 1, given)
-    return notebook
 
 
 def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNode:
@@ -103,61 +71,42 @@ def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNo
             # ours, so the client ends it.
             client.execute(cleanup_kc=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
         except CellExecutionError as error:
-            number = next((n for n, cell in enumerate(notebook.cells, start=1) if _failed(cell)), 0)
-            raise RuntimeError(f"cell {number} of the notebook failed: {error.ename}: {error.evalue}") from error
+            failed = (
+                n
+                for n, cell in enumerate(notebook.cells, start=1)
+                if any(output.output_type == "error" for output in cell.get("outputs", ()))
+            )
+            raise RuntimeError(
+                f"cell {next(failed, 0)} of the notebook failed: {error.ename}: {error.evalue}"
+            ) from error
     return notebook
-
-
-def _failed(cell: NotebookNode) -> bool:
-    return any(output.output_type == "error" for output in cell.get("outputs", ()))
 
 
 def to_html(notebook: NotebookNode) -> str:
     """Return an executed notebook as one page that needs nothing beside it."""
     from nbconvert.exporters import HTMLExporter
 
-    sections = []
-    for cell in notebook.cells:
-        if cell.cell_type != "markdown":
-            continue
-        heading = re.match(r"## +(.+)\n*", cell.source)
-        if heading:
-            title = heading[1].strip()
-            slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-            cell.source = cell.source[heading.end() :]
-            cell.metadata.update(title=title, slug=slug)
-            sections.append({"title": title, "slug": slug})
-        cell.source = with_formulas(cell.source)
-    exporter = HTMLExporter(
-        template_file=str(TEMPLATE),
-        exclude_anchor_links=True,
-        require_js_url="",
-        mathjax_url="",
-        mermaid_js_url="",
-        jquery_url="",
-    )
-    resources = {"report": {"title": _title(notebook), "sections": sections}}
+    nothing = dict.fromkeys(("require_js_url", "mathjax_url", "mermaid_js_url", "jquery_url"), "")
+    exporter = HTMLExporter(template_file=str(TEMPLATE), exclude_anchor_links=True, **nothing)
     with warnings.catch_warnings():
         # The exporter looks for alt texts on outputs; those of the report stand in its own HTML.
         warnings.simplefilter("ignore")
-        page, _ = exporter.from_notebook_node(notebook, resources=resources)
+        page, _ = exporter.from_notebook_node(notebook)
     return str(page)
 
 
-def _title(notebook: NotebookNode) -> str:
-    import html
-
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            found = re.search(r"<h1>(.*?)</h1>", output.get("data", {}).get("text/html", ""))
-            if found:
-                return html.unescape(found[1])
-    return "lrbench report"
-
-
 def build(parameters: Mapping[str, Any], output: Path) -> Path:
-    """Execute the report's notebook and write the page; the file appears when it is whole."""
-    notebook = with_parameters(read_notebook(NOTEBOOK), parameters)
+    """Execute the report's notebook and write the page; the file appears when it is whole.
+
+    Args:
+        parameters: results and gpu; a cell of assignments is inserted after the one tagged ``parameters``.
+    """
+    import nbformat
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    tagged = next(n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ()))
+    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    notebook.cells.insert(tagged + 1, nbformat.v4.new_code_cell(source))
     page = to_html(execute(notebook))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f".{output.name}.partial")

@@ -1,13 +1,11 @@
-"""HTML of a report: sections of ``sections.html.j2``, tables, embedded figures and formulas; all lies in the page."""
+"""HTML of a report: sections of ``sections.html.j2``, tables and embedded figures; all lies in the page."""
 
 from __future__ import annotations
 
 import base64
 import functools
-import html
 import io
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,49 +139,11 @@ def figure(wide: Figure, narrow: Figure | None = None) -> Html:
 
 def _image(drawn: Figure, *, crop: bool) -> Image:
     """Return a figure as an image, ``crop``: cut to what is drawn."""
-    buffer = io.StringIO()
+    buffer = io.BytesIO()
     with styled():
         # What is drawn is looked for here: savefig would draw it all a second time for that.
         box = drawn.get_tightbbox().padded(0.06) if crop else None
         drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
-    width, height = _svg_size(buffer.getvalue())
-    return Image(f"{width:.0f}", f"{height:.0f}", _data_uri(buffer.getvalue()))
-
-
-@functools.lru_cache(maxsize=256)
-def formula(tex: str) -> str:
-    """Return a formula, in matplotlib's TeX, as an inline image that sits on the line.
-
-    Raises:
-        ValueError: matplotlib cannot set it.
-    """
-    import matplotlib
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.mathtext import math_to_image
-
-    buffer = io.StringIO()
-    size = 12
-    with matplotlib.rc_context({"mathtext.fontset": "stix", "svg.fonttype": "path", "svg.hashsalt": "lrbench"}):
-        depth = math_to_image(f"${tex}$", buffer, prop=FontProperties(size=size), format="svg")
-    width, height = _svg_size(buffer.getvalue())
-    alt = html.escape(tex.replace("\\", ""), quote=True)
-    # In ems, so that a formula grows with the text around it.
-    style = f"width:{width / size:.3f}em;height:{height / size:.3f}em;vertical-align:{-depth / size:.3f}em"
-    return f'<img class="formula" alt="{alt}" style="{style}" src="{_data_uri(buffer.getvalue())}">'
-
-
-def with_formulas(markdown: str) -> str:
-    """Replace every $formula$ of a text by its image."""
-    return re.sub(r"\$([^$\n]+)\$", lambda match: formula(match[1]), markdown)
-
-
-def _svg_size(svg: str) -> tuple[float, float]:
-    """Return width and height in points."""
-    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
-    if found is None:
-        raise ValueError("svg must have a viewBox, got none")
-    return float(found[1]), float(found[2])
-
-
-def _data_uri(svg: str) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    inches = box or drawn.bbox_inches
+    uri = f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return Image(f"{72 * inches.width:.0f}", f"{72 * inches.height:.0f}", uri)

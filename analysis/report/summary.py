@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...results.select import failed_rows, ok_rows
+from ..figures.selection import lowered_runs
 from .chunks import Choice
 from .failures import failure_groups, reason
 from .markup import listed, number
@@ -66,7 +67,7 @@ def facts(subject: Subject, speedups: Sequence[Speedup], choices: Sequence[Choic
         "differing": differing(rows),
         "speedups": len(speedups),
         "apart": sum(not each.same_run for each in speedups),
-        "lowered_runs": _lowered_runs(subject),
+        "lowered_runs": 0 if subject.chosen is None else lowered_runs(ok_rows(subject.chosen.rows)),
     }  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def _calibration(subject: Subject) -> dict[str, Any] | None:
 
 def _chunks(choices: Sequence[Choice]) -> dict[str, Any] | None:
     """Return how good the models' choices are: how many are the fastest, what they cost, and the worst one."""
-    regrets = [(100 * each.regret, each) for each in choices if each.regret is not None]
+    regrets = [(each.regret, each) for each in choices if each.regret is not None]
     if not regrets:
         return None
     groups: dict[str, list[float]] = {}
@@ -202,15 +203,6 @@ def differing(rows: pd.DataFrame) -> dict[str, list[str]]:
     names = ("driver", "cuda", "torch", "triton", "python")
     values = {name: sorted({str(value) for value in rows[f"{name}_version"].dropna()}) for name in names}
     return {name: each for name, each in values.items() if len(each) > 1}
-
-
-def _lowered_runs(subject: Subject) -> int:
-    """Return of how many runs times stand side by side, where there are several and most clocks were lowered; or 0."""
-    if subject.chosen is None:
-        return 0
-    shown = ok_rows(subject.chosen.rows)
-    runs = shown["run_id"].nunique()
-    return runs if runs > 1 and 2 * shown["throttled"].notna().sum() > len(shown) else 0
 
 
 def heading(subject: Subject) -> str:

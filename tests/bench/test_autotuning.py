@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 pytest.importorskip("triton", exc_type=ImportError)
 
 import triton
-from triton.runtime._async_compile import AsyncCompileMode, active_mode
+from triton.runtime._async_compile import active_mode
 from triton.runtime.autotuner import Autotuner, OutOfResources
 
 from lrbench.bench import autotuning
@@ -104,12 +103,6 @@ def test_asked_twice_it_compiles_once() -> None:
     assert Autotuner.prune_configs is patched
 
 
-def test_one_thread_changes_nothing() -> None:
-    before = Autotuner.prune_configs
-    autotuning.compile_in_parallel(1)
-    assert Autotuner.prune_configs is before
-
-
 def test_what_does_not_compile_fails_when_it_is_timed() -> None:
     class Broken(Kernel):
         def compile(self, block: int) -> int:
@@ -135,12 +128,3 @@ def test_untimed_takes_the_first_that_works_and_keeps_no_choice(monkeypatch: pyt
     # Afterwards a new key is timed again.
     with pytest.raises(AssertionError, match="timed, or looked up"):
         tuner.run(8, grid=(1,), warmup=False)
-
-
-def test_pool_is_the_one_triton_documents() -> None:
-    """The mode that compilations are handed to runs them in the executor given."""
-    kernel = Kernel(at_once=2)
-    with ThreadPoolExecutor(2) as pool, AsyncCompileMode(pool):
-        kernel.run(BLOCK=16, warmup=True)
-        kernel.run(BLOCK=32, warmup=True)
-    assert sorted(kernel.compiled) == [16, 32]

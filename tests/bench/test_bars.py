@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.bench import bars, calibrate
 from lrbench.bench.bars import COPY, Bar, Entry, Verdict, judge, judge_overall
 from lrbench.bench.environment import current_environment
-from lrbench.cli import app
+from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.command_line import Lrbench, one_line
@@ -23,16 +22,14 @@ from lrbench.tests.command_line import Lrbench, one_line
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
 
 TRIAL = """
-[families.trial]
+[trial]
 kernel = "tfla"
-summary = "A trial."
+device = "cpu"
 
-[[problems]]
-family = "trial"
+[[trial.problems]]
 label = "T={seq_len}"
 op = "mlstm_sig"
 dtype = "fp32"
-device = "cpu"
 sizes = { batch = 1, seq_len = 64, num_heads = 2, head_dim_qk = 16, head_dim_v = 32 }
 sides.torch = { chunk_sizes = [16, 32] }
 bars = [
@@ -89,21 +86,12 @@ def test_memory_is_that_of_our_fastest_and_of_the_chunk_named() -> None:
 def test_a_share_of_the_copy_is_that_of_the_compulsory_bytes() -> None:
     bar = Bar(ours="torch", theirs=COPY, mode="fw", ratio=0.8)
     ours = entry("torch", 64, [1.25] * 8)
-    count = count_case("mlstm_sig", "torch", "fw", "fp32", None, bars_sizes(ours))
+    count = count_case("mlstm_sig", "torch", "fw", "fp32", None, ours[0].sizes)
     assert count is not None
     a_millisecond = bars.COPIED_BYTES / count.compulsory_bytes
     verdict = judged(bar, [ours], copies_ms=[a_millisecond] * 8)
     assert verdict.ratio == pytest.approx(0.8)
     assert verdict.theirs == "copy 1 ms"
-    uncounted = entry("torch", 64, [1.0] * 8)[0]
-    with pytest.raises(ValueError, match="compulsory bytes of torch, fw, must be counted"):
-        judged(bar, [(bars.replace(uncounted, op="unknown"), "")], copies_ms=[1.0] * 8)
-
-
-def bars_sizes(one: Entry) -> dict[str, int]:
-    return {name: getattr(one[0], name) for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")} | {
-        "chunk_size": 64
-    }
 
 
 @pytest.mark.parametrize(
@@ -143,83 +131,61 @@ def test_a_miss_on_a_busy_machine_is_marked_and_missed_all_the_same() -> None:
     assert bars.replace(busy, ratio=2.0).row()["outcome"] == "held"
 
 
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, list[PlannedCase]]]:
+    """Make the bars those of the trial, timed in pretence; return what was timed together, each with its worker."""
+    timed: list[tuple[object, list[PlannedCase]]] = []
+
+    def in_turn(session: object, planned: list[PlannedCase], *_: object) -> Any:
+        timed.append((session, planned))
+        columns = {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}
+        reply = {"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]}
+        return [(item, reply) for item in planned]
+
+    declared = trial(tmp_path)
+    monkeypatch.setattr(bars, "load_bars", lambda: declared)
+    monkeypatch.setattr(bars, "run_in_turn", in_turn)
+    monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
+    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
+    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
+    return timed
+
+
 @pytest.mark.parametrize(
     ("gains", "busy"),
     [((1.9, 1.8, 1.7, 1.8), 0), ((1.9, 1.5, 1.9, 1.9), 2), ((1.9, 1.9, 1.9, 1.5), 1), ((1.5,) * 4, 3)],
 )
 def test_bars_on_a_cpu_are_measured_between_two_looks_at_its_threads(
-    gains: tuple[float, ...], busy: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gains: tuple[float, ...], busy: int, race: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process of its own for each bar, with that bar's sides alone."""
-    left, sessions = iter(gains), []
+    left = iter(gains)
     monkeypatch.setattr(bars, "_thread_gain", lambda: next(left))
-    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
-    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
-
-    def in_turn(session: object, planned: list[Any], *_: object) -> Any:
-        sessions.append((session, {item.case.impl for item in planned}))
-        columns = {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}
-        faults = [0, 28_000, 0]
-        return [(item, {"status": "ok", "reason": None, "columns": columns, "page_faults": faults}) for item in planned]
-
-    monkeypatch.setattr(bars, "run_in_turn", in_turn)
-    declared = trial(tmp_path)
-    notes: list[str] = []
-    ((entries, verdicts),) = bars.measure_bars(
-        declared, declared.problems, rounds=6, output=tmp_path / "out", note=notes.append
-    )
+    ((entries, verdicts),) = bars.measure_bars(bars.load_bars(), rounds=6, output=tmp_path / "out")
     assert sum(verdict.undecidable for verdict in verdicts) == busy
-    assert len({id(session) for session, _ in sessions}) == 3
-    assert [impls for _, impls in sessions] == [{"torch", "parallel"}, {"torch"}, {"torch", "parallel"}]
+    assert len({id(session) for session, _ in race}) == 3
+    sides = [{item.case.impl for item in planned} for _, planned in race]
+    assert sides == [{"torch", "parallel"}, {"torch"}, {"torch", "parallel"}]
     assert {remark for _, remark in entries} == {"0 to 28,000 page faults a call, 0 in the median"}
-    assert (
-        notes[0]
-        == f"two threads reached {gains[0]:.3g} and {gains[1]:.3g} times one before and after fw/torch/parallel"
-    )
 
 
 @pytest.mark.parametrize(("fails_in", "code", "outcomes"), [("fwbw", 1, "hhn"), ("fw", 1, "nnm"), ("", 2, "nnn")])
+@pytest.mark.usefixtures("race")
 def test_a_side_that_dies_is_named_and_the_other_bars_are_judged(
-    fails_in: str, code: int, outcomes: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fails_in: str, code: int, outcomes: str, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Exit code 2 where nothing could be measured, 1 where a bar was missed or has no ratio."""
-    declared = trial(tmp_path)
-    monkeypatch.setattr(bars, "load_bars", lambda: declared)
-    monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
-    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
-    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
+    died = {"status": "crash", "reason": "the process was ended by SIGKILL", "columns": {}}
+    in_turn = bars.run_in_turn
 
-    def in_turn(session: object, planned: list[Any], *_: object) -> Any:
-        died = {"status": "crash", "reason": "the process was ended by SIGKILL", "columns": {}}
-        timed = {"status": "ok", "reason": None, "columns": {"time_ms": 1.0, "time_samples_ms": [1.0] * 6}}
-        return [(item, died if fails_in in ("", item.case.mode) else timed) for item in planned]
+    def dies(*arguments: Any) -> Any:
+        return [(item, died if fails_in in ("", item.case.mode) else reply) for item, reply in in_turn(*arguments)]
 
-    monkeypatch.setattr(bars, "run_in_turn", in_turn)
-    result = CliRunner().invoke(app, ["bars", "trial", "--format", "csv", "--output", str(tmp_path / "out")])
-    assert result.exit_code == code, result.output
-    found = [line.rpartition(",")[2] for line in result.stdout.splitlines()[1:]]
-    assert "".join(outcome[0] for outcome in found) == outcomes
-    assert "torch: crash: the process was ended by SIGKILL" in result.stdout
-
-
-def test_two_threads_are_held_against_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products are timed with either number of threads, in turn; what torch computed on before is set again."""
-    import torch
-
-    counts: list[int] = []
-
-    class Clock:
-        def sample(self, call: Any, _: object, count: int) -> tuple[list[float], None]:
-            call(None)
-            counts.append(torch.get_num_threads())
-            return [10.0 if counts[-1] == 1 else 8.0] * count, None
-
-    before = torch.get_num_threads()
-    monkeypatch.setattr(calibrate.clock, "CpuClock", Clock)
-    monkeypatch.setattr(calibrate, "SPIN_S", 0)
-    assert calibrate.thread_gain_here(None, side=16) == {"gain": pytest.approx(1.25)}
-    assert counts == [1, 2] * calibrate.GAIN_ROUNDS
-    assert torch.get_num_threads() == before
+    monkeypatch.setattr(bars, "run_in_turn", dies)
+    found, out, err = lrbench("bars", "trial", "--format", "csv", "--output", tmp_path / "out")
+    assert found == code, err
+    assert "".join(line.rpartition(",")[2][0] for line in out.splitlines()[1:]) == outcomes
+    assert "torch: crash: the process was ended by SIGKILL" in out
 
 
 def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
@@ -227,7 +193,7 @@ def test_two_threads_are_measured_in_a_process_of_its_own() -> None:
     assert math.isfinite(gain) and gain > 0
 
 
-def trial(folder: Path, text: str = TRIAL) -> bars.Bars:
+def trial(folder: Path, text: str = TRIAL) -> bars.Families:
     folder.mkdir(exist_ok=True)
     (folder / "bars.toml").write_text(text)
     return bars.load_bars(folder / "bars.toml")
@@ -243,16 +209,17 @@ def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
     assert "the bars tfla, lightning, rglru, gated-mlp, wkv need an NVIDIA GPU, and none is here" in one_line(err)
 
 
-def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_is_checked_measured_kept_and_judged(
+    tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails it."""
     monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
     declared = trial(tmp_path / "in")
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
-    arguments = ["bars", "trial", "--rounds", "6", "--format", "csv", "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1, result.output
-    assert [line.rpartition(",")[2] for line in result.stdout.splitlines()[1:]] == ["held", "held", "missed"]
+    code, out, err = lrbench("bars", "trial", "--rounds", "6", "--format", "csv", "--output", tmp_path)
+    assert code == 1, err
+    assert [line.rpartition(",")[2] for line in out.splitlines()[1:]] == ["held", "held", "missed"]
     (file,) = filter(store.holds_results, tmp_path.glob("bars-trial-*.parquet"))
     # Beside them, and never taken for results: the copies from which the share of the copy rate follows.
     copies = store.read_file(file.with_suffix(".copies.parquet"), RoofRow).to_pylist()
@@ -277,40 +244,40 @@ def test_a_problem_is_checked_measured_kept_and_judged(tmp_path: Path, monkeypat
     [
         (["gpuu"], "NAME must be tfla-cpu, tfla, lightning, rglru, gated-mlp, wkv, or a name that --list prints"),
         (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
-        (["tfla", "--format", "xml"], "format must be one of table, json, csv, got 'xml'"),
     ],
 )
-def test_bad_names_are_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["bars", *arguments])
-    assert message in str(result.exception)
+def test_bad_names_are_refused(arguments: list[str], message: str, lrbench: Lrbench) -> None:
+    code, _, err = lrbench("bars", *arguments)
+    assert (code, message in one_line(err)) == (2, True)
 
 
 def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     declared = bars.load_bars()
-    assert len(bars.select(declared, None)) == len(declared.problems)
-    assert {problem.family for problem in bars.select(declared, "wkv")} == {"wkv"}
-    assert len(bars.select(declared, "gated-mlp", "65536")) == 3
-    (whole,) = bars.select(declared, "tfla/T=8192, B=8, bf16")
-    (single,) = bars.select(declared, "tfla/T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory")
+    assert bars.select(declared, None) == declared
+    assert bars.select(declared, "wkv") == {"wkv": declared["wkv"]}
+    part = bars.select(declared, "gated-mlp", "65536")["gated-mlp"]
+    assert (len(part.problems), part.overall) == (3, ())
+    (whole,) = bars.select(declared, "tfla/T=8192, B=8, bf16")["tfla"].problems
+    name = "tfla/T=8192, B=8, bf16/fwbw/fused_chunk/mlstm_kernels.xl_chunk_siging/memory"
+    (single,) = bars.select(declared, name)["tfla"].problems
     assert (len(whole.bars), whole.modes) == (3, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[2:], ("fwbw",))
-    listed = [row["name"] for row in bars.list_rows(declared.problems)]
+    listed = [row["name"] for row in bars.list_rows(declared)]
     assert len(set(listed)) == len(listed) == 118
-    assert all(len(bars.select(declared, name)) == 1 for name in listed[::7])
+    assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('family = "trial"', 'family = "tria"', r"problems\[0\]: family must be one of trial, got 'tria'"),
-        ('op = "mlstm_sig"\n', "", r"problems\[0\]: op must be a text, got nothing"),
-        ("ratio = 1e6", 'ratio = "1"', r"problems\[0\]: bars\[2\]: ratio must be a number, got '1'"),
-        ('mode = "fwbw"', 'mode = "both"', r"bars\[2\]: mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
-        ("[16, 32]", '[16, "best"]', r"sides.torch: chunk_sizes\[1\] must be an integer or 'own', got 'best'"),
-        ("sizes = {", "size = {", r"must be a table without other keys than family, label, op, .*, got 'size'"),
+        ('op = "mlstm_sig"\n', "", r"trial.problems 1.op must be a text, got nothing"),
+        ("ratio = 1e6", 'ratio = "1"', r"problems 1.bars 3.ratio must be a number, got '1'"),
+        ('mode = "fwbw"', 'mode = "both"', r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
+        ("[16, 32]", '[16, "best"]', r"sides.torch.chunk_sizes 2 must be an integer or 'own', got 'best'"),
+        ("sizes = {", "size = {", r"must be a table without other keys than label, op, .*, got 'size'"),
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
         ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
-        ("[families.trial]", "[families.trial", "must be a TOML file"),
+        ("[trial]", "[trial", "must be a TOML file"),
     ],
 )
 def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -319,16 +286,19 @@ def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message
         trial(tmp_path, TRIAL.replace(old, new))
 
 
-@pytest.mark.parametrize("problem", bars.load_bars().problems, ids=lambda problem: f"{problem.family}-{problem.label}")
-def test_every_side_is_declared_and_every_share_counted(problem: bars.Problem) -> None:
+@pytest.mark.parametrize(
+    ("family", "problem"),
+    [(family, problem) for family in bars.load_bars().values() for problem in family.problems],
+    ids=lambda each: each.label if isinstance(each, bars.Problem) else "",
+)
+def test_every_side_is_declared_and_every_share_counted(family: bars.Family, problem: bars.Problem) -> None:
     for mode in problem.modes:
-        planned = bars.planned_cases(bars.load_bars().families[problem.family].kernel, problem, mode, problem.impls)
-        assert {problem.device} <= {device for item in planned for device in item.target.devices}
+        planned = bars.planned_cases(family.kernel, problem, mode, problem.impls)
+        assert all(family.device in item.target.devices for item in planned)
         for bar in problem.bars:
             if (bar.theirs, bar.mode) == (COPY, mode):
                 (ours,) = (item.case for item in planned if item.case.impl == bar.ours)
                 count = count_case(ours.op, ours.impl, ours.mode, ours.dtype, ours.state_dtype, ours.sizes)
                 assert count is not None and count.compulsory_bytes > 0
     assert {bar.mode for bar in problem.bars} <= set(problem.modes)
-    family = bars.load_bars().families[problem.family]
     assert {bar.name for bar in family.overall} <= {bar.name for bar in problem.bars}

@@ -12,10 +12,10 @@ import torch
 
 from lrbench.analysis.accelerators import cpu
 from lrbench.analysis.accelerators.roofs import RoofRow
-from lrbench.bench import calibrate, plan, session
+from lrbench.bench import calibrate, session
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
-from lrbench.bench.run import Outcome, Settings
+from lrbench.bench.run import Outcome
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
 from lrbench.tests.command_line import Lrbench
@@ -103,74 +103,51 @@ def test_the_command_prints_stores_and_remembers(
     cpu.local_cpu.cache_clear()
 
 
-def test_bad_usage_is_found_before_anything_is_measured(
-    tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_calibrated_leaves_no_file(
+    tmp_path: Path, short: Calibration, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
-    code, _, err = lrbench("calibrate", "--output", tmp_path, "--format", "xml")
-    assert (code, "format must be one of table, json, csv, got 'xml'" in err) == (2, True)
+    failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
+    code, _, err = lrbench("calibrate", "--output", tmp_path)
+    assert (code, ": CUDA out of memory" in err, list(tmp_path.iterdir())) == (1, True, [])
+    # What is wrong with the file is said before anything is measured.
     (tmp_path / "roofs.parquet").write_text("no parquet")
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured"))
     code, _, err = lrbench("calibrate", "--output", tmp_path)
     assert (code, "calibrations must be parquet files, got" in err) == (2, True)
 
 
-def test_a_device_that_cannot_be_measured(tmp_path: Path, short: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
-    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: failed)
-    with pytest.raises(RuntimeError, match=r"cannot calibrate .*: CUDA out of memory"):
-        session.run_calibrate(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def sweeping(short: Calibration, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make the sweep command calibrate and sweep in pretence; what it asked for is kept."""
-    asked: dict[str, Any] = {}
-
-    def pretend_to_calibrate(**options: bool) -> Calibration:
-        asked["options"] = options
-        return asked.get("answer", short)
-
-    def pretend_to_sweep(_: object, environment: object, settings: Settings, __: object) -> Outcome:
-        asked["roofs"] = settings.roofs
-        return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=False, recovered=[])
-
-    monkeypatch.setattr(calibrate, "calibrate", pretend_to_calibrate)
-    monkeypatch.setattr(session, "sweep", pretend_to_sweep)
+@pytest.mark.parametrize(
+    ("options", "asked", "failure"),
+    [
+        ((), {"short": True, "gpu_only": True}, None),
+        (("--calibrate",), {"short": True, "gpu_only": False}, None),
+        (("--calibrate",), {"short": True, "gpu_only": False}, "CUDA out of memory"),
+        (("--no-calibrate",), None, None),
+        (("--executor", "ray"), None, None),
+    ],
+)
+def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
+    options: tuple[str, ...],
+    asked: dict[str, bool] | None,
+    failure: str | None,
+    short: Calibration,
+    tmp_path: Path,
+    lrbench: Lrbench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A calibration that fails does not keep the sweep from running."""
+    seen: dict[str, Any] = {}
+    answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
+    done = Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=False, recovered=[])
+    monkeypatch.setattr(calibrate, "calibrate", lambda **given: seen.update(asked=given) or answer)
+    monkeypatch.setattr(session, "sweep", lambda _, __, settings, ___: seen.update(roofs=settings.roofs) or done)
     monkeypatch.setattr(session, "probe_environment", lambda: short.environment)
     monkeypatch.setattr(session, "get_executor", lambda name, devices: None)
-    return asked
-
-
-def run_sweep(tmp_path: Path, *, calibrated: bool | None, executor: str = "local") -> Outcome:
-    return session.run_sweep(
-        plan.Request(impls=("torch",)), gpu=None, output=tmp_path, executor=executor, devices=1, budget_s=0.0, jobs=0,
-        calibrate=calibrated, timeout_s=1.0,
-    )  # fmt: skip
-
-
-def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
-    sweeping: dict[str, Any], short: Calibration, tmp_path: Path
-) -> None:
-    run_sweep(tmp_path, calibrated=None)
-    assert sweeping["options"] == {"short": True, "gpu_only": True}
-    assert sweeping["roofs"] == tuple(short.rows)
-    run_sweep(tmp_path, calibrated=True)
-    assert sweeping["options"] == {"short": True, "gpu_only": False}
-    for options in ({"calibrated": False}, {"calibrated": None, "executor": "ray"}):
-        sweeping.pop("options", None)
-        run_sweep(tmp_path, **options)
-        assert "options" not in sweeping
-        assert sweeping["roofs"] == ()
-
-
-def test_a_calibration_that_fails_does_not_keep_a_sweep_from_running(
-    sweeping: dict[str, Any], short: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweeping["answer"] = dataclasses.replace(short, rows=[], failure="CUDA out of memory")
-    assert not run_sweep(tmp_path, calibrated=None).interrupted
-    assert "not calibrated: CUDA out of memory" in capsys.readouterr().err
-    assert sweeping["roofs"] == ()
+    code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
+    assert (code, seen.get("asked")) == (0, asked)
+    assert seen["roofs"] == (tuple(answer.rows) if asked else ())
+    assert (f"not calibrated: {failure}" in err) == bool(failure)
 
 
 @pytest.mark.gpu

@@ -88,42 +88,17 @@ def test_the_cpu_clock_times_the_call_and_not_its_preparation() -> None:
     assert all(2.0 <= sample < 40.0 for sample in samples)
 
 
-def test_preparation_precedes_every_call() -> None:
-    log: list[str] = []
-    call = clock.Call(call=lambda given: log.append(f"call {given}"), prepare=lambda: log.append("prepare") or "p")
-    alone(Scripted(alternating(1.0)), call, 0.0, ci_target=1.0)
-    assert log == ["prepare", "call p"] * (len(log) // 2)
-    assert len(log) // 2 == clock.MIN_SAMPLES + clock.MAX_WARMUP_CALLS
-
-
-class Counting:
-    """A clock whose times are the number of calls, and which keeps their order."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def sample(
-        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
-    ) -> tuple[list[float], DeviceState]:
-        self.calls.append(call(prepare()))
-        throttled = "power" if len(self.calls) == 9 else None
-        return [float(len(self.calls))], DeviceState(throttled=throttled)
-
-    def synchronize(self) -> None:
-        pass
-
-
 def test_calls_take_turns_forwards_and_backwards() -> None:
     """Neither call always follows the other; throttling in any counted round marks the call."""
-    timer = Counting()
-    calls = [clock.Call(call=lambda _, name=name: name) for name in "ab"]
-    timings = clock.measure(timer, calls, clock.Sampling(rounds=4))
-    rounds = ["".join(timer.calls[n : n + 2]) for n in range(0, len(timer.calls), 2)]
+    log: list[str] = []
+    calls = [clock.Call(call=lambda _, name=name: log.append(name)) for name in "ab"]
+    states = (DeviceState(throttled="power" if len(log) == 9 else None) for _ in itertools.count())
+    timings = clock.measure(Scripted(alternating(1.0), states), calls, clock.Sampling(rounds=4))
+    rounds = ["".join(log[n : n + 2]) for n in range(0, len(log), 2)]
     assert len(rounds) == clock.WARMUP_ROUNDS + 4
     assert set(rounds[clock.WARMUP_ROUNDS :]) == {"ab", "ba"}
     assert all(first != second for first, second in itertools.pairwise(rounds))
-    assert [len(timing.samples_ms) for timing in timings] == [4, 4]
-    assert [len(timing.page_faults) for timing in timings] == [4, 4]
+    assert [(len(timing.samples_ms), len(timing.page_faults)) for timing in timings] == [(4, 4), (4, 4)]
     assert sorted(str(timing.state.throttled) for timing in timings) == ["None", "power"]
 
 

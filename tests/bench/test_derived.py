@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
+from lrbench import __version__
 from lrbench.analysis import counts
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model import runtime_model
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
-from lrbench.kernels import get_operation
+from lrbench.kernels import baselines, get_operation
 from lrbench.results.schema import Case, Record
+from lrbench.tests.bench.environments import H200
 
 CASE = Case(
     kernel="tfla", op="mlstm_sig", impl="fused_chunk", provider="lrbench", mode="fw", dtype="bf16", state_dtype="fp32",
     batch=8, seq_len=8192, num_heads=16, head_dim_qk=128, head_dim_v=256, chunk_size=128,
 )  # fmt: skip
 PLANNED = PlannedCase(case=CASE, target=get_operation("mlstm_sig").implementation("fused_chunk"))
-H200 = Environment(
-    device_kind="cuda", device_name="NVIDIA H200", device_accelerator="h200_sxm", capability="9.0", device_count=1,
-    memory_bytes=141 * 10**9, torch_version="2.11.0", triton_version="3.6.0", cuda_version="13.0",
-    driver_version="580", python_version="3.12", lrbench_version="0.1.0", git_commit=None, git_dirty=None,
-)  # fmt: skip
 
 
 def record(time_ms: float | None, *, environment: Environment = H200, accelerator: str | None = "h100") -> Record:
@@ -52,14 +50,7 @@ def test_rates_and_roofline() -> None:
         max(count.flops / h200.matrix_flops["bf16"], count.bytes / h200.bandwidth_bytes_s) / 2e-3
     )
     assert row.suspect is None
-
-
-def test_an_impossible_time_is_flagged_not_dropped() -> None:
-    row = record(0.01)
-    assert row.status == "ok"
-    assert row.time_ms == 0.01
-    assert row.suspect is not None
-    assert "above the" in row.suspect
+    assert "above the" in str(record(0.01).suspect), "an impossible time is flagged, not dropped"
 
 
 def test_a_failed_case_keeps_its_count_and_has_no_rate() -> None:
@@ -77,24 +68,15 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
     assert row.model_time_ms
 
 
-def test_without_a_target_there_is_no_model_time() -> None:
-    row = record(2.0, accelerator=None)
-    assert (row.accelerator, row.model_time_ms) == (None, None)
-
-
 def test_provider_version_and_same_math() -> None:
-    from lrbench import __version__
-    from lrbench.kernels import baselines
-
-    ours = record(2.0)
+    ours = record(2.0, accelerator=None)
+    assert (ours.accelerator, ours.model_time_ms) == (None, None)
     assert (ours.provider_version, ours.same_math) == (__version__, True)
     baseline = baselines.get_baseline("attention", "torch.sdpa_flash")
     case = dataclasses.replace(CASE, op="attention", impl=baseline.name, provider="torch", chunk_size=None)
     run = Run.start("run", H200, None)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 10.0}}
     row = build_record(run, PlannedCase(case=case, target=baseline), reply)
-    import torch
-
     assert row.same_math is False
     # Of its own family it is the subject.
     lightning = baselines.get_baseline("lightning", "lightning_attn.v2")
@@ -108,8 +90,3 @@ def test_numbers_that_are_none_become_null() -> None:
     run = Run.start("run", H200, None)
     reply = {"status": "ok", "reason": None, "columns": {"time_ms": 2.0, "power_w": float("nan")}}
     assert build_record(run, PLANNED, reply).power_w is None
-
-
-def test_unknown_accelerator_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"accelerator must be one of .*h100_sxm.*, got 'h1000'"):
-        record(2.0, accelerator="h1000")

@@ -48,7 +48,7 @@ def test_the_progress_bar_fits_eighty_columns() -> None:
     what, done, elapsed, left, remaining = first.translate({ord(c): " " for c in "━╸╺"}).split()
     assert (what, done, left) == ("measuring", "2/2826", "left")
     assert all(time.replace(":", "").replace("-", "0").isdigit() for time in (elapsed, remaining))
-    assert second.rstrip() == f"1 oom, 1 error; {display.describe(item)}"
+    assert second.startswith("1 oom, 1 error; mlstm_sig exhausts_memory fwbw B=1 T=64k")
 
 
 def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:

@@ -11,12 +11,11 @@ import pytest
 
 from lrbench import __version__
 from lrbench.bench import environment
-from lrbench.results.schema import RECORD_COLUMNS
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
     code = (
-        "import sys; from lrbench.bench.environment import probe_environment; e = probe_environment();"
+        "import sys; from lrbench.bench.workers import probe_environment; e = probe_environment();"
         "print('torch' in sys.modules, e.device_kind, e.torch_version, e.lrbench_version)"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -25,23 +24,6 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
-
-
-def test_columns_are_columns() -> None:
-    columns = environment.current_environment().columns()
-    assert set(columns) <= set(RECORD_COLUMNS)
-    assert {"device_kind", "device_name", "torch_version", "git_commit", "driver_version"} <= set(columns)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_cpu_is_named_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    here = environment.current_environment()
-    assert here.device_accelerator == "cpu"
-    assert here.device_name.endswith("thread" if torch.get_num_threads() == 1 else "threads")
-    assert str(torch.get_num_threads()) in here.device_name
 
 
 def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -46,15 +45,6 @@ def test_kernels_numbers_and_units() -> None:
     assert fill.sum_of(ncu.TENSOR_METRICS) == 0
 
 
-def test_sums_over_the_kernels_of_a_call() -> None:
-    total = add_up(parse_raw_csv(RAW_PAGE)[1:3])
-    assert total.launches == 2
-    assert total.tensor_flops == 68_719_476_736 + 103_079_215_104 + 1000
-    assert total.dram_read_bytes == 805_306_368 + 1_342_177_280
-    assert total.dram_write_bytes == pytest.approx(134_217_728 + 536_870_912)
-    assert total.dram_bytes == pytest.approx(total.dram_read_bytes + total.dram_write_bytes)
-
-
 def test_a_counter_that_the_device_lacks_is_none_and_not_zero() -> None:
     total = add_up([KernelCounts(name="a", values={"dram__bytes_read.sum": 1.0}), KernelCounts(name="b", values={})])
     assert total.dram_read_bytes == 1
@@ -85,19 +75,6 @@ def test_what_ncu_complains_about() -> None:
     assert ncu.error_in(text) == "No kernels were profiled."
     assert ncu.error_in(text.rpartition("==WARNING")[0]).startswith("ERR_NVGPUCTRPERM")
     assert ncu.error_in("==PROF== Connected to process 1\n") is None
-
-
-def test_the_command_leaves_clocks_alone_and_profiles_ranges_only() -> None:
-    command = ncu.command("/opt/ncu", ncu.METRICS, Path("/tmp/log.csv"), ("python", "-m", "worker"))
-    assert command[0] == "/opt/ncu"
-    assert command[-3:] == ["python", "-m", "worker"]
-    options = dict(itertools.pairwise(command))
-    assert options["--clock-control"] == "none"
-    assert options["--profile-from-start"] == "off"
-    assert options["--page"] == "raw"
-    assert options["--log-file"] == "/tmp/log.csv"
-    assert options["--metrics"].split(",") == list(ncu.METRICS)
-    assert "--csv" in command
 
 
 def script(path: Path, text: str) -> Path:

@@ -10,7 +10,8 @@ import pytest
 from lrbench import kernels
 from lrbench.bench import plan
 from lrbench.bench.plan import Request
-from lrbench.bench.presets import OF_FAMILY, get_preset, presets_for
+from lrbench.bench.presets import presets_for
+from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import MODES, Implementation, Operation
 
@@ -36,17 +37,6 @@ def test_chunk_beyond_the_sequence_is_dropped_when_a_shorter_one_covers_it(
     assert plan.drop_covered(chunks, seq_len) == kept
 
 
-def test_quick_preset_covers_three_lengths_two_dims_three_chunks() -> None:
-    ours = [item.case for item in cases(preset="quick") if item.case.impl == "torch"]
-    assert {case.op for case in ours} == {"mlstm_sig", "mlstm_exp"}
-    assert {case.mode for case in ours} == {"fw", "fwbw"}
-    assert len({case.seq_len for case in ours}) >= 3
-    assert len({case.head_dim_v for case in ours}) >= 2
-    assert len({case.chunk_size for case in ours}) >= 3
-    # The product is full: every op, mode, length, dim and chunk meets every other.
-    assert len(ours) == 2 * 2 * 3 * 2 * 3
-
-
 def test_default_preset_is_the_published_sweep() -> None:
     ours = [item.case for item in cases("cuda", preset="default") if item.case.impl == "fused_chunk"]
     assert {case.seq_len for case in ours} == {1024 * 2**n for n in range(7)}
@@ -60,11 +50,6 @@ def test_default_preset_is_the_published_sweep() -> None:
     assert {case.dtype for case in ours} == {"bf16"}
 
 
-@pytest.mark.parametrize(("device_kind", "name"), [("cuda", "default"), ("cpu", "quick")])
-def test_preset_follows_the_device(device_kind: str, name: str) -> None:
-    assert plan.preset_for(Request(), device_kind) is get_preset(name, "tfla")
-
-
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
 @pytest.mark.parametrize(("kernel", "preset"), [(kernel, name) for kernel in FAMILIES for name in presets_for(kernel)])
 def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, device_kind: str) -> None:
@@ -76,26 +61,45 @@ def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, devi
     assert all(item.target.name == item.case.impl for item in planned)
 
 
-def test_head_dims() -> None:
-    sizes = {
-        (c.case.head_dim_qk, c.case.head_dim_v, c.case.num_heads) for c in cases(impls=("torch",), head_dims=(64,))
-    }
-    assert sizes == {(32, 64, 4)}
-    explicit = cases(impls=("torch",), head_dims=(64,), head_dims_qk=(16, 64), num_heads=3)
-    assert {(c.case.head_dim_qk, c.case.head_dim_v, c.case.num_heads) for c in explicit} == {(16, 64, 3), (64, 64, 3)}
-    equal = cases(impls=("torch",), ops=("retention",), head_dims=(64,))
-    assert {(c.case.head_dim_qk, c.case.head_dim_v) for c in equal} == {(64, 64)}
+LENGTHS = {1024 * 2**n for n in range(7)}
 
 
-def test_batch_and_tokens() -> None:
-    fixed = cases(impls=("torch",), seq_lens=(128, 256), batch=3)
-    assert {(c.case.batch, c.case.seq_len) for c in fixed} == {(3, 128), (3, 256)}
-    constant = cases(impls=("torch",), seq_lens=(128, 256), tokens=512)
-    assert {(c.case.batch, c.case.seq_len) for c in constant} == {(4, 128), (2, 256)}
-    # A sequence longer than the tokens still runs, once.
-    assert {c.case.batch for c in cases(impls=("torch",), seq_lens=(1024,), tokens=512)} == {1}
-    with pytest.raises(ValueError, match="give batch or tokens, not both"):
-        cases(batch=1, tokens=512)
+@pytest.mark.parametrize(
+    ("device_kind", "axes", "impl", "size", "expected"),
+    [
+        # mLSTM's queries have half the head dim of its values, other operations' the same.
+        ("cpu", {"head_dims": (64,)}, "torch", "head_dim_qk", {32}),
+        ("cpu", {"head_dims": (64,)}, "torch", "num_heads", {4}),
+        ("cpu", {"head_dims": (64,), "head_dims_qk": (16, 64)}, "torch", "head_dim_qk", {16, 64}),
+        ("cpu", {"head_dims": (64,), "num_heads": 3}, "torch", "num_heads", {3}),
+        ("cpu", {"head_dims": (64,), "ops": ("retention",)}, "torch", "head_dim_qk", {64}),
+        ("cpu", {"seq_lens": (128, 256), "batch": 3}, "torch", "batch", {3}),
+        ("cpu", {"seq_lens": (128, 256), "tokens": 512}, "torch", "batch", {4, 2}),
+        # A sequence longer than the tokens still runs, once.
+        ("cpu", {"seq_lens": (1024,), "tokens": 512}, "torch", "batch", {1}),
+        # An operation of outside packages has sizes of its own unless head dims are named, which are then equal.
+        ("cuda", {"ops": ("selective_scan",), "head_dims": (64,)}, "mamba_ssm.selective_scan", "channels", {4096}),
+        ("cuda", {"ops": ("attention",), "preset": "default"}, "torch.sdpa_flash", "head_dim_v", {128}),
+        ("cuda", {"ops": ("attention",), "head_dims": (64, 256)}, "torch.sdpa_flash", "head_dim_v", {64, 256}),
+        ("cuda", {"ops": ("gla",), "head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {64}),
+        # Beside the family it keeps the family's sizes.
+        ("cuda", {"head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {32}),
+        ("cuda", {"preset": "default"}, "lightning_attn.v2", "num_heads", {32}),
+        # A family of one operation meets its peers at its own sizes, Lightning-1, although quadratic, at every length.
+        ("cuda", {"kernel": "lightning", "preset": "default"}, "lightning_attn.v2", "num_heads", {64, 32, 16}),
+        ("cuda", {"kernel": "lightning", "preset": "default"}, "lightning1", "seq_len", LENGTHS),
+        ("cuda", {"kernel": "lightning", "preset": "default"}, "torch.sdpa_flash", "seq_len", LENGTHS),
+    ],
+)
+def test_sizes(device_kind: str, axes: dict[str, object], impl: str, size: str, expected: set[int]) -> None:
+    planned = [item.case for item in cases(device_kind, **axes) if item.case.impl == impl]
+    assert {getattr(case, size) for case in planned} == expected
+
+
+def test_a_baseline_whose_sizes_ignore_an_axis_is_planned_once() -> None:
+    attention = [item.case for item in cases("cuda", preset="default") if item.case.impl == "torch.sdpa_flash"]
+    assert len(attention) == len(LENGTHS) * 2
+    assert {case.head_dim_v * case.num_heads for case in attention} == {4096}
 
 
 CHANNELS = Operation(
@@ -132,10 +136,7 @@ def test_operations_are_planned_over_the_sizes_they_have() -> None:
     assert sizes_of(ops=("mlp",), d_models=(256, 64)) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
     assert sizes_of(ops=("mlp",), d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
     assert sizes_of(ops=("mlp",), d_ffs=(8,)) == {(1, None, None, 128, 8), (1, None, None, 256, 8)}
-
-
-@pytest.mark.usefixtures("mixers")
-def test_what_has_no_state_has_no_dtype_of_states() -> None:
+    # What has no state has no dtype of states.
     assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mlp",))} == {None}
     assert {item.case.state_dtype for item in cases(kernel="mixers", ops=("mix",))} == {"fp32"}
 
@@ -155,13 +156,6 @@ def test_what_has_no_state_has_no_dtype_of_states() -> None:
 def test_a_size_that_no_operation_has_is_refused(axes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cases(kernel="mixers", **axes)
-
-
-def test_presets_of_a_family_stand_beside_the_common_ones() -> None:
-    for kernel in OF_FAMILY:
-        assert {"quick", "default", "full"} <= set(presets_for(kernel))
-    with pytest.raises(ValueError, match="preset must be one of quick, default, full, one, verify for kernel tfla"):
-        get_preset("fast", "tfla")
 
 
 def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:
@@ -194,53 +188,16 @@ def test_what_is_asked_for_and_not_planned_is_said() -> None:
     assert plan.remarks(few, plan.plan(few, device_kind="cpu")) == ["64 tokens at seq_len 64 (batch 1), not 10"]
 
 
-def test_baselines_can_be_chosen_by_name_by_package_or_left_out() -> None:
-    assert {c.case.provider for c in cases("cuda", baselines=("none",))} == {"lrbench"}
-    some = {c.case.impl for c in cases("cuda", baselines=("torch.sdpa_flash",)) if c.case.provider != "lrbench"}
-    assert some == {"torch.sdpa_flash"}
-    packages = {c.case.provider for c in cases("cuda", baselines=("mlstm_kernels",)) if c.case.provider != "lrbench"}
-    assert packages == {"mlstm_kernels"}
-
-
-def test_a_baseline_whose_sizes_ignore_an_axis_is_planned_once() -> None:
-    attention = [c.case for c in cases("cuda", preset="default") if c.case.impl == "torch.sdpa_flash"]
-    assert len(attention) == 7 * 2
-    assert {c.head_dim_v * c.num_heads for c in attention} == {4096}
-
-
-def test_an_operation_of_baselines_only() -> None:
-    planned = cases("cuda", ops=("attention",))
-    assert {c.case.op for c in planned} == {"attention"}
-
-
-def test_operations_of_baselines_keep_their_own_sizes_unless_head_dims_are_named() -> None:
-    scan = cases("cuda", ops=("selective_scan",))
-    assert {(c.case.channels, c.case.num_heads, c.case.head_dim_qk) for c in scan} == {(4096, None, 16)}
-    assert cases("cuda", ops=("selective_scan",), head_dims=(64,)) == scan
-    attention = {c.case.head_dim_v for c in cases("cuda", ops=("attention",), preset="default")}
-    assert attention == {128}
-    assert {c.case.head_dim_v for c in cases("cuda", ops=("attention",), head_dims=(64, 256))} == {64, 256}
-
-
-def test_a_family_of_one_operation_meets_its_peers_at_its_own_sizes() -> None:
-    """The paper's two shapes, where beside mLSTM there is one; Lightning-1, although quadratic, at every length."""
-    planned = cases("cuda", kernel="lightning", preset="default")
-    for impl in ("lightning_attn.v2", "lightning2"):
-        sizes = {(c.case.num_heads, c.case.head_dim_qk, c.case.head_dim_v) for c in planned if c.case.impl == impl}
-        assert sizes == {(64, 64, 64), (32, 128, 128), (16, 256, 256)}
-    for impl in ("lightning1", "torch.sdpa_flash"):
-        assert {c.case.seq_len for c in planned if c.case.impl == impl} == {1024 * 2**n for n in range(7)}
-    beside = {c.case.num_heads for c in cases("cuda", preset="default") if c.case.impl == "lightning_attn.v2"}
-    assert beside == {32}
-
-
-def test_an_operation_of_baselines_has_equal_head_dims_when_it_is_swept() -> None:
-    for op in ("attention", "gla"):
-        swept = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", ops=(op,), head_dims=(64,))}
-        assert swept == {(64, 64)}
-    # Beside the family it keeps the family's sizes.
-    beside = {(c.case.head_dim_qk, c.case.head_dim_v) for c in cases("cuda", head_dims=(64,)) if c.case.op == "gla"}
-    assert beside == {(32, 64)}
+@pytest.mark.parametrize(
+    ("baselines", "providers"),
+    [
+        ("none", {"lrbench"}),
+        ("torch.sdpa_flash", {"lrbench", "torch"}),
+        ("mlstm_kernels", {"lrbench", "mlstm_kernels"}),
+    ],
+)
+def test_baselines_are_chosen_by_name_by_package_or_left_out(baselines: str, providers: set[str]) -> None:
+    assert {item.case.provider for item in cases("cuda", baselines=(baselines,))} == providers
 
 
 def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_some() -> None:
@@ -251,33 +208,32 @@ def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_s
     assert {case.mode for case in ours} == set(MODES)
     assert {case.dtype for case in ours} == {"bf16", "fp16", "fp32"}
     assert {case.state_dtype for case in ours if case.mode != "step"} == {"fp32", "bf16"}
-    assert {case.state_dtype for case in ours if case.mode == "step"} == {"fp32"}
+    # A decoding step has one token, no chunk and a state in fp32.
+    steps = {(case.seq_len, case.chunk_size, case.state_dtype) for case in ours if case.mode == "step"}
+    assert steps == {(1, None, "fp32")}
 
 
-def test_steps_have_one_token_and_no_chunk() -> None:
-    planned = cases("cuda", impls=("fused_chunk",), modes=("step",), head_dims=(256,))
-    assert {(c.case.seq_len, c.case.chunk_size) for c in planned} == {(1, None)}
-    assert len(planned) == 2
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+def test_every_implementation_is_verified_with_what_it_can_do(device_kind: str) -> None:
+    modes: dict[tuple[str, str], set[str]] = {}
+    verified = cases_to_verify(cases(device_kind, preset="verify"))
+    for item in verified:
+        modes.setdefault((item.case.op, item.case.impl), set()).add(item.case.mode)
+    for item in verified:
+        expected = {"fwbw" if "fwbw" in item.target.modes else "fw"} | ({"step"} & set(item.target.modes))
+        assert modes[item.case.op, item.case.impl] == expected, item.case.impl
+    assert modes["mlstm_exp", "mlstm_kernels.native_autograd"] == {"fw"}
+    assert modes["mlstm_exp", "torch"] == {"fwbw"}
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"kernel": "tlfa"}, r"kernel must be one of tfla.*, got 'tlfa'"),
-        ({"preset": "fast"}, r"preset must be one of quick, default, full, one, verify for"),
-        ({"ops": ("mlstm",)}, r"op must be one of mlstm_sig, mlstm_exp, .* for kernel tfla, got 'mlstm'"),
-        ({"impls": ("tffla",)}, r"impl tffla has no case in this sweep; these have: .*fused_chunk"),
-        ({"baselines": ("fa2",)}, r"baseline must be one of none, .*, got 'fa2'"),
-        ({"modes": ("forward",)}, r"mode must be one of fw, fwbw, bw, step, got 'forward'"),
-        ({"dtypes": ("float32",)}, r"dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
-        ({"num_heads": 0}, "num_heads must be from 1 to 2147483647, got 0"),
-        ({"batch": 10**30}, "batch must be from 1 to 2147483647, got 10000"),
         ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
         ({"ops": ()}, "ops must have at least one value, got none"),
-        ({"seq_lens": ()}, "seq_lens must have at least one value, got none"),
-        ({"state_dtypes": ("int8",)}, r"state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
+        ({"batch": 1, "tokens": 512}, "give batch or tokens, not both"),
     ],
 )
-def test_unknown_names_list_the_known_ones(axes: dict[str, object], message: str) -> None:
+def test_values_that_no_command_line_gives_are_refused(axes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cases(**axes)

@@ -12,18 +12,9 @@ from lrbench.bench import check, worker
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
-from lrbench.kernels.gated_mlp.config import fused_config
 from lrbench.kernels.gated_mlp.validate import is_k_major
 from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
-
-
-@pytest.mark.parametrize(("kind", "status"), [("cuda", "error"), ("cpu", "ok"), (None, "ok")])
-def test_a_worker_on_another_device_than_the_sweeps_refuses(kind: str | None, status: str) -> None:
-    request = encode_request([faults.planned("right")], Limits(timeout_s=1.0, action="verify", device_kind=kind))
-    (reply,) = worker._answer(worker.Worker("cpu"), request)
-    assert reply["status"] == status
-    assert reply["reason"] == (None if status == "ok" else "the worker runs on cpu, the sweep is about cuda")
 
 
 def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,42 +32,6 @@ def test_a_reference_that_does_not_fit_is_taken_at_a_smaller_shape(monkeypatch: 
     columns = worker.Worker("cpu").verify(dataclasses.replace(item, case=dataclasses.replace(item.case, batch=4)))
     assert asked[0] == 4
     assert columns["checked"] == "batch=1"
-
-
-def test_a_case_is_compiled_with_the_launches_of_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = get_operation("gated_mlp").implementation("fused")
-    sizes = {"batch": 1, "d_model": 16384, "d_ff": 53248}
-    small, large = (
-        Case(
-            kernel="gated-mlp", op="gated_mlp", impl="fused", provider="lrbench", mode="fw", dtype="bf16",
-            seq_len=seq_len, **sizes,
-        )
-        for seq_len in (1024, 65536)
-    )  # fmt: skip
-    made: list[tuple[Case, object]] = []
-
-    def make_ready(item: PlannedCase, config: object) -> worker.Ready:
-        made.append((item.case, config))
-        return worker.Ready(call=print, inputs=[], compile_s=0.0)
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    own = worker.Worker("cpu")
-    monkeypatch.setattr(own, "make_ready", make_ready)
-    for config_of in (None, large):
-        own.compile(PlannedCase(case=small, target=target, config_of=config_of))
-    assert made == [(small, None), (small, fused_config(large.sizes, "bf16", (9, 0), training=False))]
-    assert made[1][1] != fused_config(small.sizes, "bf16", (9, 0), training=False)
-
-
-@pytest.mark.parametrize("gradients", [True, False])
-def test_leaves_alone_require_gradients(gradients: bool) -> None:
-    """Whatever the inputs required before."""
-    operation = get_operation("lightning")
-    inputs = {name: torch.zeros(2, requires_grad=name in ("q", "slope")) for name in operation.arguments}
-    leaves = operation.leaves(inputs, gradients=gradients)
-    assert list(leaves) == ["q", "k", "v"]
-    assert [name for name, x in inputs.items() if x.requires_grad] == (list(leaves) if gradients else [])
-    assert all(leaves[name] is inputs[name] for name in leaves)
 
 
 def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:

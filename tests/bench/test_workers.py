@@ -55,8 +55,9 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
         (reply,) = session.run([faults.planned("right")], limits)
         assert reply["status"] == "ok"
         called = session.call("tests.bench.faults:describe", text="x" * 2**20)
-        assert called == {"status": "ok", "reason": None, "columns": {"device": "cpu", "length": 2**20}}
-        assert session.call("tests.bench.faults:missing")["status"] == "error"
+        assert called == {"device": "cpu", "length": 2**20}
+        with pytest.raises(RuntimeError, match="missing failed: AttributeError"):
+            session.call("tests.bench.faults:missing")
 
 
 def test_several_workers_at_once() -> None:

@@ -1,31 +1,96 @@
-"""What every compile test shares: launches compiled once in a process and held to an architecture's limits."""
+"""What every compile test shares: launches recorded without a GPU, compiled once in a process, and held to an
+architecture's limits."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from types import ModuleType
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+import torch
 import triton
+from torch import Tensor
 
-from lrbench.kernels.common.offline import Launch, Resources, compile_launch
+from lrbench import kernels
+from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
 from lrbench.kernels.common.sizes import SHARED_MEMORY_BYTES
+from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes
 
 CAPABILITIES = (80, 90, 100)
 MAX_STACK_BYTES = 64
 
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")
+    if not found.ispkg
+]
+"""Every module of the kernels."""
+
+IMPLEMENTATIONS = [
+    (operation, implementation)
+    for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
+    for implementation in operation.implementations
+    if "triton" in implementation.requires
+]
+"""Every implementation in Triton."""
+
 _compiled: dict[tuple[Any, ...], Resources] = {}
 
 
-def require_compiler() -> None:
-    """Fail under Triton's interpreter, which is chosen when a kernel is decorated."""
+def pretend(patch: pytest.MonkeyPatch, capability: int = 90) -> None:
+    """Let launchers choose launches for a compute capability and take tensors on the CPU: they are only recorded."""
     if triton.knobs.runtime.interpret:
         pytest.fail("these tests compile: run them without TRITON_INTERPRET")
+    for module in MODULES:
+        if hasattr(module, "capability"):
+            patch.setattr(module, "capability", lambda device: divmod(capability, 10))
+        if hasattr(module, "check_kernel_support"):
+            patch.setattr(module, "check_kernel_support", lambda *_, **__: None)
 
 
-def check(launches: Sequence[Launch], capability: int, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:
+@contextmanager
+def recording() -> Iterator[list[list[Launch]]]:
+    """Record the launches of every module instead of running them; yields one list for each module."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(record_launches(module)) for module in MODULES]
+
+
+def flatten(result: Any) -> list[Tensor]:
+    """Return the tensors of nested tuples."""
+    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
+
+
+def record(case: Case, capability: int = 90, *, training: bool = True, carry: bool = True) -> list[Launch]:
+    """Return the launches of a forward and, training, backward pass (of one call where that is a decoding step).
+
+    Args:
+        carry: whether it takes an initial state and returns the last one.
+    """
+    operation = case.operation
+    inputs = resolve(operation.inputs)(case.sizes, dtype=case.dtype, device="cpu", seed=0)
+    if case.layout is not None:
+        inputs = LAYOUTS[case.layout](inputs)
+    operation.leaves(inputs, gradients=training)
+    shapes = state_shapes(case.op, case.sizes) if carry else []
+    state = public_state(
+        [torch.zeros(shape, requires_grad=training and n < 2) for n, shape in enumerate(shapes)] or None
+    )
+    carried = {} if state is None else {"initial_state": state, "return_last_state": True}
+    with pytest.MonkeyPatch.context() as patch, recording() as recorded, torch.set_grad_enabled(training):
+        pretend(patch, capability)
+        outputs = flatten(case.function(*inputs.values(), **case.options, **carried))
+        if training:
+            outputs = [x for x in outputs if x.requires_grad]
+            torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
+    return list(itertools.chain(*recorded))
+
+
+def check(launches: Sequence[Launch], capability: int = 90, *, max_stack_bytes: int | None = MAX_STACK_BYTES) -> None:
     """Compile the launches, equal ones once, and hold them to the chip's shared memory and to a stack frame.
 
     On Hopper products may not wait for each other, which takes up to half of a kernel's speed.
@@ -43,13 +108,3 @@ def check(launches: Sequence[Launch], capability: int, *, max_stack_bytes: int |
             flags = {name: value for name, value in launch.arguments.items() if name.isupper()}
             bad.append(f"{resources} {flags}")
     assert not bad, "\n".join(bad)
-
-
-def kernels_of(*modules: ModuleType) -> set[str]:
-    """Return the names of the kernels that the modules define."""
-    return {
-        name
-        for module in modules
-        for name, value in inspect.getmembers(module)
-        if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -14,32 +13,21 @@ from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.worker import prepare
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.common.offline import record_launches
 from lrbench.kernels.gated_mlp import fused as gated_mlp
-from lrbench.kernels.lightning import lightning1, lightning2, tiles, validate
-from lrbench.kernels.rglru import launch as rglru
-from lrbench.kernels.scalar_decay import engine, launch
+from lrbench.kernels.lightning import tiles
 from lrbench.kernels.spec import Implementation
-from lrbench.kernels.wkv import launch as wkv
-from lrbench.tests.kernels.compiling import require_compiler
-from lrbench.tests.tools.tune import default_config
+from lrbench.tests.kernels.compiling import pretend, recording
 
 pytestmark = pytest.mark.compile
 
-LAUNCHERS = (wkv, rglru, launch, lightning1, lightning2, gated_mlp)
 CAPABILITY = (9, 0)
 
 
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_compiler()
-    for module in LAUNCHERS:
-        monkeypatch.setattr(module, "capability", lambda device: CAPABILITY)
+    pretend(monkeypatch)
     monkeypatch.setattr(tiles, "DESCRIPTOR_ALIGNMENT", 1)
     monkeypatch.setattr(gated_mlp, "no_descriptors", lambda *_: None)
-    # What the launchers check is that a kernel could run here; it only has to be recorded.
-    for module in (wkv, rglru, engine, validate, gated_mlp):
-        monkeypatch.setattr(module, "check_kernel_support", lambda *_, **__: None)
 
 
 def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
@@ -48,16 +36,16 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     assert isinstance(target, Implementation)
     operation = get_operation(case.op)
     other = item.config_of
-    config = other and default_config(target, other.sizes, other.dtype, CAPABILITY, other.mode)
+    config = other and target.launches(other.mode, other.dtype, other.sizes, CAPABILITY)
     gradients = case.mode != "fw"
-    with FakeTensorMode(), contextlib.ExitStack() as stack:
+    with FakeTensorMode():
         given = resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device="cpu", seed=0)
         runnable = prepare(operation, case, target, given, gradients=gradients, config=config).runnable
-        recorded = [stack.enter_context(record_launches(module)) for module in LAUNCHERS]
-        with torch.set_grad_enabled(gradients):
-            y = runnable.forward()
-        if gradients:
-            torch.autograd.grad(y, list(runnable.leaves.values()), torch.empty_like(y))
+        with recording() as recorded:
+            with torch.set_grad_enabled(gradients):
+                y = runnable.forward()
+            if gradients:
+                torch.autograd.grad(y, list(runnable.leaves.values()), torch.empty_like(y))
     return {launch.compile_key() for launches in recorded for launch in launches}
 
 

@@ -5,10 +5,8 @@ Without GPUs, launches are recorded and devices pretended; with two of them resu
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,32 +15,20 @@ import torch
 import triton
 from torch import Tensor
 
-from lrbench import kernels
 from lrbench.bench import check
 from lrbench.bench.worker import prepare
-from lrbench.kernels import FAMILIES, Implementation, Operation, get_operation, resolve
+from lrbench.kernels import Implementation, Operation, resolve
 from lrbench.kernels.common.device import on_device_of
-from lrbench.kernels.common.offline import Recorder, record_launches
+from lrbench.kernels.common.offline import Recorder
 from lrbench.results.schema import Case
-from lrbench.tests.kernels.compiling import require_compiler
+from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, flatten, pretend, recording
 
-MODULES = [
-    importlib.import_module(found.name)
-    for found in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")
-    if not found.ispkg
-]
 KERNELS = {
     value
     for module in MODULES
     for name, value in vars(module).items()
     if isinstance(value, triton.JITFunction) and name.endswith("_kernel")
 }
-IMPLEMENTATIONS = [
-    (operation, implementation)
-    for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
-    for implementation in operation.implementations
-    if "triton" in implementation.requires
-]
 each_implementation = pytest.mark.parametrize(
     ("operation", "implementation"), IMPLEMENTATIONS, ids=lambda value: value.name
 )
@@ -83,10 +69,7 @@ def state_of(operation: Operation, implementation: Implementation) -> Any:
 @pytest.fixture
 def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the checks that a kernel could run here; it only has to be recorded."""
-    require_compiler()
-    for module in MODULES:
-        if hasattr(module, "check_kernel_support"):
-            monkeypatch.setattr(module, "check_kernel_support", lambda *_, **__: None)
+    pretend(monkeypatch)
 
 
 class Launches(list[tuple[Any, int]]):
@@ -113,9 +96,7 @@ def launches(_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launc
     monkeypatch.setattr(Tensor, "is_cuda", True)
     monkeypatch.setattr(Tensor, "get_device", lambda self: 1)
     monkeypatch.setattr(Recorder, "__call__", lambda self, *_, **__: seen.append((self.kernel, seen.current)))
-    with ExitStack() as stack:
-        for module in MODULES:
-            stack.enter_context(record_launches(module))
+    with recording():
         yield seen
     assert seen.current == 0
 
@@ -135,11 +116,6 @@ def run(operation: Operation, implementation: Implementation) -> None:
     if implementation.step_call is not None:
         token = given_to(operation, implementation, seq_len=1)
         resolve(implementation.step_call)(*token.values(), initial_state=state, return_last_state=True)
-
-
-def flatten(result: Any) -> list[Tensor]:
-    """Return the tensors of nested tuples."""
-    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in flatten(part)]
 
 
 @pytest.mark.compile

@@ -1,29 +1,57 @@
-"""A gated MLP is defined as in its papers, its portable forms obey the laws, and its launches are valid."""
+"""A gated MLP, beside the laws: its definition, its launches, and where its weights may lie."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from lrbench.bench.check import relative_error
 from lrbench.kernels import resolve
 from lrbench.kernels.gated_mlp import OPERATION, gated_mlp
+from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
-from lrbench.kernels.gated_mlp.reference import activate, definition, joint, k_major_inputs, make_inputs, portable
-from lrbench.kernels.gated_mlp.validate import is_k_major
-from lrbench.tests.kernels import mlp_laws as laws
+from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable
+from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_SMALL, launches, mlp_sizes
+from lrbench.tests.kernels.laws import LAYOUTS, Case
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SIZES = {"batch": 2, "seq_len": 5, "d_model": 16, "d_ff": 24}
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
 
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+FORMS = {
+    f"{impl}-{layout}": (partial(gated_mlp, impl=impl), prepare)
+    for layout, prepare in LAYOUTS.items()
+    for impl in ("fused", "fused_save")
+}
+"""Name -> function, and what lays its weights out."""
+each_form = pytest.mark.parametrize("form", FORMS)
 
 
-@each_activation
+def draw(*sizes: int, dtype: torch.dtype, device: str = "cpu") -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs and an output gradient."""
+    problem = Case(op="gated_mlp", impl="fused", dtype=dtype, sizes=mlp_sizes(*sizes), device=device).draw()
+    return dict(problem.inputs), problem.cotangents["h"].to(dtype)
+
+
+def results(fn: laws.Function, inputs: Mapping[str, Tensor], dy: Tensor, **kwargs: Any) -> list[Tensor]:
+    """Return y and the gradients of x and the weights."""
+    leaves = [x.detach().requires_grad_() for x in inputs.values()]
+    y = fn(*leaves, **kwargs)
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_definition_is_the_papers_written_out(activation: str) -> None:
     """Equations 5 and 6 of Shazeer for single numbers, GELU as x Phi(x) and in its tanh form."""
     act: dict[str, Callable[[float], float]] = {
@@ -40,67 +68,12 @@ def test_definition_is_the_papers_written_out(activation: str) -> None:
     assert y.item() == pytest.approx(act[activation](dot_gate) * dot_up, rel=1e-14)
 
 
-@each_dtype
-@each_activation
-@pytest.mark.parametrize("form", [portable, joint])
-def test_portable_forms_match_the_definition(form: laws.Function, activation: str, dtype: torch.dtype) -> None:
-    for tokens, d_model, d_ff in ((1, 8, 8), (9, 24, 40)):
-        for gradients in (True, False):
-            laws.check_matches_reference(
-                form, tokens, d_model, d_ff, dtype=dtype, device="cpu", activation=activation, gradients=gradients
-            )
-
-
-@pytest.mark.parametrize("layout", laws.LAYOUTS)
-def test_portable_form_takes_every_layout(layout: str) -> None:
-    for gradients in (True, False):
-        laws.check_matches_reference(
-            portable, 9, 24, 40, dtype=torch.float32, device="cpu", prepare=laws.LAYOUTS[layout], gradients=gradients
-        )
-
-
-def test_portable_form_leaves_its_inputs_alone() -> None:
-    inputs, _ = laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")
-    kept = {name: x.clone() for name, x in inputs.items()}
-    for activation in ACTIVATIONS:
-        portable(*inputs.values(), activation=activation)
-    assert all(torch.equal(x, kept[name]) for name, x in inputs.items())
-
-
-def test_laws_of_the_portable_form() -> None:
-    laws.check_rows_alone(portable, 7, 24, 40, (0, 6), dtype=torch.float64, device="cpu", exact=False)
-    laws.check_gradients_of_some(portable, dtype=torch.float32, device="cpu")
-    laws.check_bad_input(portable, dtype=torch.float32, device="cpu")
-
-
-def test_laws_reject_a_wrong_implementation() -> None:
-    def swapped(x: torch.Tensor, w_up: torch.Tensor, w_gate: torch.Tensor, *, activation: str) -> torch.Tensor:
-        return portable(x, w_gate, w_up, activation=activation)
-
-    with pytest.raises(AssertionError, match="y: error"):
-        laws.check_matches_reference(swapped, 9, 24, 40, dtype=torch.bfloat16, device="cpu")
-
-
-def test_inputs_are_the_declared_arguments() -> None:
-    first, again, other = (make_inputs(SIZES, dtype=torch.bfloat16, device="cpu", seed=seed) for seed in (3, 3, 4))
-    assert tuple(first) == OPERATION.arguments
-    assert [tuple(x.shape) for x in first.values()] == [(10, 16), (16, 24), (16, 24)]
-    for name, x in first.items():
-        assert torch.equal(x, again[name])
-        assert not torch.equal(x, other[name])
-    for name, x in k_major_inputs(first).items():
-        assert torch.equal(x, first[name])
+def test_inputs_in_the_layout_of_a_linear_layer() -> None:
+    inputs = resolve(OPERATION.inputs)(mlp_sizes(10, 16, 24), dtype=torch.bfloat16, device="cpu", seed=3)
+    assert [tuple(x.shape) for x in inputs.values()] == [(10, 16), (16, 24), (16, 24)]
+    for name, x in k_major_inputs(inputs).items():
+        assert torch.equal(x, inputs[name])
         assert is_k_major(x) == name.startswith("w_")
-
-
-def test_declared_code_exists() -> None:
-    for implementation in OPERATION.implementations:
-        assert callable(OPERATION.function(implementation)), implementation.name
-        if implementation.supports:
-            supports = resolve(implementation.supports)
-            assert supports(SIZES, "bf16", None) is None
-            assert supports({**SIZES, "d_ff": 20}, "bf16", None) == "d_ff must be a multiple of 8, got 20"
-            assert supports({**SIZES, "d_model": 4}, "bf16", None) == "d_model must be a multiple of 8, got 4"
 
 
 def test_declared_launches_are_those_chosen() -> None:
@@ -123,10 +96,8 @@ def test_declared_launches_are_those_chosen() -> None:
 
 
 def test_public_function_takes_the_implementations_name() -> None:
-    inputs = list(laws.draw(5, 16, 24, dtype=torch.float32, device="cpu")[0].values())
+    inputs = list(draw(5, 16, 24, dtype=torch.float32)[0].values())
     assert torch.equal(gated_mlp(*inputs, impl="torch", activation="gelu"), portable(*inputs, activation="gelu"))
-    with pytest.raises(ValueError, match="impl must be one of fused, fused_save, torch for gated_mlp, got 'x'"):
-        gated_mlp(*inputs, impl="x")
     with pytest.raises(ValueError, match="config must be None for impl torch, got GatedMlpConfig"):
         tile = TileConfig(block_m=16, block_f=16, block_k=16)
         gated_mlp(*inputs, impl="torch", config=GatedMlpConfig(forward=tile, gradient=tile))
@@ -167,3 +138,246 @@ def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> 
                     )  # fmt: skip
                     assert invalid_reason(GatedMlpConfig(forward=tile, gradient=tile)) is None
                     assert not tile.use_tma or ((9, 0) <= capability < (12, 0) and aligned and item_bytes == 2)
+
+
+@interpret
+@each_form
+def test_saved_tensors_may_come_back_elsewhere(form: str) -> None:
+    """Hooks that offload what the backward pass needs give back copies, each in memory of its own."""
+    fn, prepare = FORMS[form]
+    inputs, dy = draw(5, 16, 24, dtype=torch.float32)
+    given = prepare(inputs)
+    expected = results(fn, given, dy)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+        found = results(fn, given, dy)
+    for one, other in zip(found, expected, strict=True):
+        # stride as well: gradients are laid out as the weights were given.
+        torch.testing.assert_close(one, other, check_stride=True)
+
+
+@interpret
+@each_form
+@pytest.mark.parametrize("tile", ["descriptors", "pointers"])
+def test_saved_tensors_may_come_back_in_another_layout(form: str, tile: str) -> None:
+    """Hooks that move tensors to pinned memory, as torch's save_on_cpu, give contiguous ones back; others some."""
+    fn, prepare = FORMS[form]
+    inputs, dy = draw(5, 16, 24, dtype=torch.float32)
+    given = prepare(inputs)
+    config = launches(tile)
+    expected = results(fn, given, dy, **config)
+    for which in range(1, 3):
+        seen: list[torch.Tensor] = []
+
+        def back(kept: torch.Tensor, seen: list[torch.Tensor] = seen, which: int = which) -> torch.Tensor:
+            seen.append(kept)
+            return torch.empty(kept.size(), dtype=kept.dtype).copy_(kept) if len(seen) > which else kept
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, back):
+            found = results(fn, given, dy, **config)
+        assert len(seen) >= 2
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, check_stride=True)
+
+
+@interpret
+@each_form
+def test_one_token_of_any_stride(form: str) -> None:
+    """Torch calls a tensor of one row contiguous whatever its row stride."""
+    fn, prepare = FORMS[form]
+    inputs, dy = draw(1, 16, 24, dtype=torch.float16)
+    expected = results(fn, prepare(inputs), dy)
+    inputs["x"], dy = (torch.cat((t, t[:, :4]), 1)[:, : t.shape[1]] for t in (inputs["x"], dy))
+    assert inputs["x"].stride() == (20, 1)
+    assert inputs["x"].is_contiguous()
+    for one, other in zip(results(fn, prepare(inputs), dy), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=interpret), pytest.param("cuda", marks=gpu)])
+def test_weights_that_overlap(device: str) -> None:
+    """Tied weights, and ones that share rows of one tensor, which no descriptor holds."""
+    drawn = Case(op="gated_mlp", impl="fused", dtype=torch.float16, sizes=mlp_sizes(70, 32, 64), device=device).draw()
+    inputs, dy = drawn.inputs, drawn.cotangents["h"].half()
+    both = torch.cat((inputs["w_up"].T, inputs["w_gate"].T))
+    for up, gate in ((0, 0), (0, 8), (8, 0), (64, 0)):
+        columns = {"w_up": both[up : up + 64].T, "w_gate": both[gate : gate + 64].T}
+        problem = replace(drawn, inputs={"x": inputs["x"], **columns})
+        exact = laws.reference(problem)
+        laws.assert_close(laws.evaluate(problem, gated_mlp), exact, laws.tolerances(problem, exact), "shared weights")
+        found, expected = (
+            results(gated_mlp, {"x": inputs["x"], **{n: layout(w) for n, w in columns.items()}}, dy)
+            for layout in (lambda w: w, torch.Tensor.contiguous)
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert relative_error(one, other.double()) < 1e-3
+
+
+@interpret
+@each_form
+def test_weights_changed_before_the_backward_pass_are_refused(form: str) -> None:
+    fn, prepare = FORMS[form]
+    inputs, dy = draw(5, 16, 24, dtype=torch.float32)
+    leaves = [x.detach().requires_grad_() for x in prepare(inputs).values()]
+    y = fn(*leaves)
+    with torch.no_grad():
+        leaves[-1].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(dy)
+
+
+@interpret
+def test_bad_shapes_and_launches() -> None:
+    inputs, _ = draw(6, 16, 24, dtype=torch.float32)
+    x, w_up, w_gate = inputs.values()
+    for bad, match in (
+        ((x, w_up[:8], w_gate), "w_up must have 16 rows, one a column of x, got shape (8, 24)"),
+        ((x, w_up[:, :0], w_gate[:, :0]), "w_up must have no empty dimension, got shape (16, 0)"),
+        ((x, w_up, w_gate[0]), "w_gate must have 2 dimensions [D, F], got shape (24,)"),
+        ((x, torch.cat((w_up, w_up))[::2], w_gate), "w_up must be contiguous, or both "),
+    ):
+        for form in (portable, gated_mlp):
+            with pytest.raises(ValueError, match=re.escape(match)):
+                form(*bad)
+    with pytest.raises(ValueError, match=r"config: forward.subtiles must be 1 or 2, got 4"):
+        tile = replace(MLP_SMALL, subtiles=4)
+        gated_mlp(x, w_up, w_gate, config=GatedMlpConfig(forward=tile, gradient=tile))
+
+
+@interpret
+def test_saving_keeps_nothing_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pre-activations are written only where a backward pass can come."""
+    ends: list[object] = []
+    project = module.project
+
+    def spy(*args: Any, **kwargs: Any) -> None:
+        ends.append(kwargs.get("pre"))
+        project(*args, **kwargs)
+
+    monkeypatch.setattr(module, "project", spy)
+    fused_save = partial(gated_mlp, impl="fused_save")
+    inputs, _ = draw(5, 16, 24, dtype=torch.float32)
+    fused_save(*inputs.values(), **launches("descriptors"))
+    with torch.no_grad():
+        fused_save(*[x.requires_grad_() for x in inputs.values()], **launches("descriptors"))
+    assert ends == [None, None]
+    fused_save(*inputs.values(), **launches("descriptors"))
+    assert ends[2] is not None
+
+
+@interpret
+def test_tensors_that_descriptors_cannot_take() -> None:
+    """Tensors that begin off a multiple of 16 bytes are read by pointers."""
+    inputs, _ = draw(5, 16, 24, dtype=torch.float16)
+    shifted = {}
+    for by, (name, x) in enumerate(inputs.items(), 1):
+        # Weights that lie apart by no multiple of 16 bytes either.
+        shifted[name] = torch.zeros(x.numel() + by, dtype=x.dtype)[by:].view(x.shape).copy_(x)
+        assert shifted[name].data_ptr() % 16
+    assert torch.equal(gated_mlp(*shifted.values()), gated_mlp(*inputs.values()))
+    columns = {name: inputs[name].T.contiguous().T for name in ("w_up", "w_gate")}
+    expected = gated_mlp(inputs["x"], **columns)
+    for by, (name, w) in enumerate(columns.items(), 1):
+        columns[name] = torch.zeros(w.numel() + by, dtype=w.dtype)[by:].view(w.T.shape).copy_(w.T).T
+    assert torch.equal(gated_mlp(inputs["x"], **columns), expected)
+    for given, name, past in (
+        (shifted, "x", 2),
+        ({"x": inputs["x"], **columns}, "w_up", 2),
+    ):
+        match = f"^{name} must begin at a multiple of 16 bytes, got {past} bytes past one; config.forward has use_tma$"
+        with pytest.raises(ValueError, match=match):
+            gated_mlp(*given.values(), **launches("descriptors"))
+        gated_mlp(*given.values(), **launches("pointers"))
+
+
+@interpret
+def test_weights_that_no_descriptor_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch of one's own with descriptors says so; elsewhere than on Hopper, weights lie whole rows apart."""
+    inputs, _ = draw(5, 16, 24, dtype=torch.float16)
+    both = torch.cat((inputs["w_up"].T.flatten(), torch.zeros(8), inputs["w_gate"].T.flatten())).half()
+
+    def apart(by: int) -> dict[str, torch.Tensor]:
+        weights = {"w_up": both[: 24 * 16], "w_gate": both[24 * 16 + by :][: 24 * 16]}
+        return {"x": inputs["x"], **{name: w.view(24, 16).T for name, w in weights.items()}}
+
+    with pytest.raises(
+        ValueError, match=r"w_gate must begin from 384 to \d+ elements behind or before w_up, got 376; "
+    ):
+        gated_mlp(*apart(-8).values(), **launches("descriptors"))
+    expected = gated_mlp(*apart(8).values(), **launches("descriptors"))
+    monkeypatch.setattr(module, "capability", lambda device: (10, 0))
+    with pytest.raises(
+        ValueError, match="w_gate must begin a multiple of 16 elements behind or before w_up, got 392; "
+    ):
+        gated_mlp(*apart(8).values(), **launches("descriptors"))
+    assert torch.equal(gated_mlp(*apart(8).values()), expected)
+    gated_mlp(*apart(0).values(), **launches("descriptors"))
+
+
+@interpret
+def test_the_interpreter_refuses_gpu_tensors() -> None:
+    """It copies each tensor to the host, but from one weight the kernel reaches the other."""
+    x: Any = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="x must be on the CPU under TRITON_INTERPRET=1, got a tensor on cuda:0"):
+        check_kernel_support(x, 16, 24)
+
+
+@gpu
+@each_form
+@pytest.mark.parametrize("name", MLP_ALTERNATIVES)
+def test_alternatives_on_gpu(form: str, name: str) -> None:
+    """Every launch worth timing gives the same as the definition, and the same bits twice: no race."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(f"these launches use descriptors: compute capability {torch.cuda.get_device_capability()} has none")
+    fn, prepare = FORMS[form]
+    capability = torch.cuda.get_device_capability()
+    sizes = (2050, 1032, 1800)
+    inputs, _ = draw(*sizes, dtype=torch.bfloat16, device="cuda")
+    given = prepare(inputs)
+    tiles = {
+        end: select_tile(end=end, k_major="rows" not in form, tokens=4096, work=0, capability=capability, item_bytes=2)
+        for end in ("gate", "gradient")
+    }
+    config = GatedMlpConfig(forward=replace(tiles["gate"], **MLP_ALTERNATIVES[name]), gradient=tiles["gradient"])
+    impl, layout = form.split("-")
+    case = Case(op="gated_mlp", impl=impl, dtype=torch.bfloat16, sizes=mlp_sizes(*sizes), device="cuda", layout=layout)
+    laws.check_matches_reference(replace(case, kwargs={"config": config}), gradients=impl == "fused")
+    first = fn(*given.values(), config=config)
+    for _ in range(5):
+        assert torch.equal(fn(*given.values(), config=config), first)
+
+
+@gpu
+@each_form
+@pytest.mark.parametrize("sizes", [(2050, 1032, 1800), (128, 4096, 256), (3000, 64, 14336)], ids=str)
+def test_whole_numbers_are_exact_on_gpu(form: str, sizes: tuple[int, int, int]) -> None:
+    """Small whole numbers leave no rounding: any wrong element shows, however the tiles fall."""
+    fn, prepare = FORMS[form]
+    tokens, d_model, d_ff = sizes
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, w_up, w_gate = (
+        torch.randint(-1, 2, shape, generator=generator, device="cuda").to(torch.bfloat16)
+        for shape in ((tokens, d_model), (d_model, d_ff), (d_model, d_ff))
+    )
+    inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
+    given = prepare(inputs)
+    y = fn(*given.values(), activation="relu")
+    exact = (x.double() @ w_gate.double()).relu() * (x.double() @ w_up.double())
+    wrong = (y != exact.to(torch.bfloat16)).nonzero()
+    assert not len(wrong), f"{len(wrong)} of {y.numel()} elements differ, from {wrong[0]} to {wrong[-1]}"
+
+
+@gpu
+@pytest.mark.slow
+def test_offsets_beyond_32_bits_on_gpu() -> None:
+    """More than 2^31 elements in y; only some rows are compared."""
+    inputs, _ = draw(64, 64, 64, dtype=torch.bfloat16, device="cuda")
+    rows = 2**31 // 14336 + 200
+    x = inputs["x"].repeat(rows // 64 + 1, 1)[:rows].contiguous()
+    w_up, w_gate = (torch.randn(64, 14336, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
+    inputs = {"x": x, "w_up": w_up, "w_gate": w_gate}
+    for prepare in LAYOUTS.values():
+        given = list(prepare(inputs).values())[1:]
+        y = gated_mlp(x, *given)
+        expected = gated_mlp(x[:64].contiguous(), *given)
+        assert torch.equal(y[-(rows % 64) :], expected[: rows % 64])
+        assert relative_error(y[:64], expected.double()) == 0

@@ -1,7 +1,8 @@
-"""Lightning Attention: the definition is Retention without its scale; launches of its own kernels."""
+"""Lightning Attention, beside the laws: the definition is Retention without its scale; decays, slopes and launches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,22 +10,34 @@ import torch
 
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
-from lrbench.kernels.lightning.config import select_lightning1, select_lightning2
+from lrbench.kernels.lightning.config import (
+    LightningConfig,
+    LoopConfig,
+    SweepConfig,
+    select_lightning1,
+    select_lightning2,
+)
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.cases import LIGHTNING, heads
+from lrbench.tests.kernels.laws import Case
 
-SMALL = {"batch": 2, "seq_len": 45, "num_heads": 4, "head_dim_qk": 16, "head_dim_v": 24}
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
+
+ODD = heads(2, 45, 4, 16, 24)
+SMALL = heads(1, 70, 2, 24, 40)
 
 
 def test_it_is_retention_without_its_scale() -> None:
-    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float64, device="cpu", seed=0)
+    inputs = resolve(OPERATION.inputs)(ODD, dtype=torch.float64, device="cpu", seed=0)
     ours = resolve(OPERATION.recurrent)(*inputs.values())
     retention = resolve(get_operation("retention").recurrent)(*inputs.values())
-    torch.testing.assert_close(ours, retention * SMALL["head_dim_qk"] ** 0.5, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours, retention * ODD["head_dim_qk"] ** 0.5, rtol=1e-12, atol=0)
 
 
 def test_inputs_keep_scores_of_order_one_and_slopes_are_those_of_alibi() -> None:
-    sizes = {**SMALL, "num_heads": 8, "seq_len": 512, "head_dim_qk": 128}
+    sizes = {**ODD, "num_heads": 8, "seq_len": 512, "head_dim_qk": 128}
     inputs = resolve(OPERATION.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
-    assert tuple(inputs) == OPERATION.arguments
     scores = torch.einsum("bthk,bthk->bth", inputs["q"].float(), inputs["k"].roll(1, 1).float())
     assert 0.9 < float(scores.std()) < 1.1
     assert inputs["slope"].tolist() == [2.0**-n for n in range(1, 9)]
@@ -52,3 +65,129 @@ def test_few_heads_get_narrower_programs() -> None:
     sizes: dict[str, Any] = {"capability": (9, 0), "item_bytes": 2, "head_dim_qk": 128, "head_dim_v": 128}
     assert select_lightning2(rows=8 * 32, **sizes).output.block_z == 64
     assert select_lightning2(rows=32, **sizes).output.block_z == 32
+
+
+@interpret
+@pytest.mark.parametrize("slope", [0.0, 1e30, float("inf")])
+@pytest.mark.parametrize("implementation", LIGHTNING)
+def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
+    """Without decay the sum is cumulative; with total decay only the position itself is left."""
+    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs["slope"] = torch.full_like(inputs["slope"], slope)
+    q, k, v, _ = leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
+    state = torch.ones(1, 2, 24, 40)
+    _, last = OPERATION.function(implementation)(*leaves, initial_state=state, return_last_state=True)
+    expected = torch.einsum("bthk,bthv->bhkv", k, v) + state if slope == 0 else k[:, -1, :, :, None] * v[:, -1, :, None]
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
+    o = OPERATION.function(implementation)(*leaves)
+    scores = torch.einsum("bthk,bshk->bhts", q, k)
+    kept = scores.tril() if slope == 0 else scores * torch.eye(scores.shape[-1])
+    expected = torch.einsum("bhts,bshv->bthv", kept, v)
+    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(
+        torch.autograd.grad(o.square().sum(), [q, k, v]),
+        torch.autograd.grad(expected.square().sum(), [q, k, v]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@interpret
+@pytest.mark.parametrize("implementation", LIGHTNING)
+def test_only_the_last_state_is_used(implementation: str) -> None:
+    """Outputs may get no gradient at all."""
+    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
+
+    def gradients(fn: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
+        _, last = fn(*leaves, return_last_state=True)
+        return torch.autograd.grad(last.square().sum(), leaves[1:3])
+
+    for ours, theirs in zip(
+        gradients(OPERATION.function(implementation)), gradients(OPERATION.function("torch")), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@interpret
+@pytest.mark.parametrize("implementation", LIGHTNING)
+def test_slopes_get_no_gradient(implementation: str) -> None:
+    fn = OPERATION.function(implementation)
+    inputs = resolve(OPERATION.inputs)
+    good = inputs(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    q, k, v, slope = (x.requires_grad_() for x in good.values())
+    with pytest.raises(ValueError, match=f"slope must not require a gradient for {implementation}"):
+        fn(q, k, v, slope)
+    with torch.no_grad():
+        assert fn(q, k, v, slope).isfinite().all()
+
+
+@interpret
+@pytest.mark.parametrize("implementation", LIGHTNING)
+def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
+    """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
+    inputs = resolve(OPERATION.inputs)({**SMALL, "batch": 2}, dtype=torch.float16, device="cpu", seed=0)
+    do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        moved = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+        assert moved.data_ptr() % 16
+        return moved
+
+    def results(move: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = [move(inputs[name]).requires_grad_() for name in ("q", "k", "v")]
+        o = OPERATION.function(implementation)(*leaves, inputs["slope"])
+        return o, *torch.autograd.grad(o, leaves, move(do))
+
+    for aligned, moved in zip(results(lambda x: x), results(shifted), strict=True):
+        assert torch.equal(moved, aligned)
+
+
+@interpret
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
+def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
+    """And the other gradients are the same with it as without."""
+    inputs = resolve(OPERATION.inputs)({**SMALL, "seq_len": 41}, dtype=dtype, device="cpu", seed=0)
+    exact = [x.double().requires_grad_() for x in inputs.values()]
+    expected = torch.autograd.grad(resolve(OPERATION.recurrent)(*exact).square().sum(), exact)
+
+    def gradients(names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+        leaves = {name: x.clone().requires_grad_(name in names) for name, x in inputs.items()}
+        o = OPERATION.function(implementation)(*leaves.values(), chunk_size=16)
+        return torch.autograd.grad(o.float().square().sum(), [leaves[name] for name in names])
+
+    results = gradients(OPERATION.arguments)
+    for ours, without in zip(results, gradients(OPERATION.differentiable), strict=False):
+        assert torch.equal(ours, without)
+    error = (results[-1].double() - expected[-1]).abs().max()
+    assert error <= 8 * torch.finfo(dtype).eps * expected[-1].abs().max()
+
+
+LOOPS = [
+    LoopConfig(block_t=block_t, block_z=block_z, num_warps=num_warps, num_stages=num_stages)
+    for block_t, block_z, num_warps, num_stages in (
+        (32, 32, 4, 2), (64, 16, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (64, 32, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3),
+        (64, 64, 8, 2), (128, 32, 8, 2), (128, 64, 8, 2),
+    )
+]  # fmt: skip
+SWEEPS = [
+    SweepConfig(block_t=block_t, block_s=block_s, block_z=block_z, num_warps=num_warps, num_stages=num_stages)
+    for block_t, block_s, block_z, num_warps, num_stages in (
+        (64, 64, 64, 4, 2), (64, 64, 128, 4, 2), (128, 32, 64, 8, 2), (128, 64, 64, 4, 2), (128, 64, 128, 8, 2),
+        (128, 64, 128, 8, 3), (128, 128, 128, 8, 2),
+    )
+]  # fmt: skip
+
+
+@gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("launch", [*LOOPS, *SWEEPS], ids=str)
+def test_every_launch_worth_timing_is_right_on_gpu(launch: LoopConfig | SweepConfig, head_dim: int) -> None:
+    """Miscompilations depend on tile sizes and warps: neither the interpreter nor the selected launches show all."""
+    name = "lightning1" if isinstance(launch, SweepConfig) else "lightning2"
+    config = LightningConfig(output=launch, dq=launch, dk=launch, dv=launch)
+    sizes = heads(2, 600, 2, head_dim, head_dim)
+    laws.check_matches_reference(
+        Case(op="lightning", impl=name, dtype=torch.bfloat16, sizes=sizes, device="cuda", kwargs={"config": config})
+    )

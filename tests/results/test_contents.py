@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from lrbench.cli import app
 from lrbench.results.contents import file_rows, implementation_rows
 from lrbench.results.store import HERE
+from lrbench.tests.command_line import Lrbench, one_line
 
 from ..analysis import rows as made
 
@@ -62,29 +61,27 @@ def test_files(results: Path) -> None:
     )  # fmt: skip
 
 
-def test_command(results: Path) -> None:
-    said = CliRunner().invoke(app, ["results", str(results), "--format", "json"])
-    assert said.exit_code == 0
-    assert {row["impl"] for row in json.loads(said.stdout)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
-    table = CliRunner().invoke(app, ["results", str(results)]).stdout
-    assert "a.parquet" in table
-    assert "1 oom" in table
+def test_command(results: Path, lrbench: Lrbench) -> None:
+    code, out, _ = lrbench("results", results, "--format", "json")
+    assert code == 0
+    assert {row["impl"] for row in json.loads(out)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
+    table = lrbench("results", results)[1]
+    assert "a.parquet" in table and "1 oom" in table
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_bad_input(tmp_path: Path, lrbench: Lrbench) -> None:
     for arguments, message in (
-        (["--format", "yaml"], "format must be one of table, json, csv, markdown, got 'yaml'"),
-        ([str(tmp_path / "none")], "does not exist"),
-        ([str(tmp_path)], "no parquet file in it"),
+        (("--format", "yaml"), "format must be one of table, json, csv, markdown, got 'yaml'"),
+        ((tmp_path / "none",), "does not exist"),
+        ((tmp_path,), "no parquet file in it"),
     ):
-        assert message in str(CliRunner().invoke(app, ["results", *arguments]).exception)
+        assert message in one_line(lrbench("results", *arguments)[2])
 
 
-def test_the_committed_page_is_what_the_command_writes() -> None:
-    said = CliRunner().invoke(app, ["results", "--format", "markdown"])
-    assert said.stdout == (HERE / "README.md").read_text(encoding="utf-8"), (
-        "write it anew: lrbench results --format markdown > results/README.md"
-    )
+def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None:
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    written = lrbench("results", "--format", "markdown")[1]
+    assert written == page, "write it anew: lrbench results --format markdown > results/README.md"
 
 
 def test_the_newest_row_of_a_case_is_in_its_familys_file() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lrbench.results.schema import RECORD_COLUMNS
@@ -33,22 +31,6 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rewrite(path: Path, change) -> Path:
-    table = pq.read_table(path)
-    pq.write_table(change(table), path)
-    return path
-
-
-def test_calibrations_and_profiles_beside_results_are_passed_over(results: Path) -> None:
-    for name in ("roofs.parquet", "a.roofs.parquet", "more/b.profile.parquet"):
-        (results / name).write_bytes((results / "a.parquet").read_bytes())
-    assert [path.name for path in result_files(results)] == ["a.parquet", "b.parquet"]
-    (results / "only").mkdir()
-    (results / "only" / "roofs.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match="no parquet file in it"):
-        result_files(results / "only")
-
-
 def test_a_folder_is_read_with_its_subfolders_in_column_order(results: Path) -> None:
     frame = load_results(results)
     assert len(frame) == 3
@@ -64,45 +46,6 @@ def test_columns_are_projected(results: Path) -> None:
     assert "time_samples_ms" in load_results(results, samples=True)
     with pytest.raises(ValueError, match="columns must be columns of a record, got speed"):
         load_results(results, ["speed"])
-
-
-def test_columns_that_cast_without_loss_are_accepted(results: Path) -> None:
-    path = rewrite(
-        results / "a.parquet",
-        lambda t: t.set_column(t.column_names.index("seq_len"), "seq_len", t["seq_len"].cast(pa.float32())),
-    )
-    assert load_results(path)["seq_len"].tolist() == [8192, 8192]
-
-
-def test_missing_columns_are_null_and_foreign_ones_left_out(results: Path) -> None:
-    path = rewrite(
-        results / "a.parquet", lambda t: t.drop_columns(["power_w"]).append_column("mood", pa.array(["good"] * len(t)))
-    )
-    frame = load_results(path)
-    assert frame["power_w"].isna().all()
-    assert "mood" not in frame
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda t: t.set_column(
-                t.column_names.index("schema_version"), "schema_version", pa.array([1, 99], pa.int64())
-            ),
-            "schema_version must be 1, got 99 in .*a.parquet",
-        ),
-        (lambda t: t.drop_columns(["schema_version"]), "must have a column schema_version"),
-        (
-            lambda t: t.set_column(t.column_names.index("batch"), "batch", pa.array([1.5, 2.0])),
-            "column batch must cast to int64 in .*a.parquet",
-        ),
-    ],
-)
-def test_foreign_results_are_refused(results: Path, change, message: str) -> None:
-    path = rewrite(results / "a.parquet", change)
-    with pytest.raises(ValueError, match=message):
-        load_results(path)
 
 
 def test_bad_paths(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A million rows load and reduce in seconds: run with `pytest -m slow tests/results/test_frames_speed.py -s`."""
+"""A million rows load and reduce in seconds: run with `pytest -m slow tests/results/test_select_speed.py -s`."""
 
 from __future__ import annotations
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from lrbench.bench.clock import CpuClock
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.bench.clock import Call, CpuClock
+from lrbench.kernels import FAMILIES, get_operation
 from lrbench.tests.tools import tune
 
 
@@ -35,15 +34,9 @@ def test_alternatives_multiply_and_leave_the_default_first() -> None:
     tried = tune.candidates(CONFIG, alternatives)
     assert [one.label for one in tried] == ["default", "forward.rows=8 stages=3", "forward.rows=32 stages=3"]
     assert tried[2].config == Config(forward=Tile(rows=32, warps=4), stages=3)
+    whole = tune.parse_alternatives("forward=(8,2),(32,8,168)", CONFIG)
+    assert whole == ("forward", [Tile(rows=8, warps=2), Tile(rows=32, warps=8, registers=168)])
     assert [one.label for one in tune.candidates(CONFIG, [])] == ["default"]
-
-
-@pytest.mark.parametrize("text", ["forward=(8,2),(32,8,168)", "forward=[(8,2),(32,8,168)]"])
-def test_a_whole_tile_is_a_tuple_of_its_fields(text: str) -> None:
-    path, values = tune.parse_alternatives(text, CONFIG)
-    assert path == "forward"
-    assert values == [Tile(rows=8, warps=2), Tile(rows=32, warps=8, registers=168)]
-    assert tune.parse_alternatives("forward=(8,2)", CONFIG)[1] == values[:1]
 
 
 @pytest.mark.parametrize(
@@ -62,60 +55,26 @@ def test_bad_alternatives_are_refused(text: str, message: str) -> None:
 
 
 def test_wrong_and_failing_launches_are_not_timed() -> None:
-    def of(config: int) -> Any:
-        def call(_: Any) -> tuple[torch.Tensor]:
-            if config == 3:
-                raise RuntimeError("out of resource: shared memory")
-            return (torch.full((4,), 1.0 + 0.1 * (config == 2)),)
-
-        return call, lambda: None
+    def make(config: int) -> Call:
+        if config == 3:
+            raise RuntimeError("out of resource: shared memory")
+        return Call(call=lambda _: (torch.full((4,), 1.0 + 0.1 * (config == 2)),))
 
     tried = [tune.Candidate(label=str(n), config=n) for n in range(4)]
-    tune.measure(tried, of, CpuClock(), rounds=4, eps=1e-6)
+    tune.measure(tried, make, CpuClock(), rounds=4, eps=1e-6)
     assert [len(one.samples_ms) for one in tried] == [4, 4, 0, 0]
     assert tried[2].remark == "result 0 differs from the default's by 0.1, relative"
     assert tried[3].remark == "RuntimeError: out of resource: shared memory"
-    rendered = tune.table(tried, 1.0)
-    assert rendered.row_count == 4
+    assert ["median_ms" in row for row in tune.rows(tried, 1.0)] == [True, True, False, False]
 
 
-def test_calls_are_those_of_the_modes() -> None:
-    operation = get_operation("linear_scan")
-    portable = operation.function(operation.implementation("torch"))
-    sizes = {"batch": 1, "seq_len": 8, "channels": 8}
-    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device="cpu", seed=0)
-    chunks = []
-
-    def function(*tensors: torch.Tensor, config: int) -> torch.Tensor:
-        chunks.append(config)
-        return portable(*tensors, chunk_size=config)
-
-    results = {}
-    for mode in ("fw", "bw", "fwbw"):
-        call, prepare = tune.calls(operation, function, inputs, mode)(4)
-        results[mode] = call(prepare())
-        assert all(x.requires_grad == (mode != "fw") for x in inputs.values())
-    assert [len(results[mode]) for mode in ("fw", "bw", "fwbw")] == [1, 2, 3]
-    for together, apart in zip(results["fwbw"], (*results["fw"], *results["bw"]), strict=True):
-        torch.testing.assert_close(together, apart)
-    assert set(chunks) == {4}
-
-
-def test_default_configs_are_what_the_implementations_choose() -> None:
-    """Every declared one resolves, and takes sizes, a dtype, a capability and whether a backward pass follows."""
+def test_launches_of_every_implementation_can_be_varied() -> None:
     sizes = {"batch": 8, "seq_len": 2048, "channels": 1024, "num_heads": 8, "head_dim_qk": 128, "head_dim_v": 128}
-    declared = [
-        implementation
-        for op in FAMILIES["rglru"]
-        for implementation in get_operation(op).implementations
-        if implementation.default_config
-    ]
-    assert len(declared) == 7
-    for implementation in declared:
-        config = tune.default_config(implementation, sizes, "bf16", (9, 0), "fw")
+    implementations = [impl for op in FAMILIES["rglru"] for impl in get_operation(op).implementations]
+    configs = [config for impl in implementations if (config := impl.launches("fw", "bf16", sizes, (9, 0)))]
+    assert len(configs) == 7
+    for config in configs:
         assert tune.candidates(config, [tune.parse_alternatives("forward=(4,8,64,4,128)", config)])[1].config != config
-    with pytest.raises(ValueError, match="impl must be one that declares its default_config, got 'torch'"):
-        tune.default_config(get_operation("rglru").implementation("torch"), sizes, "bf16", (9, 0), "fw")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -14,21 +14,20 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ...analysis import counts
 from ...analysis.check.statistics import median, median_interval
-from ...bench import clock
-from ...kernels import get_operation, resolve
+from ...bench import clock, display, note
+from ...bench.plan import PlannedCase
+from ...kernels import FAMILIES, get_operation
 from ...kernels.spec import Implementation, Operation
 from ...results.arguments import parse_size
+from ...results.schema import Case
 
 TOLERANCE = 4
 """Relative difference from the default's results that passes, in epsilons of the inputs' dtype."""
@@ -83,66 +82,22 @@ def candidates(config: Any, alternatives: Sequence[tuple[str, list[Any]]]) -> li
     return found
 
 
-def default_config(
-    implementation: Implementation, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], mode: str
-) -> Any:
-    """Return the launches the implementation chooses itself in a mode; ValueError where it declares none."""
-    if implementation.default_config is None:
-        raise ValueError(f"impl must be one that declares its default_config, got {implementation.name!r}")
-    return resolve(implementation.default_config)(sizes, dtype, capability, mode != "fw")
-
-
-def calls(
-    operation: Operation, function: Callable[..., Any], inputs: Mapping[str, Any], mode: str
-) -> Callable[[Any], tuple[Callable[[Any], Any], Callable[[], Any]]]:
-    """Return what makes of a config the call to time and what runs before each call."""
-    import torch
-
-    gradients = mode != "fw"
-    leaves = operation.leaves(inputs, gradients=gradients)
-    tensors = list(inputs.values())
-    grad_out: list[Any] = []
-
-    def of(config: Any) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
-        def forward() -> Any:
-            with torch.set_grad_enabled(gradients):
-                return function(*tensors, config=config)
-
-        def gradient(out: Any) -> Any:
-            if not grad_out:
-                generator = torch.Generator(out.device).manual_seed(1)
-                grad_out.append(torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype))
-            return torch.autograd.grad(out, list(leaves.values()), grad_out[0])
-
-        if mode == "fw":
-            return lambda _: (forward(),), lambda: None
-        if mode == "bw":
-            return gradient, forward
-
-        def both(_: Any) -> Any:
-            out = forward()
-            return out, *gradient(out)
-
-        return both, lambda: None
-
-    return of
-
-
 def measure(
-    tried: Sequence[Candidate],
-    of: Callable[[Any], tuple[Callable[[Any], Any], Callable[[], Any]]],
-    timer: clock.Clock,
-    *,
-    rounds: int,
-    eps: float,
+    tried: Sequence[Candidate], make: Callable[[Any], clock.Call], timer: clock.Clock, *, rounds: int, eps: float
 ) -> None:
-    """Check every candidate against the first one, then time them in turn; what fails gets a remark and no samples."""
+    """Check every candidate against the first one, then time them in turn; what fails gets a remark and no samples.
+
+    Args:
+        make: makes the call of a candidate's launches.
+    """
+    from torch.utils._pytree import tree_leaves
+
     expected: list[Any] = []
     racing = []
     for candidate in tried:
-        call, prepare = of(candidate.config)
         try:
-            results = [tensor.detach() for tensor in call(prepare())]
+            call = make(candidate.config)
+            results = [tensor.detach() for tensor in tree_leaves(call.call(call.prepare()))]
             timer.synchronize()
         except Exception as error:
             candidate.remark = _first_line(error)
@@ -152,7 +107,7 @@ def measure(
         expected = expected or results
         candidate.remark = _difference(results, expected, TOLERANCE * eps)
         if candidate.remark is None:
-            racing.append((candidate, clock.Call(call=call, prepare=prepare)))
+            racing.append((candidate, call))
     timings = clock.measure(timer, [call for _, call in racing], clock.Sampling(rounds=rounds))
     for (candidate, _), timing in zip(racing, timings, strict=True):
         candidate.samples_ms = timing.samples_ms
@@ -164,17 +119,16 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {[*str(error).splitlines(), ''][0][:120]}"
 
 
-def table(tried: Iterable[Candidate], gigabytes: float | None) -> Table:
-    """Return the table, fastest first, with the rate at which the compulsory bytes move."""
-    shown = Table("launches", "median ms", "95 % interval", "fastest ms", "GB/s", "remark")
+def rows(tried: Iterable[Candidate], gigabytes: float | None) -> list[dict[str, Any]]:
+    """Return a row for each candidate, fastest first, with the rate at which the compulsory bytes move."""
+    shown = []
     for one in sorted(tried, key=lambda one: median(one.samples_ms) if one.samples_ms else float("inf")):
-        cells = ("", "", "", "")
+        row: dict[str, Any] = {"launches": one.label}
         if one.samples_ms:
             time_ms, interval = median(one.samples_ms), median_interval(one.samples_ms)
-            rate = "" if gigabytes is None else f"{1e3 * gigabytes / time_ms:.0f}"
-            span = f"{interval.low:.4g} - {interval.high:.4g}"
-            cells = (f"{time_ms:.4g}", span, f"{min(one.samples_ms):.4g}", rate)
-        shown.add_row(one.label, *cells, one.remark or "")
+            row |= {"median_ms": time_ms, "ci_low_ms": interval.low, "ci_high_ms": interval.high}
+            row |= {"fastest_ms": min(one.samples_ms), "gb_s": gigabytes and 1e3 * gigabytes / time_ms}
+        shown.append(row | {"remark": one.remark})
     return shown
 
 
@@ -193,11 +147,9 @@ def tune(
     """Time launches of one implementation side by side."""
     import torch
 
-    from ...bench.check import DTYPES, SEED
-    from ...bench.clock import CudaClock
+    from ...bench.check import DTYPES
+    from ...bench.worker import Worker
 
-    errors = Console(stderr=True, markup=False)
-    console = Console(width=160, markup=False)
     try:
         operation = get_operation(op)
         implementation = operation.implementation(impl)
@@ -207,21 +159,27 @@ def tune(
             raise ValueError(f"mode must be fw, bw or fwbw and dtype one of {known}, got {mode} and {dtype}")
         if not torch.cuda.is_available():
             raise ValueError("launches are timed on an NVIDIA GPU, and none is here")
-        config = default_config(implementation, sizes, dtype, torch.cuda.get_device_capability(), mode)
+        config = implementation.launches(mode, dtype, sizes, torch.cuda.get_device_capability())
+        if config is None:
+            raise ValueError(f"impl must be one that declares its default_config, got {impl!r}")
         tried = candidates(config, [parse_alternatives(text, config) for text in alternatives])
     except ValueError as error:
-        errors.print(str(error))
+        note(str(error))
         raise typer.Exit(2) from None
-    problem = {name: value for name, value in sizes.items() if name != "chunk_size"}
-    inputs = resolve(operation.inputs)(problem, dtype=DTYPES[dtype], device="cuda", seed=SEED)
-    if implementation.prepare is not None:
-        inputs = resolve(implementation.prepare)(inputs)
-    options = {"chunk_size": sizes["chunk_size"]} if "chunk_size" in sizes else {}
-    of = calls(operation, partial(operation.function(implementation), **options), inputs, mode)
-    measure(tried, of, CudaClock(), rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
+    columns: dict[str, Any] = sizes
+    (kernel,) = (family for family, ops in FAMILIES.items() if op in ops)
+    case = Case(kernel=kernel, op=op, impl=impl, provider="lrbench", mode=mode, dtype=dtype, **columns)
+    worker = Worker("cuda")
+
+    def make(config: Any) -> clock.Call:
+        # Every candidate draws the same gradient of the output.
+        torch.manual_seed(0)
+        return worker.make_ready(PlannedCase(case=case, target=implementation), config)
+
+    measure(tried, make, worker.clock, rounds=rounds, eps=torch.finfo(DTYPES[dtype]).eps)
     count = counts.count_case(op, impl, mode, dtype, "fp32", sizes)
-    console.print(f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}")
-    console.print(table(tried, None if count is None else count.compulsory_bytes / 1e9))
+    title = f"{op} {impl}, {mode}, {dtype}, {size}, {torch.cuda.get_device_name()}; default: {config}"
+    display.show(rows(tried, None if count is None else count.compulsory_bytes / 1e9), "table", title=title)
 
 
 def parse_sizes(text: str, operation: Operation, implementation: Implementation) -> dict[str, int]:

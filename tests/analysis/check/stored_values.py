@@ -10,16 +10,16 @@ import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
-from lrbench.bench.environment import probe_environment
-from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Settings, sweep
-from lrbench.kernels import FAMILIES
+from lrbench.bench.workers import probe_environment
+from lrbench.kernels import FAMILIES, get_operation
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 PORTABLE = DATA / "portable.parquet"
@@ -39,25 +39,13 @@ REQUEST = plan.Request(
 )
 """Four whole chunks and a ragged one, small: the figures do not depend on the size, and CI has little time."""
 
-CHUNK_SIZE_CASES = [
+CHUNK_SIZE_CASES: list[dict[str, Any]] = [
     {"op": op, "gpu": gpu, "mode": mode, "head_dim_v": head_dim}
     for op in ("mlstm_sig", "mlstm_exp", "simple_gla", "retention", "mamba2_ssd")
     for gpu in ("a100", "h100", "h200", "b200")
     for mode in ("fw", "fwbw")
     for head_dim in (128, 256, 512)
 ]
-
-
-class Quiet:
-    """A sweep's progress that nobody watches."""
-
-    def begin(self, total: int, what: str) -> None: ...
-
-    def started(self, item: PlannedCase) -> None: ...
-
-    def finished(self, item: PlannedCase, status: str) -> None: ...
-
-    def end(self) -> None: ...
 
 
 def measure(folder: Path) -> Path:
@@ -68,7 +56,7 @@ def measure(folder: Path) -> Path:
         patch.setenv("OMP_NUM_THREADS", "1")
         environment = probe_environment()
         planned = plan.plan(REQUEST, device_kind="cpu")
-        outcome = sweep(planned, environment, Settings(output=folder, budget_s=0.0), Quiet())
+        outcome = sweep(planned, environment, Settings(output=folder, budget_s=0.0), mock.Mock())
     assert outcome.path is not None
     return outcome.path
 
@@ -77,15 +65,10 @@ def chunk_sizes() -> list[dict[str, Any]]:
     """Return the FLOP-optimal and runtime-optimal chunk lengths of :data:`CHUNK_SIZE_CASES`."""
     rows = []
     for case in CHUNK_SIZE_CASES:
-        head_dim = int(case["head_dim_v"])
-        qk = head_dim // 2 if str(case["op"]).startswith("mlstm") else head_dim
-        report = chunk_size_report(
-            str(case["op"]),
-            get_accelerator(str(case["gpu"])),
-            head_dim_v=head_dim,
-            head_dim_qk=qk,
-            mode=str(case["mode"]),
-        )
+        head_dim = case["head_dim_v"]
+        qk = round(get_operation(case["op"]).qk_ratio * head_dim)
+        accelerator, dims = get_accelerator(case["gpu"]), {"head_dim_v": head_dim, "head_dim_qk": qk}
+        report = chunk_size_report(case["op"], accelerator, mode=case["mode"], **dims)
         names = ("flop_optimal", "runtime_optimal", "flop_optimal_feasible", "runtime_optimal_feasible")
         rows.append({**case, **{name: report[name] for name in names}})
     return rows

@@ -26,34 +26,13 @@ def test_sums_of_footnote_3() -> None:
         assert saving.extra_tokens == saving.saved_bytes // saving.token_bytes
 
 
-@pytest.mark.parametrize("c", [2, 3.5, 8])
-def test_ratios_of_footnote_3(c: float) -> None:
-    """With U = c D: (5 + c) / (5 + 3c), between 1/3 and 64 %, and (4 + c) / (4 + 2c)."""
-    plain, in_place = savings(replace(SMALL, d_model=1024, d_ff=int(1024 * c)), 512)
-    assert plain.fused_bytes / plain.activation_bytes == pytest.approx((5 + c) / (5 + 3 * c))
-    assert in_place.fused_bytes / in_place.activation_bytes == pytest.approx((4 + c) / (4 + 2 * c))
-    assert 1 / 3 < 1 - plain.saved_share <= 7 / 11
-    assert 0.25 <= in_place.saved_share < 0.5
-
-
-def test_largest_up_scaling_saves_the_largest_share() -> None:
-    shares = {model.name: savings(model, 512)[0].saved_share for model in MODELS}
-    assert max(shares, key=lambda name: shares[name]) == "Gemma 2 27B"
-
-
 def test_llama_8b_by_hand() -> None:
     plain, _ = savings(MODELS[0], 512)
     assert plain.saved_bytes == 2 * 512 * 14336 * 2
     assert plain.token_bytes == 128 * 1024
     assert plain.extra_tokens == 224
-
-
-def test_saving_grows_with_tokens_and_shrinks_with_the_cache() -> None:
-    one, many = (savings(MODELS[1], tokens)[0] for tokens in (512, 8192))
-    assert many.saved_bytes == 16 * one.saved_bytes
-    halved = savings(MODELS[1], 512, kv_dtype="fp8")[0]
-    assert halved.saved_bytes == one.saved_bytes
-    assert halved.token_bytes * 2 == one.token_bytes
+    cached = savings(MODELS[0], 512, kv_dtype="fp8")[0]
+    assert (cached.saved_bytes, 2 * cached.token_bytes) == (plain.saved_bytes, plain.token_bytes)
 
 
 @pytest.mark.parametrize(

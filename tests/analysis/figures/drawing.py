@@ -1,8 +1,36 @@
-"""Reading figures back in tests."""
+"""Drawing figures in tests, and reading them back."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pandas as pd
 from matplotlib.figure import Figure
+
+from lrbench.analysis.figures import plots
+from lrbench.analysis.figures import roofline as rooflines
+from lrbench.analysis.figures.selection import Selection
+from lrbench.analysis.figures.theory import Theory
+
+
+def plot(
+    kind: str,
+    frame: pd.DataFrame | None = None,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    *,
+    theory: Theory = Theory(),  # noqa: B008, frozen
+    width: float | None = None,
+) -> Figure:
+    return plots.drawing(kind, frame, selection, theory).at(width)
+
+
+def roofline(
+    frame: pd.DataFrame,
+    gpus: Any,
+    selection: Selection = Selection(),  # noqa: B008, frozen
+    width: float | None = None,
+) -> Figure:
+    return rooflines.roofline(frame, gpus, selection).at(width)
 
 
 def lines(figure: Figure, panel: int) -> dict[str, list[tuple[float, float]]]:

@@ -8,17 +8,16 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.figures.plots import KINDS, RESULT_KINDS, plot
+from lrbench.analysis.figures.plots import RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
 from lrbench.cli import app
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, plot, roofline, text
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +34,14 @@ def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFram
         for op in ("mlstm_sig", "mlstm_exp"):
             expected = mine[mine["op"] == op].groupby("seq_len")["time_ms"].min()
             assert drawn[series_label(op, "fused_chunk")] == list(expected.items())
+    # Baselines without the head dim are shown at their own.
+    assert {series_label("attention", "flash_attn.v4"), series_label("mamba2_ssd", "mamba_ssm.chunk_scan")} <= set(
+        drawn
+    )
+    for part in ("NVIDIA H200 SXM", "bf16", "65,536 tokens", "embedding dim 4,096", "head dim 128 (qk), 256 (v)"):
+        assert part in text(figure)
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()][:2] == ["1k", "2k"]
-
-
-def test_baselines_without_the_head_dim_are_shown_at_their_own(sweep: pd.DataFrame) -> None:
-    drawn = lines(plot("runtime", sweep, Selection(head_dim=256)), 0)
-    assert series_label("attention", "flash_attn.v4") in drawn
-    assert series_label("mamba2_ssd", "mamba_ssm.chunk_scan") in drawn
-    assert len(drawn[series_label("mlstm_sig", "fused_chunk")]) == 7
 
 
 @pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
@@ -51,17 +49,6 @@ def test_other_head_dims_are_said(sweep: pd.DataFrame, kind: str) -> None:
     said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
     assert said in text(plot(kind, sweep, Selection(head_dim=512, modes=("fw",))))
     assert "Shown at the value" not in text(plot(kind, sweep, Selection(head_dim=512, ops=("mlstm_sig",))))
-
-
-def test_the_setting_is_said(sweep: pd.DataFrame) -> None:
-    said = text(plot("runtime", sweep, Selection(head_dim=256)))
-    for part in ("NVIDIA H200 SXM", "bf16", "65,536 tokens", "embedding dim 4,096", "head dim 128 (qk), 256 (v)"):
-        assert part in said
-    assert figure_label(plot("runtime", sweep)) == "time per call (ms)"
-
-
-def figure_label(figure: Figure) -> str:
-    return figure.axes[0].get_ylabel()
 
 
 @pytest.mark.parametrize("kind", RESULT_KINDS)
@@ -118,13 +105,25 @@ def test_several_devices_need_a_choice(sweep: pd.DataFrame) -> None:
         plot("runtime", both, Selection(device="b200"))
 
 
-def test_empty_selections_are_refused(sweep: pd.DataFrame) -> None:
-    with pytest.raises(ValueError, match="got none that match the selection"):
-        plot("runtime", sweep, Selection(ops=("rglru",)))
-    with pytest.raises(ValueError, match=r"kind must be one of runtime, .*, got 'pie'"):
-        plot("pie", sweep)
-    with pytest.raises(ValueError, match="more than one head dim"):
-        plot("head-dim", sweep[sweep["head_dim_v"] == 256])
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"),
+    [
+        ("runtime", "failed", "got none that match the selection"),
+        ("head-dim", "one head dim", "more than one head dim"),
+        ("pie", "all", r"kind must be one of runtime, .*model, got 'pie'"),
+        ("runtime", "none", "results must name files or folders for the figure runtime, got none"),
+        ("flops", "all", "results must be left out for the figure flops, which is drawn from the coun"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(sweep: pd.DataFrame, kind: str, rows: str, message: str) -> None:
+    frames = {
+        "all": sweep,
+        "none": None,
+        "failed": sweep[sweep["status"] != "ok"],
+        "one head dim": sweep[sweep["head_dim_v"] == 256],
+    }
+    with pytest.raises(ValueError, match=message):
+        plot(kind, frames[rows])
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -193,29 +192,10 @@ def test_suspect_points_are_ringed_and_explained(sweep: pd.DataFrame) -> None:
     impossible = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
     figure = plot("runtime", impossible)
     assert "Ringed, suspect: fused_chunk fw: " in text(figure)
+    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(roofline(impossible, "h200"))
     rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep))
-
-
-def test_kinds_need_results_or_refuse_them(sweep: pd.DataFrame) -> None:
-    with pytest.raises(ValueError, match="results must name files or folders for the figure runtime, got none"):
-        plot("runtime")
-    with pytest.raises(ValueError, match="results must be left out for the figure flops, which is drawn from the coun"):
-        plot("flops", sweep)
-
-
-def test_every_kind_is_in_the_documentation() -> None:
-    said = (Path(__file__).resolve().parents[3] / "docs" / "figures.md").read_text()
-    for kind in KINDS:
-        assert f"lrbench plot {kind}" in said
-
-
-def test_long_reasons_are_shortened() -> None:
-    frame = made.frame([made.row(made.case("gla", "fla.chunk_gla"), status="error", reason="word " * 100)])
-    note = failure_note(frame)
-    assert len(note) < 220
-    assert "word ...)" in note
 
 
 def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:

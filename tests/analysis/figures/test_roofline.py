@@ -10,12 +10,12 @@ import pytest
 
 from lrbench.analysis.accelerators.known import Roofs, get_accelerator
 from lrbench.analysis.accelerators.roofs import with_stored_roofs
-from lrbench.analysis.figures.roofline import doubt, roofline
+from lrbench.analysis.figures.roofline import doubt
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, roofline, text
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,6 @@ def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
     figure = roofline(pd.concat([sweep, cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
     assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
     assert "1 row measured on another device" in text(figure)
-
-
-def test_suspect_rows_are_ringed(sweep: pd.DataFrame) -> None:
-    suspect = made.frame([made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=256), time_ms=0.2)])
-    assert suspect["suspect"].notna().all()
-    figure = roofline(suspect, ["h200"])
-    assert "Ringed, suspect: fused_chunk fw L = 256: " in text(figure)
 
 
 def test_the_share_is_of_the_roof_that_is_drawn(sweep: pd.DataFrame) -> None:
@@ -103,18 +96,6 @@ def test_the_cpu_shares_no_figure_with_a_gpu(sweep: pd.DataFrame) -> None:
     both = pd.concat([sweep, cpu], ignore_index=True)
     with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
         roofline(both, ["h200", "cpu"])
-
-
-def test_one_mode_stands_side_by_side(sweep: pd.DataFrame) -> None:
-    both = roofline(sweep, "h200", Selection(head_dim=256)).axes
-    assert [axes.get_title(loc="left") for axes in both] == [
-        "Forward",
-        "Forward + backward",
-        "Forward: % of roof",
-        "Forward + backward: % of roof",
-    ]
-    one, other = roofline(sweep, "h200", Selection(head_dim=256, modes=("bw", "fwbw"))).axes
-    assert one.get_position().y0 == pytest.approx(other.get_position().y0)
 
 
 def test_points_are_held_to_measured_roofs() -> None:

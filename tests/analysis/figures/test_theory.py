@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count
-from lrbench.analysis.figures.plots import KINDS, THEORY_KINDS, plot
+from lrbench.analysis.figures.plots import THEORY_KINDS
 from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
@@ -18,7 +17,7 @@ from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.select import load_results
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, plot, text
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 
@@ -141,9 +140,3 @@ def test_every_chunkwise_operation_can_be_drawn(kind: str, mode: str, op: str) -
     assert all(math.isfinite(y) and y > 0 for points in lines(figure, 0).values() for _, y in points)
     assert OPERATION_LABELS[op] in text(figure)
     assert OPERATION_LABELS[op] in alt_text(figure)
-
-
-def test_kinds_are_named_once() -> None:
-    assert len(set(KINDS)) == len(KINDS)
-    with pytest.raises(ValueError, match=r"kind must be one of runtime, .*model, got 'pie'"):
-        plot("pie", pd.DataFrame())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -13,52 +12,40 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation, plot
-from lrbench.analysis.figures.roofline import roofline
+from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import alt_text, log_axis, new_figure, save_figure, series_label, styled
+from lrbench.analysis.figures.style import alt_text, save_figure, series_label
 from lrbench.cli import app
 from lrbench.results.schema import Case
 
 from .. import rows as made
-from .drawing import lines, text
+from .drawing import lines, plot, roofline, text
 
 WIDTHS = (64, 256, 4096)
 TOKENS = 8192
 
 
-def channel_row(channels: int, seq_len: int, impl: str = "torch", **fields: Any) -> dict[str, Any]:
-    """Return a row of RG-LRU."""
-    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, "channels": channels}
-    settings = {"mode": "fw", "dtype": "fp32", "state_dtype": "fp32", **fields}
-    return made.row(
-        Case(kernel="rglru", op="rglru", impl=impl, provider="lrbench", **sizes, **settings), accelerator="cpu"
-    )
-
-
-def attention_row(channels: int, seq_len: int) -> dict[str, Any]:
-    """Return a row of the attention that stands beside RG-LRU of as many channels."""
-    head_dim = min(channels, 128)
-    heads = {"num_heads": channels // head_dim, "head_dim_qk": head_dim, "head_dim_v": head_dim}
-    sizes = {"batch": TOKENS // seq_len, "seq_len": seq_len, **heads}
-    named = {"kernel": "rglru", "op": "attention", "impl": "torch.sdpa_cpu", "provider": "torch"}
-    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+def row(op: str, impl: str, seq_len: int, *, kernel: str = "rglru", **fields: Any) -> dict[str, Any]:
+    """Return a row of the CPU, forward in fp32."""
+    provider = impl.rpartition(".")[0] or "lrbench"
+    sizes = {"batch": 1 if kernel == "gated-mlp" else TOKENS // seq_len, "seq_len": seq_len, **fields}
+    case = Case(kernel=kernel, op=op, impl=impl, provider=provider, mode="fw", dtype="fp32", **sizes)
+    return made.row(case, accelerator="cpu")
 
 
 def mlp_row(tokens: int, d_model: int, d_ff: int) -> dict[str, Any]:
-    """Return a row of a gated MLP."""
-    sizes = {"batch": 1, "seq_len": tokens, "d_model": d_model, "d_ff": d_ff}
-    named = {"kernel": "gated-mlp", "op": "gated_mlp", "impl": "torch", "provider": "lrbench"}
-    return made.row(Case(**named, mode="fw", dtype="fp32", **sizes), accelerator="cpu")
+    return row("gated_mlp", "torch", tokens, kernel="gated-mlp", d_model=d_model, d_ff=d_ff)
 
 
 def channel_rows() -> list[dict[str, Any]]:
     """Return rows of RG-LRU and of attention beside it at three widths and sequence lengths."""
     rows = []
     for width, seq_len in itertools.product(WIDTHS, (1024, 4096, 8192)):
-        rows += [channel_row(width, seq_len, chunk_size=chunk) for chunk in (64, 128, 256)]
-        rows += [channel_row(width, seq_len, "associative_scan"), attention_row(width, seq_len)]
+        for impl, chunk in (("torch", 64), ("torch", 128), ("torch", 256), ("associative_scan", None)):
+            rows.append(row("rglru", impl, seq_len, channels=width, chunk_size=chunk, state_dtype="fp32"))
+        dim = min(width, 128)
+        heads = {"num_heads": width // dim, "head_dim_qk": dim, "head_dim_v": dim}
+        rows.append(row("attention", "torch.sdpa_cpu", seq_len, **heads))
     return rows
 
 
@@ -88,14 +75,11 @@ def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> No
         return text(figure)
 
     assert "4,096 channels" in said(Selection())
-    assert " 64 channels" in said(Selection(channels=64))
+    narrow = said(Selection(channels=64))
+    assert " 64 channels" in narrow
+    if kind in ("runtime", "memory", "runtime-memory"):
+        assert "Shown at the value head dim they were measured at: attention at 64." in narrow
     assert "embedding dim" not in said(Selection())
-
-
-def test_attention_beside_channels_says_its_head_dim(channels: pd.DataFrame) -> None:
-    said = "Shown at the value head dim they were measured at: attention at 64."
-    assert said in text(plot("runtime", channels, Selection(channels=64)))
-    assert said not in text(plot("runtime", channels, Selection(channels=64, ops=("rglru",))))
 
 
 def test_a_width_that_was_not_measured_is_refused(channels: pd.DataFrame, mlp: pd.DataFrame) -> None:
@@ -145,21 +129,6 @@ def test_tokens_of_an_mlp_are_its_axis(mlp: pd.DataFrame, d_model: int) -> None:
     assert "1,024 tokens" not in said
 
 
-def test_operations_of_two_families_have_colours_of_their_own(channels: pd.DataFrame) -> None:
-    heads = {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 64, "dtype": "fp32"}
-    sizes = {"seq_len": 1024, "batch": TOKENS // 1024, **heads}
-    others = [made.case(op, "torch", **sizes) for op in ("mlstm_sig", "lightning")]
-    both = pd.concat([channels, made.frame(made.row(each, accelerator="cpu") for each in others)], ignore_index=True)
-    figure = plot("runtime", both)
-    drawn = {str(line.get_label()): line for line in figure.axes[0].lines}
-    colours = {op: drawn[series_label(op, "torch")].get_color() for op in ("mlstm_sig", "lightning", "rglru")}
-    assert len(set(colours.values())) == 3
-    # Those of the first family stay as they are, and so does everything in a figure of one family.
-    assert [colours[op] for op in ("mlstm_sig", "lightning")] == ["#0072B2", "#56B4E9"]
-    alone = {str(line.get_label()): line for line in plot("runtime", channels).axes[0].lines}
-    assert alone[series_label("rglru", "torch")].get_color() == "#0072B2"
-
-
 def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> None:
     selection = Selection(channels=64, seq_len=1024)
     rate, work, _ = plot("rate", channels, selection).axes
@@ -173,40 +142,6 @@ def test_small_quantities_have_units_of_their_size(channels: pd.DataFrame) -> No
         assert 0.1 <= flops.max() / factor < 1000
     memory = plot("memory", channels, selection).axes[0]
     assert memory.get_ylabel() == "peak memory (MiB)"
-
-
-@pytest.mark.parametrize("low", [0.0138, 0.5, 7.3, 990.0, 12_345.0])
-@pytest.mark.parametrize("span", [1.001, 1.02, 1.3, 2.0, 7.0, 60.0, 900.0, 1e6])
-@pytest.mark.parametrize("width", [1.5, 2.9])
-def test_labels_of_a_horizontal_axis_stand_apart(low: float, span: float, width: float) -> None:
-    with styled():
-        figure = new_figure(width + 1, 2)
-        axes = figure.add_axes((0.5 / (width + 1), 0.3, width / (width + 1), 0.6))
-        axes.set_xscale("log")
-        axes.set_xlim(low, low * span)
-        log_axis(axes.xaxis, low, low * span, width)
-        figure.draw_without_rendering()
-        shown = [label for label in axes.get_xticklabels() if label.get_text()]
-        boxes = [label.get_window_extent() for label in shown]
-    assert boxes
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.6])
-def test_the_label_of_a_cpus_roof_covers_no_point(share: float) -> None:
-    """A CPU's rates are no limits: its points may stand above its roof, also where the label usually is."""
-    peak = get_accelerator("cpu").peak_flops("fp32")
-    assert peak is not None
-    row = mlp_row(8192, 4096, 16384)
-    row["time_ms"] = 1e3 * row["flops"] / (peak * (1 + share))
-    figure = roofline(made.frame([row | {"tflops": row["flops"] / row["time_ms"] / 1e9}]), "cpu")
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    (label,) = (text for text in axes.texts if "FLOP/s" in text.get_text())
-    (point,) = (line for line in axes.lines if str(line.get_label()).startswith("gated MLP"))
-    assert axes.get_ylim()[0] < point.get_ydata()[0] < axes.get_ylim()[1]
-    x, y = axes.transData.transform((point.get_xdata()[0], point.get_ydata()[0]))
-    assert not label.get_window_extent().contains(x, y)
 
 
 def test_the_model_is_of_the_operation_of_the_results(channels: pd.DataFrame) -> None:
@@ -246,7 +181,7 @@ def test_a_file_that_cannot_be_written_is_said(mlp: pd.DataFrame, tmp_path: Path
 
 
 def test_at_batch_1_throughout_every_length_is_shown() -> None:
-    rows = [dataclasses.asdict(made.case("mlstm_sig", "fused_chunk", seq_len=t, batch=1)) for t in (1024, 2048, 4096)]
-    drawn = plot("runtime", made.frame(made.row(Case(**fields)) for fields in rows))
+    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=t, batch=1) for t in (1024, 2048, 4096)]
+    drawn = plot("runtime", made.frame(map(made.row, cases)))
     assert [x for x, _ in lines(drawn, 0)[series_label("mlstm_sig", "fused_chunk")]] == [1024, 2048, 4096]
     assert "batch 1" in text(drawn)

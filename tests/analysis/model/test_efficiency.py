@@ -12,7 +12,7 @@ from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.efficiency import MIN_ROWS, FormulationFit, fit_efficiency, sequential_steps
-from lrbench.analysis.model.fit import ROW_COLUMNS, relative_fit
+from lrbench.analysis.model.fit import ROW_COLUMNS, case_of, relative_fit
 from lrbench.analysis.model.prediction import predict
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.results.select import load_rows
@@ -21,6 +21,8 @@ from lrbench.results.store import committed_results
 from .. import rows as made
 
 H200, B200 = get_accelerator("h200"), get_accelerator("b200")
+CASE = made.case("mlstm_sig", "fused_chunk")
+COUNT = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", CASE.sizes)
 
 
 def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
@@ -73,26 +75,23 @@ def test_an_interval_covers_what_was_measured() -> None:
     fit = fit_of(frame)
     inside = 0
     for row in frame.to_dict("records"):
-        sizes = {n: int(row[n]) for n in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v", "chunk_size")}
-        counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", sizes)
-        steps = sequential_steps("mlstm_sig", "fused_chunk", "fw", "bf16", sizes)
-        prediction = predict(counted, H200, "bf16", steps=steps, fit=fit)
+        case = case_of(row, "fused_chunk", "fw", "bf16")
+        steps = sequential_steps(*case[:4], case[-1])
+        prediction = predict(count_case(*case), H200, "bf16", fit, steps)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
     assert inside >= 0.85 * len(frame)
 
 
 def test_without_measurements_the_bounds_are_the_interval() -> None:
-    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
-    prediction = predict(counted, B200, "bf16")
+    prediction = predict(COUNT, B200, "bf16")
     assert prediction.time_ms is None
     assert (prediction.low_ms, prediction.high_ms) == (prediction.model.lower_ms, prediction.model.upper_ms)
 
 
 def test_a_fit_is_carried_to_another_accelerator() -> None:
     fit = fit_of(measured(0.05))
-    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
-    here, there = (predict(counted, part, "bf16", steps=64, fit=fit) for part in (H200, B200))
+    here, there = (predict(COUNT, part, "bf16", fit, 64) for part in (H200, B200))
     assert there.time_ms < here.time_ms
     assert there.time_ms > there.model.lower_ms
     # From the vector units' 1.12 to the matrix units' 2.28, but for latency, which no rate shortens.
@@ -116,10 +115,9 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     reached = with_roofs(H200, "measured")
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
     assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
-    counted = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", made.case("mlstm_sig", "fused_chunk").sizes)
     times = (
-        predict(counted, H200, "bf16", steps=64, fit=on_spec).time_ms,
-        predict(counted, reached, "bf16", steps=64, fit=on_measured).time_ms,
+        predict(COUNT, H200, "bf16", on_spec, 64).time_ms,
+        predict(COUNT, reached, "bf16", on_measured, 64).time_ms,
     )
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 

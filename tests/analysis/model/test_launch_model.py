@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,10 +15,9 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.chunk_size import chunk_size_report
-from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios, relative_fit
+from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios
 from lrbench.analysis.model.launch_model import (
     CONSTANTS,
-    LATENCIES,
     LEFT_OUT,
     MIN_ROWS,
     LaunchFit,
@@ -32,7 +30,8 @@ from lrbench.analysis.model.prediction import predict_case
 from lrbench.analysis.model.schedule import Launch, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
-from lrbench.results.store import committed_results
+
+from .. import rows as made
 
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
@@ -63,26 +62,11 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
     for seq_len in (1024, 8192, 16384, 32768, 65536):
         for head_dim in (64, 128, 256, 512):
             for chunk in (64, 256, 1024):
-                sizes = {
-                    "batch": 65536 // seq_len,
-                    "seq_len": seq_len,
-                    "num_heads": 4096 // head_dim,
-                    "head_dim_qk": head_dim // 2,
-                    "head_dim_v": head_dim,
-                    "chunk_size": chunk,
-                }
-                found = terms(launches(op, "fw", **sizes), H200, "bf16")
-                row = {
-                    **dict.fromkeys(ROW_COLUMNS),
-                    **sizes,
-                    "op": op,
-                    "state_dtype": "fp32",
-                    "device_accelerator": "h200_sxm",
-                    "device_name": "NVIDIA H200",
-                    "case_id": json.dumps([op, sizes]),
-                    "measured_at": "2026-12-01T00:00:00+00:00",
-                    "time_ms": times * sum(x * y for x, y in zip(constants, found, strict=True)),
-                }
+                dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
+                case = made.case(op, "fused_chunk", seq_len=seq_len, chunk_size=chunk, **dims)
+                found = terms(launches(op, "fw", **case.sizes), H200, "bf16")
+                time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
+                row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
     return rows
 
@@ -274,16 +258,6 @@ def test_a_dtype_that_an_accelerator_does_not_multiply() -> None:
         terms(launches(), get_accelerator("v100"), "bf16")
 
 
-def test_relative_fit_is_the_constrained_optimum() -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        matrix, times = generator.random((40, 6)), generator.random(40) + 0.5
-        x = relative_fit(matrix, times)
-        gradient = (matrix / times[:, None]).T @ (matrix @ x / times - 1)
-        assert (x >= 0).all()
-        assert (gradient >= -1e-7).all() and np.abs(gradient[x > 0]).max(initial=0) < 1e-7
-
-
 def test_rows_of_no_group_are_never_left_out() -> None:
     matrix, times = np.ones((4, 1)), np.array([1.0, 1.0, 1.0, 2.0])
     assert left_out_ratios(matrix, times, [None, None, None, "b"]) == pytest.approx([2.0])
@@ -334,8 +308,3 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
             room = min(by_registers, by_shared)
             near = {RESIDENT[kind]} if kind in ("walk", "normaliser") else range(RESIDENT[kind] - 1, RESIDENT[kind] + 3)
             assert room in near, used
-
-
-def test_committed_results_are_found() -> None:
-    assert STORED[0] in committed_results()
-    assert set(LATENCIES) < set(CONSTANTS)

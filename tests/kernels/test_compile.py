@@ -1,0 +1,379 @@
+"""Compile the launches of every implementation for sm_80, sm_90 and sm_100, without a GPU, and hold what they cost.
+
+The ordinary launchers run on CPU tensors with recorders in the kernels' places, so what is compiled is what would run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels import FAMILIES
+from lrbench.kernels.common.offline import compile_kernel, read_instructions
+from lrbench.kernels.gated_mlp import project
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, fused_config, select_tile
+from lrbench.tests.kernels.cases import BF16, F16, F32, LIGHTNING, MLP_ALTERNATIVES, channels, chunks, heads, mlp_sizes
+from lrbench.tests.kernels.compiling import CAPABILITIES, IMPLEMENTATIONS, MAX_STACK_BYTES, check, record
+from lrbench.tests.kernels.laws import LAYOUTS, Case
+
+pytestmark = pytest.mark.compile
+
+MLSTM = ("mlstm_sig", "mlstm_exp")
+SEQ_LEN = 1024
+HEAD_DIMS = ((128, 256), (64, 64), (24, 40), (256, 512))
+TUNED_HEAD_DIMS = ((128, 256), (64, 64), (256, 512))
+"""(K, V) whose launches were chosen with care; others may spill, but must compile and fit."""
+CI_DIMS = {
+    "mlstm_sig": ((128, 256), (64, 64)),
+    "mlstm_exp": HEAD_DIMS,
+}
+"""What every run compiles: mLSTMexp takes the most registers; the rest is marked slow."""
+
+SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
+"""Enough channels that states keep ahead of short tiles, and so few that the launcher takes longer ones."""
+WKV_WIDE, WKV_NARROW = channels(8, 512, 768), channels(1, 512, 32)
+SCAN_STACK_BYTES = 128
+"""168 registers cost RG-LRU's kernels a few words of stack."""
+
+
+def lightning(impl: str, head_dims: tuple[int, int], dtype: Any = BF16, batch: int = 8) -> Case:
+    """Return a case of 64 heads: batch 8 fills a device, and batch 1 is so few that lightning2 takes fewer columns."""
+    return Case(op="lightning", impl=impl, dtype=dtype, sizes=heads(batch, 1, 64, *head_dims))
+
+
+def engine(op: str, impl: str, head_dims: tuple[int, int], chunk_size: int, dtype: Any = BF16, **kwargs: Any) -> Case:
+    """Return a case of the engine."""
+    sizes = heads(1, SEQ_LEN, 2, *head_dims)
+    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, kwargs={"chunk_size": chunk_size, **kwargs})
+
+
+def over_channels(op: str, impl: str, sizes: dict[str, int], dtype: Any = BF16) -> Case:
+    """Return a case of an operation over channels."""
+    return Case(op=op, impl=impl, dtype=dtype, sizes=sizes, **chunks(op, impl, 256))
+
+
+def mlp(
+    impl: str, layout: str, tokens: int = 256, dtype: Any = BF16, config: Any = None, activation: str = "silu"
+) -> Case:
+    """Return a case of the gated MLP."""
+    return Case(
+        op="gated_mlp",
+        impl=impl,
+        dtype=dtype,
+        sizes=mlp_sizes(tokens, 128, 256),
+        layout=layout,
+        options={"activation": activation},
+        kwargs={"config": config},
+    )
+
+
+def compiled(
+    cases: Iterable[Case],
+    *,
+    stack: int | None = MAX_STACK_BYTES,
+    slow: bool = False,
+    capabilities: Iterable[int] = CAPABILITIES,
+    **how: bool,
+) -> list[Any]:
+    """Return a test's parameters: case, capability, stack limit and how to record (training, carry).
+
+    Args:
+        slow: whether CI leaves them out.
+    """
+    return [
+        pytest.param(
+            case,
+            capability,
+            stack,
+            how,
+            id="-".join(
+                (
+                    case.op,
+                    case.impl,
+                    str(case.dtype).removeprefix("torch."),
+                    "x".join(map(str, case.sizes.values())),
+                    *(
+                        str(v).removeprefix("torch.")
+                        for v in (*case.kwargs.values(), *case.options.values(), case.layout)
+                        if isinstance(v, int | str)
+                    ),
+                    *(name for name, value in how.items() if value),
+                    f"sm_{capability}",
+                )
+            ),
+            marks=pytest.mark.slow if slow else (),
+        )
+        for case in cases
+        for capability in capabilities
+    ]
+
+
+def limit(head_dims: tuple[int, int]) -> int | None:
+    """Return the stack that the engine's launches may take."""
+    return MAX_STACK_BYTES if head_dims in TUNED_HEAD_DIMS else None
+
+
+ENGINE = [
+    *itertools.chain.from_iterable(
+        # The whole sequence is one chunk, the default; then several chunks, an initial state and a last one.
+        compiled([engine(op, "fused_chunk", dims, chunk)], stack=limit(dims), slow=(op, dims) not in ci, carry=carry)
+        for chunk, carry, ci in (
+            (SEQ_LEN, False, [(op, dims) for op in MLSTM for dims in CI_DIMS[op]]),
+            (256, True, [("mlstm_exp", (128, 256))]),
+        )
+        for op in MLSTM
+        for dims in HEAD_DIMS
+    ),
+    *itertools.chain.from_iterable(
+        compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=(op, impl) not in ci)
+        for ci in ([("mlstm_exp", "xl_chunk"), ("mlstm_sig", "limit_chunk")],)
+        for op in MLSTM
+        for impl, chunk_size in (("xl_chunk", 256), ("limit_chunk", 64))
+    ),
+]
+LIGHTNINGS = [
+    # The shapes that the bars are about, with the states that take more registers.
+    *compiled([lightning("lightning2", (dim, dim)) for dim in (64, 128)]),
+    *compiled([lightning("lightning1", (128, 128))], carry=False),
+    *itertools.chain.from_iterable(
+        # A float32 product holds its operands in registers, and so no state of 256 rows besides.
+        compiled([case], stack=None if dtype == F32 and max(dims) > 128 else MAX_STACK_BYTES, slow=True, carry=carry)
+        for dims in ((64, 64), (128, 128), (128, 256), (256, 256), (256, 64), (24, 40), (16, 16), (200, 72))
+        for dtype in (BF16, F16, F32)
+        for case in (*(lightning(impl, dims, dtype) for impl in LIGHTNING), lightning("lightning2", dims, dtype, 1))
+        for carry in (False, True)
+    ),
+]
+SCANS = [
+    *compiled([over_channels("rglru", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES),
+    *compiled(
+        [
+            over_channels(op, impl, sizes, dtype)
+            for op, one_pass in (("rglru", "fused"), ("linear_scan", "scan"))
+            for impl in (one_pass, "chunked", "naive")
+            for sizes in ((SCAN_FULL, SCAN_FEW) if impl == one_pass else (SCAN_FULL,))
+            for dtype in (BF16, F16, F32)
+            if (op, impl, sizes, dtype) != ("rglru", "fused", SCAN_FULL, BF16)
+        ],
+        stack=SCAN_STACK_BYTES,
+        slow=True,
+    ),
+    *compiled([over_channels("rglru_layer", "fused", SCAN_FULL)], stack=SCAN_STACK_BYTES, slow=True),
+    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], capabilities=(90,)),
+    *compiled([over_channels("wkv4", "scan", WKV_WIDE)], slow=True, capabilities=(80, 100)),
+    *compiled(
+        [
+            over_channels("wkv4", impl, sizes, dtype)
+            for impl, sizes in (("scan", WKV_WIDE), ("scan", WKV_NARROW), ("naive", WKV_WIDE))
+            for dtype in (BF16, F16, F32)
+            if (impl, sizes, dtype) != ("scan", WKV_WIDE, BF16)
+        ],
+        slow=True,
+    ),
+]
+MLPS = [
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]),
+    *compiled([mlp("fused", layout) for layout in LAYOUTS], training=False),
+    *itertools.chain.from_iterable(
+        compiled([mlp(impl, layout, tokens, dtype, activation=activation)], slow=True, training=training)
+        for activation in ACTIVATIONS
+        for dtype in (BF16, F16, F32)
+        for tokens in (1, 256)
+        for layout in LAYOUTS
+        for impl, training in (("fused", False), ("fused", True), ("fused_save", True))
+    ),
+]
+STEPS = compiled(
+    [
+        Case(op=operation.name, impl="step", dtype=BF16, sizes=sizes)
+        for operation, implementation in IMPLEMENTATIONS
+        if implementation.step_call is not None
+        for sizes in (heads(1, 1, 2, 128, 256) if "num_heads" in operation.sizes else channels(2, 1, 1024),)
+    ],
+    stack=0,
+    training=False,
+)
+
+
+@pytest.mark.parametrize(("case", "capability", "stack", "how"), [*ENGINE, *LIGHTNINGS, *SCANS, *MLPS])
+def test_launches(case: Case, capability: int, stack: int | None, how: dict[str, bool]) -> None:
+    check(record(case, capability, **how), capability, max_stack_bytes=stack)
+
+
+@pytest.mark.parametrize(("case", "capability", "stack", "how"), STEPS)
+def test_steps(case: Case, capability: int, stack: int | None, how: dict[str, bool]) -> None:
+    for carry in (False, True):
+        launches = record(case, capability, carry=carry, **how)
+        assert [launch.kernel.__name__ for launch in launches] == ["step_kernel"]
+        check(launches, capability, max_stack_bytes=stack)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dims", [*HEAD_DIMS, (16, 16), (96, 192), (512, 1024), (1024, 72)], ids=str)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("impl", ["fused_chunk", "xl_chunk", "limit_chunk"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_whole_engine(capability: int, impl: str, dtype: torch.dtype, head_dims: tuple[int, int]) -> None:
+    for op in FAMILIES["tfla"]:
+        for state_dtype in (F32, BF16):
+            case = engine(op, impl, head_dims, 64 if impl == "limit_chunk" else 256, dtype, state_dtype=state_dtype)
+            check(record(case, capability), capability, max_stack_bytes=None)
+
+
+@pytest.mark.parametrize("op", FAMILIES["tfla"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_gates(capability: int, op: str) -> None:
+    """Operations differ in their gate kernels; the products are mLSTM's, without an input gate at most."""
+    launches = record(engine(op, "fused_chunk", (64, 64), 256), capability, carry=False)
+    gates = [launch for launch in launches if launch.kernel.__name__.startswith("gates_")]
+    check(gates, capability, max_stack_bytes=0)
+
+
+def test_every_implementation_is_compiled() -> None:
+    """What each launches is every kernel, see test_device."""
+    compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
+    compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in ("fused_chunk", "xl_chunk", "limit_chunk")}
+    declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}
+    # On Lightning's tensors the engine's kernels are those of Retention.
+    assert declared - compiled_here == {("lightning", impl) for impl in ("fused_chunk", "xl_chunk", "limit_chunk")}
+
+
+@pytest.mark.parametrize("name", LIGHTNING)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_lightning_needs_no_memory_of_its_own(capability: int, name: str) -> None:
+    """A pass allocates outputs and gradients alone, where tiles travel by descriptors (sm_90 on) and where not."""
+    for launch in record(lightning(name, (64, 64)), capability, carry=False):
+        compiled = compile_kernel(launch, capability)
+        assert compiled.metadata.global_scratch_size == 0
+        text = compiled.asm["ttgir"]
+        assert ("async_tma_copy_global_to_local" in text) == (capability >= 90)
+        assert ("async_tma_copy_local_to_global" in text) == (capability >= 90)
+        assert ("warp_group_dot " in text) == (capability == 90)
+
+
+@pytest.mark.parametrize(("op", "impl", "ahead"), [("rglru", "fused", 3), ("linear_scan", "scan", 6)])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_one_long_sequence_forward(capability: int, op: str, impl: str, ahead: int) -> None:
+    """Without a backward pass no states are kept: another kernel. It fetches inputs so many tiles of time ahead."""
+    launches = record(over_channels(op, impl, SCAN_FEW), capability, training=False)
+    assert [launch.arguments["ahead"] for launch in launches] == [ahead]
+    check(launches, capability, max_stack_bytes=SCAN_STACK_BYTES)
+
+
+def test_rglru_elements_are_read_and_written_in_wide_accesses() -> None:
+    """A thread's access is four neighbouring channels or more, and x, r, i and h are each touched once."""
+    launch = record(over_channels("rglru", "fused", SCAN_FULL))[0]
+    tile = launch.arguments["TILE"]
+    assert tile.channels >= 4
+    ptx = compile_kernel(launch, 90).asm["ptx"]
+    assert ptx.count(f"ld.global.v{tile.channels // 2}.b32") == 3 * tile.block_i
+    assert ptx.count(f"st.global.v{tile.channels // 2}.b32") == tile.block_i
+
+
+@pytest.mark.parametrize("sizes", [SCAN_FULL, SCAN_FEW], ids=["full", "few"])
+def test_rglru_on_hopper(sizes: dict[str, int]) -> None:
+    """What the bars rest on, read from the machine code.
+
+    All of a tile's loads are in flight before anything waits for one, a gate is evaluated once, and states are passed
+    on two an access that goes by the L1, read in one place and written in one.
+    """
+    launches = record(over_channels("rglru", "fused", sizes))[:2]
+    for launch, specials in zip(launches, (5, 7), strict=True):
+        code = read_instructions(compile_kernel(launch, 90).asm["cubin"])
+        name, tile, pack = launch.kernel.__name__, launch.arguments["TILE"], launch.arguments["PASS"].pack
+        loads = [n for n, line in enumerate(code) if "LDG.E.64 " in line]
+        assert len(loads) == (4 if "gradient" in name else 3) * tile.block_i, name
+        between = code[loads[0] : loads[-1]]
+        assert not [line for line in between if "MUFU.EX2" in line or "MUFU.RSQ" in line], name
+        assert sum("MUFU" in line for line in code) <= (specials + 0.6) * tile.block_i * tile.channels, name
+        # Two words of 64 bits an access.
+        for access in ("LDG.E.128.STRONG.GPU", "STG.E.128.STRONG.GPU"):
+            assert sum(access in line for line in code) == pack // 2 > 0, name
+        assert sum("STRONG" in line for line in code) == pack, name
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_wkv_forward(capability: int) -> None:
+    """Without a backward pass states pass from tile to tile, by 128 bits at once."""
+    (launch,) = launches = record(over_channels("wkv4", "scan", WKV_WIDE), capability, training=False, carry=False)
+    assert launch.arguments["PASS"] and launch.arguments["KEEP"] == "tokens"
+    check(launches, capability)
+    ptx = compile_kernel(launch, capability).asm["ptx"]
+    pack = launch.arguments["PASS"].pack
+    assert ptx.count("ld.relaxed.gpu.global.b128") == ptx.count("st.relaxed.gpu.global.b128") == pack
+
+
+def test_mlp_projects_again_or_saves() -> None:
+    for impl, training, ends in (
+        ("fused", False, ["gate"]),
+        ("fused", True, ["gate", "gradient"]),
+        ("fused_save", True, ["save"]),
+    ):
+        launches = record(mlp(impl, "columns"), training=training)
+        assert [x.arguments["END"] for x in launches if x.kernel is project.project_kernel] == ends
+
+
+def test_mlp_launches_of_large_products() -> None:
+    sizes = {"batch": 1, "seq_len": 16384, "d_model": 16384, "d_ff": 53248}
+    config = fused_config(sizes, "bf16", (9, 0), training=True)
+    assert config.forward.num_stages == 3
+    check(record(mlp("fused", "columns", config=config), training=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MLP_ALTERNATIVES)
+def test_mlp_alternatives(name: str, layout: str) -> None:
+    """The inference launches that are worth timing on Hopper compile as cleanly as the one chosen."""
+    chosen = select_tile(end="gate", k_major=layout != "rows", tokens=4096, work=0, capability=(9, 0), item_bytes=2)
+    forward = replace(chosen, **MLP_ALTERNATIVES[name])
+    check(record(mlp("fused", layout, config=GatedMlpConfig(forward=forward, gradient=forward)), training=False))
+
+
+def mlp_text(stage: str, capability: int = 90) -> str:
+    """Return what an MLP's inference is compiled to."""
+    return compile_kernel(record(mlp("fused", "columns"), capability, training=False)[0], capability).asm[stage]
+
+
+def test_mlp_loads_a_tile_while_it_multiplies_another_on_hopper() -> None:
+    """The loops over tiles and along D are one, loads are descriptors', products are asynchronous."""
+    text = mlp_text("ttgir")
+    main = text[text.index("warp_group_dot ") :]
+    assert text.count("ttng.warp_group_dot ") == text.count("isAsync = true") == 1
+    # Within the loop that multiplies: the loads of a later step, of a later tile's first ones too, then the store.
+    assert main.index("async_tma_copy_global_to_local") < main.index("async_tma_copy_local_to_global")
+
+
+def test_products_that_wait_for_each_other_are_found() -> None:
+    """Accumulators of two products in a flattened loop: the assembler serialises them, and the compile tests say so."""
+    chosen = select_tile(end="gate", k_major=False, tokens=4096, work=0, capability=(9, 0), item_bytes=2)
+    flat = GatedMlpConfig(forward=replace(chosen, flatten=True), gradient=chosen)
+    with pytest.raises(AssertionError, match="serialised=True"):
+        check(record(mlp("fused", "rows", config=flat), training=False))
+
+
+def test_mlp_tokens_compile_nothing_anew() -> None:
+    """Triton else compiles for one token, for multiples of 16 and for other numbers."""
+    for kernel, name in ((project.project_kernel, "M"), (project.gate_gradient_kernel, "multiples")):
+        (tokens,) = (parameter for parameter in kernel.params if parameter.name == name)
+        assert tokens.do_not_specialize
+
+
+def test_mlp_reads_k_major_operands_as_they_lie() -> None:
+    """On Hopper neither operand is transposed on its way, and a step's products run on while its next loads start."""
+    ptx = mlp_text("ptx")
+    # The last two immediates of a product say whether A and B are transposed.
+    assert set(re.findall(r"wgmma\.mma_async[^;]*, (\d), (\d);", ptx)) == {("0", "0")}
+    assert "wgmma.wait_group.sync.aligned 1;" in ptx
+
+
+def test_mlp_pointer_loads_are_whole_sectors() -> None:
+    """On sm_80 tiles travel by asynchronous copies of 16 bytes."""
+    copies = re.findall(r"cp\.async\.\w+\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+)", mlp_text("ptx", 80))
+    assert set(copies) == {"0x10"}

@@ -1,0 +1,615 @@
+"""Every implementation obeys the laws of :mod:`.laws`: in plain torch, in Triton's interpreter and on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels import get_operation, resolve
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.cases import (
+    BF16,
+    CHANNELS,
+    DTYPES,
+    ENGINE,
+    F16,
+    F32,
+    F64,
+    HEADS,
+    LIGHTNING,
+    MLP_FORMS,
+    OPERATIONS,
+    PORTABLE,
+    SCANS,
+    SIZES,
+    TIME_TILES,
+    channels,
+    chunks,
+    heads,
+    interpreted,
+    launches,
+    mlp_sizes,
+    on_gpu,
+    portable,
+    serial_config,
+)
+from lrbench.tests.kernels.laws import EXTREMES, Case
+
+Law = dict[str, Any]
+
+MLSTM = ("mlstm_sig", "mlstm_exp")
+SEPARATORS = (torch.finfo(F32).min, -math.inf)
+ONE_PASS = {"rglru": "fused", "linear_scan": "scan", "wkv4": "scan"}
+SCAN_IMPLS = [*ONE_PASS.items(), *((op, impl) for op in ("rglru", "linear_scan") for impl in ("chunked", "naive"))]
+SCAN_IMPLS.append(("wkv4", "naive"))
+
+
+def on_each(*cases: Any) -> Any:
+    """Parametrise a test by cases and what the law takes besides."""
+    return pytest.mark.parametrize(("case", "law"), cases)
+
+
+def extremes(op: str) -> list[Law]:
+    """Return the ranges of an operation's extreme inputs, as keywords."""
+    return [{"ranges": ranges, "label": what} for what, ranges in EXTREMES[op].items()]
+
+
+def scan_on_gpu(op: str, impl: str, dtype: torch.dtype, **keywords: Any) -> Any:
+    """Return a case of a kernel over channels; those beside the single pass of RG-LRU are slow."""
+    sizes = channels(2, 700, 264) if op == "wkv4" else SIZES["gpu"][1]
+    return on_gpu(op, impl, dtype, slow=impl in ("chunked", "naive") and op != "wkv4", **{"sizes": sizes, **keywords})
+
+
+def serial_on_gpu(dtype: torch.dtype, **keywords: Any) -> Any:
+    """Return a case of WKV's launches whose states pass from tile to tile."""
+    label = f"serial {keywords.pop('label', '')}".strip()
+    sizes, kwargs = channels(2, 1100, 264), {"config": serial_config(dtype)}
+    return on_gpu("wkv4", "scan", dtype, sizes=sizes, kwargs=kwargs, label=label, **keywords)
+
+
+PORTABLE_HEADS = ((16, 1, 4, 16, 16), (20, 1, 3, 24, 40), (1, 33, 3, 40, 24), (3, 70, 1, 8, 5))
+PORTABLE_SHAPES = {
+    **dict.fromkeys(HEADS, tuple(heads(*sizes) for sizes in PORTABLE_HEADS)),
+    **dict.fromkeys(CHANNELS, (channels(3, 1, 40), channels(3, 2, 50), channels(1, 300, 5))),
+    "rglru_layer": (channels(2, 1, 24),),
+    "gated_mlp": (mlp_sizes(1, 8, 8),),
+}  # fmt: skip
+
+
+@on_each(
+    *(portable(op, impl, dtype, **chunks(op, impl, 16)) for op, impl in PORTABLE for dtype in DTYPES),
+    *(
+        portable(op, "torch", dtype, **chunks(op, "torch", chunk_size))
+        for op in (*HEADS, *CHANNELS)
+        for chunk_size in (1, 7, 64)
+        for dtype in DTYPES
+    ),
+    *(portable(op, "torch", dtype) for op in CHANNELS for dtype in DTYPES),
+    *(
+        portable(op, impl, dtype, sizes=sizes, initial_state=state, **(chunks(op, impl, 32) if op in HEADS else {}))
+        for op, impl in PORTABLE
+        for dtype in (F64, F32, BF16)
+        for sizes in PORTABLE_SHAPES[op]
+        for state in ((True, False) if op in CHANNELS else (True,))
+        if impl != "parallel"
+    ),
+    *(portable(op, impl, F32, initial_state=False, **chunks(op, impl, 16)) for op, impl in PORTABLE if op in HEADS),
+    *(portable(op, impl, F32, gradients=False, **chunks(op, impl, 16)) for op, impl in PORTABLE),
+    *(
+        portable(
+            op, impl, F64, options={"scale": scale, **({"normalizer_gradient": True} if op == "mlstm_exp" else {})}
+        )
+        for op, impl in PORTABLE
+        if op in HEADS
+        for scale in (-0.3, 2.0)
+    ),
+    *(
+        portable(
+            "mlstm_exp",
+            "torch",
+            dtype,
+            ranges=ranges,
+            options={"normalizer_gradient": gradient},
+            **chunks("mlstm_exp", "torch", 16),
+        )
+        for dtype in (F64, F32, BF16)
+        for gradient in (False, True)
+        for ranges in ({}, {"i": (-6, 0)}, {"i": (3, 6)})
+    ),
+    *(portable("gated_retention", "torch", F64, options={"tau": tau}) for tau in (1.0, 64.0)),
+    *(portable("mamba2_ssd", "torch", F64, sizes=heads(2, 37, 4, 16, 8, num_groups=groups)) for groups in (1, 2, 4)),
+    *(
+        portable("gated_mlp", "torch", dtype, options={"activation": activation}, gradients=gradients, layout=layout)
+        for activation, gradients in itertools.product(ACTIVATIONS, (True, False))
+        for dtype, layout in (*((dtype, "rows") for dtype in DTYPES), (F32, "columns"), (F32, "swapped_columns"))
+    ),
+    # Over many chunks too the float64 form that stands for the recurrence in longer checks is as exact as that.
+    *(
+        portable(op, "torch", F64, sizes=channels(1, 1030, 8), kwargs={"chunk_size": 64}, **extreme)
+        for op in CHANNELS
+        for extreme in ({}, *extremes(op))
+        if extreme.get("label") not in ("open gates", "no memory", "large bonus", "small bonus")
+    ),
+    *(
+        interpreted(op, impl, dtype, kwargs={"chunk_size": 16})
+        for op in HEADS
+        if op != "lightning"
+        for impl in ENGINE
+        for dtype in (F32, F16)
+    ),
+    *(
+        interpreted(op, "fused_chunk", F16, sizes=heads(batch, seq_len, 2, 24, 40), kwargs={"chunk_size": chunk_size})
+        for op in (*MLSTM, "mamba2_ssd")
+        for batch, seq_len, chunk_size in ((1, 64, 16), (30, 1, 16), (1, 33, 64))
+    ),
+    *(
+        interpreted("mamba2_ssd", impl, F32, sizes=heads(1, 41, 4, 24, 40, num_groups=2), kwargs={"chunk_size": 16})
+        for impl in ENGINE
+    ),
+    # One chunk forward, two backward: so few programs would idle a device.
+    *(interpreted(op, "fused_chunk", F16, sizes=heads(1, 270, 1, 24, 40), kwargs={"chunk_size": 512}) for op in MLSTM),
+    *(
+        interpreted("lightning", impl, dtype, sizes=heads(1, 70, 2, 24, 40))
+        for impl in LIGHTNING
+        for dtype in (F32, F16)
+    ),
+    *(interpreted("lightning", impl, F16, sizes=heads(1, 70, 2, 24, 40), initial_state=False) for impl in LIGHTNING),
+    *(
+        interpreted("lightning", impl, F16, sizes=sizes, options={"scale": -0.3})
+        for impl in LIGHTNING
+        for sizes in (heads(30, 1, 2, 16, 16), heads(1, 64, 2, 128, 16), heads(1, 33, 2, 40, 200))
+    ),
+    *(
+        interpreted(op, impl, dtype, kwargs=kwargs, label=form)
+        for form, (op, impl, kwargs) in TIME_TILES.items()
+        for dtype in (F32, F16)
+    ),
+    # The interpreter computes bfloat16 rightly where there are no dots.
+    *(
+        interpreted(
+            op,
+            impl,
+            BF16 if form in SCANS else F16,
+            sizes=channels(2, seq_len, 24),
+            initial_state=False,
+            kwargs=kwargs,
+            label=form,
+        )
+        for form, (op, impl, kwargs) in TIME_TILES.items()
+        for seq_len in (1, 8)
+    ),
+    interpreted("rglru_layer", "fused", F32, kwargs=SCANS["rglru fused"][2]),
+    *(
+        interpreted(*form, dtype, layout=layout, kwargs=launches(tile), label=tile)
+        for *form, layout in MLP_FORMS
+        for tile in ("descriptors", "pointers", "programs", "pointer programs")
+        for dtype in (F32, F16)
+    ),
+    *(
+        interpreted(*form, F16, layout=layout, sizes=mlp_sizes(*sizes), kwargs=launches("descriptors"))
+        for *form, layout in MLP_FORMS
+        for sizes in ((1, 8, 8), (1, 72, 136), (17, 8, 56))
+    ),
+    # Launches of its own choice.
+    *(
+        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(5, 16, 24))
+        for *form, layout in MLP_FORMS
+        for dtype in (F32, F16)
+    ),
+    *(
+        on_gpu(op, impl, dtype, sizes=heads(*sizes), kwargs={"chunk_size": chunk_size})
+        for op, impl, chunk_size in (
+            *((op, "fused_chunk", chunk_size) for op in MLSTM for chunk_size in (64, 256, 1024)),
+            *((op, *other) for op in MLSTM for other in (("xl_chunk", 256), ("limit_chunk", 64))),
+            *((op, "fused_chunk", 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd")),
+        )
+        for sizes in (
+            (2, 1000, 3, 128, 256),
+            (1, 700, 2, 64, 64),
+            (2, 513, 2, 24, 40),
+            (1, 512, 2, 256, 512),
+            (1, 400, 2, 16, 136),
+            (1, 200, 1, 1024, 72),
+        )
+        for dtype in (F32, F16, BF16)
+    ),
+    *(
+        on_gpu("lightning", impl, dtype, sizes=heads(*sizes), **chunks("lightning", impl, 256))
+        for impl in (*LIGHTNING, "fused_chunk")
+        for sizes in (
+            (2, 1000, 3, 128, 128),
+            (1, 700, 2, 64, 64),
+            (2, 513, 2, 24, 40),
+            (1, 512, 2, 256, 256),
+            (1, 400, 2, 16, 136),
+            (1, 200, 1, 200, 72),
+        )
+        for dtype in (F32, F16, BF16)
+    ),
+    *(
+        on_gpu(op, impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), kwargs={"chunk_size": 64})
+        for op in MLSTM
+        for impl in ("fused_chunk", "xl_chunk")
+        for seq_len in (1, 2, 63, 65)
+    ),
+    *(
+        on_gpu("lightning", impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), **chunks("lightning", impl, 128))
+        for impl in (*LIGHTNING, "fused_chunk")
+        for seq_len in (1, 2, 63, 65, 129)
+    ),
+    *(
+        on_gpu(op, impl, BF16, kwargs={"chunk_size": 128, "state_dtype": BF16}, label="bf16 states")
+        for op in MLSTM
+        for impl in ("fused_chunk", "xl_chunk")
+    ),
+    # The single pass in bf16 at every size, everything else at one; the rest of the product is slow.
+    *(
+        on_gpu(
+            op,
+            impl,
+            dtype,
+            sizes=channels(*sizes),
+            slow=op != "wkv4" and (op, impl, dtype) != ("rglru", "fused", BF16) and sizes != (3, 1000, 264),
+        )
+        for op, impl in SCAN_IMPLS
+        # Every number of channels is compiled for on its own: the laws share a few.
+        for sizes in (
+            ((8, 2048, 768), (1, 4099, 256), (3, 1000, 264), (2, 129, 8))
+            if op == "wkv4"
+            else ((8, 2048, 1024), (1, 4099, 2560), (3, 1000, 264), (2, 129, 8))
+        )
+        for dtype in (F32, F16, BF16)
+    ),
+    *(
+        scan_on_gpu(op, impl, dtype, sizes=channels(2, seq_len, 264 if op == "wkv4" else 136), initial_state=False)
+        for op, impl in SCAN_IMPLS
+        for dtype in ((F32, F16, BF16) if op == "wkv4" else (BF16,))
+        for seq_len in ((1, 2, 31, 33, 127, 128) if op == "wkv4" else (1, 2, 63, 65))
+    ),
+    *(on_gpu("rglru_layer", "fused", dtype, sizes=channels(2, 1000, 256)) for dtype in (F16, BF16)),
+    *(
+        on_gpu(*form, dtype, layout=layout, sizes=mlp_sizes(*sizes))
+        for *form, layout in MLP_FORMS
+        for dtype in (F32, F16, BF16)
+        for sizes in (
+            (4096, 4096, 1792),
+            (1024, 512, 3584),
+            (300, 1032, 520),
+            (65, 72, 136),
+            (16, 2048, 1024),
+            (1, 256, 264),
+        )
+    ),
+)
+def test_matches_reference(case: Case, law: Law) -> None:
+    laws.check_matches_reference(case, **law)
+
+
+ENGINE_SPLITS = [(op, impl) for op in MLSTM for impl in ("fused_chunk", "xl_chunk")]
+
+
+@on_each(
+    *(
+        portable(op, "torch", dtype, splits=splits, **chunks(op, "torch", 16))
+        for op in HEADS
+        for dtype in (F64, F32, BF16)
+        for splits in ((20,), (1, 16, 44))
+    ),
+    *(
+        portable(op, "torch", dtype, splits=(1, 20), kwargs={"chunk_size": 8})
+        for op in CHANNELS
+        for dtype in (F64, F32, BF16)
+    ),
+    *(interpreted(op, impl, F16, splits=(17,), kwargs={"chunk_size": 16}) for op, impl in ENGINE_SPLITS),
+    *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40), splits=(17,)) for impl in LIGHTNING),
+    *(
+        interpreted(op, impl, BF16 if form in SCANS else F16, splits=(1, 12), kwargs=kwargs, label=form)
+        for form, (op, impl, kwargs) in TIME_TILES.items()
+        if form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
+    ),
+    *(
+        on_gpu(op, impl, dtype, splits=(100, 101), kwargs={"chunk_size": 128})
+        for op, impl in ENGINE_SPLITS
+        for dtype in (BF16, F16, F32)
+    ),
+    *(
+        on_gpu("lightning", impl, dtype, splits=(100, 101), **chunks("lightning", impl, 128))
+        for impl in (*LIGHTNING, "fused_chunk")
+        for dtype in (F32, F16, BF16)
+    ),
+    *(scan_on_gpu(op, impl, dtype, splits=(100, 101)) for op, impl in SCAN_IMPLS for dtype in (BF16, F16, F32)),
+    *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
+)
+def test_split_equals_whole(case: Case, law: Law) -> None:
+    laws.check_matches_reference(case, **law)
+
+
+@on_each(
+    *(portable(op, "torch", dtype, **chunks(op, "torch", 16)) for op in HEADS for dtype in (F32, BF16)),
+    *(portable(op, impl, F32) for op, impl in PORTABLE if op in CHANNELS),
+    portable("gated_mlp", "torch", F64),
+    *(interpreted("lightning", impl, F16, sizes=heads(2, 35, 2, 24, 40)) for impl in LIGHTNING),
+    interpreted("rglru", "fused", F32, exact=True, kwargs=SCANS["rglru fused"][2]),
+    interpreted("wkv4", "scan", F32, exact=True, sizes=channels(2, 9, 24), kwargs=TIME_TILES["wkv4 scan"][2]),
+    *(
+        interpreted(*form, dtype, layout=layout, sizes=mlp_sizes(21, 24, 40), kwargs=launches("descriptors"))
+        for *form, layout in MLP_FORMS
+        for dtype in (F16, F32)
+    ),
+    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}) for op, impl in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
+    *(
+        on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128))
+        for impl in (*LIGHTNING, "fused_chunk")
+        for dtype in (F32, F16, BF16)
+    ),
+    *(scan_on_gpu(op, impl, dtype) for op, impl in SCAN_IMPLS for dtype in (BF16, F16, F32)),
+    *(on_gpu(*form, dtype, layout=layout) for *form, layout in MLP_FORMS for dtype in (F32, BF16)),
+)
+def test_batch_invariant(case: Case, law: Law) -> None:
+    laws.check_batch_invariant(case, **law)
+
+
+@on_each(
+    *(
+        portable(op, "torch", dtype, sizes=heads(2, 90, 8, 16, 16), **chunks(op, "torch", chunk_size), **extreme)
+        for op in HEADS
+        for extreme in extremes(op)
+        for chunk_size in (5, 64)
+        for dtype in DTYPES
+    ),
+    *(
+        portable(op, impl, dtype, **extreme)
+        for op, impl in PORTABLE
+        if op in CHANNELS
+        for extreme in extremes(op)
+        for dtype in DTYPES
+    ),
+    *(portable("gated_mlp", "torch", dtype, **extreme) for extreme in extremes("gated_mlp") for dtype in (F64, F32)),
+    *(
+        interpreted(op, impl, dtype, sizes=heads(1, 64, 2, 24, 40), kwargs={"chunk_size": 32}, **extremes(op)[0])
+        for op, impl in ENGINE_SPLITS
+        for dtype in (F32, F16)
+    ),
+    *(
+        interpreted("lightning", impl, dtype, sizes=heads(1, 70, 2, 24, 40), **extremes("lightning")[0])
+        for impl in LIGHTNING
+        for dtype in (F32, F16)
+    ),
+    *(
+        interpreted("rglru", "fused", dtype, kwargs=SCANS["rglru fused, long rows backward"][2], **extreme)
+        for extreme in extremes("rglru")
+        for dtype in (F32, F16)
+    ),
+    *(
+        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(1, 19, 24), kwargs=TIME_TILES[form][2], **extreme)
+        for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
+        for extreme in extremes("wkv4")
+    ),
+    *(
+        interpreted(
+            "gated_mlp",
+            impl,
+            F32,
+            layout=layout,
+            sizes=mlp_sizes(19, 16, 40),
+            options={"activation": activation},
+            kwargs=launches("descriptors"),
+            **extreme,
+        )
+        for impl, layout in (("fused", "columns"), ("fused_save", "rows"))
+        for activation in ACTIVATIONS
+        for extreme in ({}, *extremes("gated_mlp"))
+    ),
+    *(
+        on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **extremes(op)[0])
+        for op, impl in ENGINE_SPLITS
+        for dtype in (BF16, F16, F32)
+    ),
+    *(
+        on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128), **extremes("lightning")[0])
+        for impl in (*LIGHTNING, "fused_chunk")
+        for dtype in (F32, F16, BF16)
+    ),
+    *(
+        scan_on_gpu(op, impl, dtype, **extreme)
+        for op, impl in SCAN_IMPLS
+        for dtype in (BF16, F16, F32)
+        for extreme in extremes(op)
+    ),
+    *(serial_on_gpu(dtype, **extreme) for extreme in extremes("wkv4") for dtype in (F32, F16, BF16)),
+    *(
+        on_gpu(
+            *form, dtype, layout=layout, sizes=mlp_sizes(130, 136, 264), options={"activation": activation}, **extreme
+        )
+        for *form, layout in MLP_FORMS
+        for dtype in (F32, BF16)
+        for activation in ACTIVATIONS
+        for extreme in ({}, *extremes("gated_mlp"))
+    ),
+)
+def test_extremes(case: Case, law: Law) -> None:
+    """Results stay finite and right over the inputs' whole range, and an MLP's for every activation."""
+    laws.check_matches_reference(case, **law)
+
+
+@on_each(
+    *(
+        portable(
+            op, "torch", dtype, sizes=heads(2, 50, 2, 16, 24), starts=(1, 16, 29), **chunks(op, "torch", chunk_size)
+        )
+        for op in laws.DECAY_GATES
+        for chunk_size in (8, 64)
+        for dtype in DTYPES
+    ),
+    *(
+        portable(
+            op,
+            "torch",
+            F32,
+            sizes=heads(2, 50, 1, 16, 24),
+            starts=(1, 29),
+            separator=separator,
+            **chunks(op, "torch", 16),
+        )
+        for op in laws.DECAY_GATES
+        for separator in SEPARATORS
+    ),
+    *(
+        interpreted(
+            op,
+            impl,
+            dtype,
+            sizes=heads(1, 64, 2, 24, 40),
+            starts=(1, 20, 40),
+            separator=separator,
+            kwargs={"chunk_size": 32},
+        )
+        for op in (*MLSTM, "simple_gla")
+        for separator in SEPARATORS
+        for impl, dtype in (("fused_chunk", F16), ("xl_chunk", F32))
+    ),
+    *(
+        on_gpu(op, impl, BF16, starts=(1, 64, 200), separator=separator, kwargs={"chunk_size": 128})
+        for op, impl in ENGINE_SPLITS
+        for separator in (-1e4, *SEPARATORS)
+    ),
+)
+def test_packed_documents(case: Case, law: Law) -> None:
+    laws.check_packed_documents(case, **law)
+
+
+@on_each(
+    *(portable("mlstm_exp", "torch", dtype, kwargs={"chunk_size": 16}) for dtype in (F64, F32)),
+    *(portable(op, impl, F32, sizes=channels(2, 9, 32)) for op, impl in PORTABLE if op == "wkv4"),
+    *(
+        interpreted(*TIME_TILES[form][:2], F32, sizes=channels(2, 9, 32), kwargs=TIME_TILES[form][2], label=form)
+        for form in ("wkv4 scan", "wkv4 serial", "wkv4 naive")
+    ),
+)
+def test_state_scale_is_free(case: Case, law: Law) -> None:
+    laws.check_state_scale_is_free(case)
+
+
+@on_each(
+    *(interpreted(op, "step", F32, sizes=heads(1, 11, 2, 24, 40), prefix=8) for op in HEADS),
+    *(interpreted(op, "step", F32, prefix=16) for op in ONE_PASS),
+    *(
+        on_gpu(op, "step", dtype, sizes=heads(1, 28, 2, 24, 40) if op in HEADS else channels(2, 40, 24), prefix=8)
+        for op in (*HEADS, *ONE_PASS)
+        for dtype in (F32, F16, BF16)
+    ),
+)
+def test_steps_continue_a_sequence(case: Case, law: Law) -> None:
+    laws.check_steps(case, **law)
+
+
+TWICE = ("parallel", "associative_scan", "torch_associative_scan")
+"""Implementations in torch's own functions can be differentiated twice."""
+
+
+@on_each(
+    *(
+        portable(op, impl, F64, twice=impl in TWICE or op == "gated_mlp", **chunks(op, impl, 16))
+        for op, impl in PORTABLE
+        if op != "rglru_layer"
+    ),
+    *(interpreted("lightning", impl, F32) for impl in LIGHTNING),
+    *(
+        interpreted(op, impl, F32, sizes=channels(2, 9, 24), kwargs=kwargs)
+        for op, impl, kwargs in (SCANS["rglru fused"], TIME_TILES["wkv4 scan"])
+    ),
+    *(
+        interpreted(*form, F32, layout=layout, sizes=mlp_sizes(5, 16, 24), kwargs=launches("descriptors"))
+        for *form, layout in MLP_FORMS
+    ),
+    *(on_gpu(*form, BF16, layout=layout, sizes=mlp_sizes(5, 16, 24)) for *form, layout in MLP_FORMS),
+)
+def test_gradients_alone(case: Case, law: Law) -> None:
+    laws.check_gradients_alone(case, **law)
+
+
+@on_each(
+    *(portable(op, impl, F32, **chunks(op, impl, 16)) for op, impl in PORTABLE),
+    *(portable("gated_mlp", "torch", F32, options={"activation": activation}) for activation in ACTIVATIONS),
+)
+def test_leaves_inputs_alone(case: Case, law: Law) -> None:
+    laws.check_leaves_inputs_alone(case)
+
+
+KERNELS = [
+    (op, implementation.name)
+    for op in OPERATIONS
+    for implementation in get_operation(op).implementations
+    if "triton" in implementation.requires
+]
+
+
+BAD = {
+    op: heads(2, 20, 2, 16, 32) if op in HEADS else SIZES["interpret"][1 if op in CHANNELS else 2] for op in OPERATIONS
+}
+BAD["rglru_layer"] = BAD["rglru"]
+
+
+@on_each(
+    *(portable(op, impl, dtype, sizes=BAD[op]) for op, impl in PORTABLE for dtype in (F32, BF16)),
+    *(interpreted(op, impl, F32, sizes=BAD[op]) for op, impl in KERNELS),
+    *(
+        on_gpu(op, impl, BF16, sizes=BAD[op], slow=impl in ("chunked", "naive") and op != "wkv4")
+        for op, impl in KERNELS
+        if op in (*MLSTM, "lightning", *ONE_PASS, "gated_mlp") and impl != "limit_chunk"
+    ),
+)
+def test_bad_input_fails_clearly(case: Case, law: Law) -> None:
+    laws.check_bad_input(case)
+
+
+@on_each(*(interpreted(op, impl, F32) for op, impl in KERNELS))
+def test_what_is_declared_unsupported_is_refused(case: Case, law: Law) -> None:
+    laws.check_unsupported(case)
+
+
+def off_by_two_percent(fn: laws.Function) -> laws.Function:
+    def wrong(*inputs: torch.Tensor, **keywords: Any) -> Any:
+        result = fn(*inputs, **keywords)
+        return (result[0] * 1.02, *result[1:]) if isinstance(result, tuple) else result * 1.02
+
+    return wrong
+
+
+def leaks(fn: laws.Function) -> laws.Function:
+    def wrong(*inputs: torch.Tensor, **keywords: Any) -> Any:
+        h, last = fn(*inputs, **keywords)
+        return h, (last[0], last[1] * 1.02, last[2]) if isinstance(last, tuple) else last * 1.02
+
+    return wrong
+
+
+@on_each(
+    *(portable(op, "torch", BF16, wrap=off_by_two_percent, name="h") for op in OPERATIONS),
+    *(
+        portable(op, "torch", BF16, wrap=leaks, name="n" if op in ("mlstm_exp", "wkv4") else "C")
+        for op in (*HEADS, *CHANNELS)
+    ),
+)
+def test_a_wrong_implementation_is_found(case: Case, law: Law) -> None:
+    with pytest.raises(AssertionError, match=rf"{case.op} against its definition: .*{law['name']}: error"):
+        laws.check_matches_reference(case)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_inputs_are_the_declared_arguments(op: str) -> None:
+    operation, sizes = get_operation(op), portable(op, "torch", BF16).values[0].sizes
+    first, again, other = (resolve(operation.inputs)(sizes, dtype=BF16, device="cpu", seed=seed) for seed in (3, 3, 4))
+    assert tuple(first) == operation.arguments
+    assert set(operation.differentiable) <= set(first)
+    values = next(iter(first.values()))
+    assert not torch.equal(values, next(iter(other.values())))
+    for name, x in first.items():
+        assert torch.equal(x, again[name])
+        assert x.dtype == (BF16 if x.dim() == values.dim() or name.startswith("w_") else F32), name
+        assert x.is_contiguous()

@@ -1,0 +1,234 @@
+"""RG-LRU and the linear scan, beside the laws: definitions, closed gates, and how programs pass states on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lrbench.kernels import resolve
+from lrbench.kernels.common.channels import TileConfig
+from lrbench.kernels.rglru import LINEAR_SCAN, RGLRU, launch
+from lrbench.kernels.rglru.config import ScanConfig
+from lrbench.kernels.spec import Operation
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.cases import (
+    BF16,
+    F16,
+    F32,
+    SCAN_ROWS_FORWARD,
+    SCANS,
+    SIZES,
+    channels,
+    interpreted,
+    on_gpu,
+    portable,
+    tile,
+)
+from lrbench.tests.kernels.laws import Case
+from lrbench.tests.kernels.words import check_shapes_share_words, give_words
+
+interpret = pytest.mark.interpret
+gpu = pytest.mark.gpu
+each_one_pass = pytest.mark.parametrize(
+    ("operation", "name"), [(RGLRU, "fused"), (LINEAR_SCAN, "scan")], ids=["rglru", "linear_scan"]
+)
+
+FUSED = {"config": SCAN_ROWS_FORWARD}
+
+
+@pytest.mark.parametrize(
+    ("operation", "problem", "forward", "training"),
+    [
+        (RGLRU, channels(8, 8192, 1024), 128, 128),
+        (LINEAR_SCAN, channels(8, 8192, 1024), 256, 256),
+        (RGLRU, channels(1, 65536, 2560), 128, 0),
+        (LINEAR_SCAN, channels(1, 65536, 2560), 256, 0),
+        (RGLRU, channels(1, 65536, 1024), 0, 0),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_how_far_ahead_inputs_are_fetched(
+    operation: Operation, problem: dict[str, int], forward: int, training: int
+) -> None:
+    """In programs, as was fastest on an H200; none where states, not memory, are what a tile waits for."""
+    config_of = resolve(operation.implementations[0].default_config or "")
+    assert [config_of(problem, "bf16", (9, 0), each).ahead for each in (False, True)] == [forward, training]
+
+
+def test_rglru_is_griffins_recurrence() -> None:
+    """Equations 1 to 4 of De et al. written out for numbers, with a = sigma(Lambda) and c = -Lambda."""
+    x, r, i, lam = 0.7, -0.3, 1.1, 2.5
+    h = 0.4
+    for _ in range(3):
+        gate_r, gate_i, base = (1 / (1 + math.exp(-z)) for z in (r, i, lam))
+        a = base ** (8 * gate_r)
+        h = a * h + math.sqrt(1 - a * a) * gate_i * x
+    full = [torch.full((1, 3, 1), value, dtype=torch.float64) for value in (x, r, i)]
+    c = torch.tensor([-lam], dtype=torch.float64)
+    state = torch.full((1, 1), 0.4, dtype=torch.float64)
+    out = resolve(RGLRU.recurrent)(*full, c, initial_state=state)
+    assert out[0, -1, 0].item() == pytest.approx(h, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "_"),
+    [
+        portable("rglru", "torch", F32, sizes=channels(2, 9, 8)),
+        *(interpreted(*SCANS["rglru fused"][:2], dtype, sizes=channels(2, 9, 8), kwargs=FUSED) for dtype in (F16, F32)),
+        *(
+            on_gpu("rglru", impl, dtype, sizes=channels(2, 9, 8), slow=impl != "fused")
+            for impl in ("fused", "chunked", "naive")
+            for dtype in (BF16, F16, F32)
+        ),
+    ],
+)
+def test_a_closed_gate_keeps_the_state(case: Case, _: Any) -> None:
+    """Pre-activations of minus infinity, a mask, leave state and gradients as they are."""
+    problem = case.draw()
+    problem.inputs["r"].fill_(-math.inf)
+    *inputs, state = (x.requires_grad_() for x in (*problem.inputs.values(), *(problem.state or ())))
+    h, last = case.function(*inputs, initial_state=state, return_last_state=True)
+    assert torch.equal(last, state)
+    assert torch.equal(h, state[:, None].expand_as(h).to(case.dtype))
+    *gradients, of_state = torch.autograd.grad(last.sum(), [*inputs, state])
+    assert all(not g.any() for g in gradients)
+    assert torch.equal(of_state, torch.ones_like(state))
+
+
+def test_one_minus_square_keeps_its_bits() -> None:
+    """A sequence of barely open gates: sqrt(1 - a^2) as it stands would be 0 in float32, and h with it."""
+    rows = torch.full((1, 5, 4), -18.0)
+    c = torch.full((4,), -9.0)
+    x = torch.ones_like(rows)
+    h = RGLRU.function("torch")(x, rows, x, c)
+    exact = resolve(RGLRU.recurrent)(x.double(), rows.double(), x.double(), c.double())
+    assert exact.min() > 0
+    assert (h - exact).abs().max() <= 1e-6 * exact.max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("c", [-60.0, 100.0, 900.0, 5000.0])
+def test_a_decay_rate_of_any_size_stays_right(c: float, dtype: torch.dtype) -> None:
+    """softplus(c) is c for large c and exp(c) for c far below 0; a gate that is nearly shut keeps a inside (0, 1)."""
+    x, r, i = (torch.full((1, 1, 2), value, dtype=dtype) for value in (1.0, -30.0, 0.0))
+    rate = torch.full((2,), c, dtype=dtype, requires_grad=True)
+    h = RGLRU.function("torch")(x, r, i, rate)
+    exponent = 8.0 * (max(c, 0.0) + math.log1p(math.exp(-abs(c)))) * math.exp(-30.0) / (1.0 + math.exp(-30.0))
+    expected = 0.5 * math.sqrt(-math.expm1(-2.0 * exponent))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(h, torch.full_like(h, expected), rtol=tolerance, atol=0.0)
+    (gradient,) = torch.autograd.grad(h.sum(), rate)
+    # d h / d c = h / 2 of d log(exponent) / d c, to the first order in the exponent, which is below 1e-8.
+    slope = math.exp(min(c, 0.0)) / (1.0 + math.exp(-abs(c))) / (max(c, 0.0) + math.log1p(math.exp(-abs(c))))
+    torch.testing.assert_close(gradient, torch.full_like(gradient, 0.5 * expected * slope), rtol=1e-4, atol=0.0)
+
+
+@interpret
+@each_one_pass
+@pytest.mark.parametrize("seq_len", [9, 16, 27])
+def test_words_hold_the_states_behind_their_tiles(
+    operation: Operation, name: str, seq_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward too, where tiles are taken from the end of time; what was left in the words is another call's."""
+    fn, config = operation.function(name), SCAN_ROWS_FORWARD
+    sizes = {"batch": 2, "seq_len": seq_len, "channels": 24}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device="cpu", seed=0)
+    dh = torch.randn(2, seq_len, 24, generator=torch.Generator().manual_seed(1))
+
+    def run(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last state of part of the sequence, and the gradient of its initial state."""
+        part = [x[:, start:stop].contiguous() if x.dim() == 3 else x for x in inputs.values()]
+        state = torch.zeros(2, 24, requires_grad=True)
+        h, last = fn(*part, initial_state=state, return_last_state=True, config=config)
+        return last.detach(), torch.autograd.grad((h * dh[:, start:stop]).sum(), state)[0]
+
+    with monkeypatch.context() as patch:
+        given = give_words(launch, 7, patch)
+        results = run(0, seq_len)
+    assert all(torch.equal(x, y) for x, y in zip(results, run(0, seq_len), strict=True))
+    steps = config.forward.steps
+    assert steps == config.backward.steps
+    starts = range(0, seq_len, steps)
+    for (words, others), parts in zip(
+        given,
+        ([run(0, min(start + steps, seq_len))[0] for start in starts],
+         [run(start, seq_len)[1] for start in reversed(starts)]),
+        strict=True,
+    ):  # fmt: skip
+        assert (words[:, 1] == 7).all() and (others[:, 1] == 6).all()
+        assert torch.equal(words[:, 0].view(torch.float32).view(len(starts), 2, 24), torch.stack(parts))
+
+
+@interpret
+def test_calls_of_different_shapes_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results(sizes: dict[str, int]) -> list[torch.Tensor]:
+        case = Case(op="rglru", impl="fused", dtype=F32, sizes=sizes, kwargs=FUSED)
+        return [*laws.evaluate(case.draw(), case.function).values()]
+
+    check_shapes_share_words(launch, results, monkeypatch, launches=2)
+
+
+@interpret
+def test_bad_launches() -> None:
+    inputs = resolve(RGLRU.inputs)(SIZES["interpret"][1], dtype=torch.float32, device="cpu", seed=0)
+    small = tile(4, 2, 16)
+
+    def rejects(match: str, **tiles: TileConfig) -> None:
+        with pytest.raises(ValueError, match=match):
+            RGLRU.function("chunked")(
+                *inputs.values(), chunk_size=16, config=ScanConfig(**{"forward": small, "backward": small, **tiles})
+            )
+
+    odd = tile(4, 3, 16)
+    long = tile(32, 1, 16)
+    rejects("config: forward.block_o must be a power of two, got 3", forward=odd)
+    rejects(r"config: forward tiles must hold whole rows of the backward pass \(32 steps\), got 8 steps", backward=long)
+    rejects(
+        r"config: chunks must hold whole rows of the backward pass \(32 steps\), got 16 steps",
+        forward=long,
+        backward=long,
+    )
+
+
+@gpu
+@each_one_pass
+def test_graphs_replay_on_gpu(operation: Operation, name: str) -> None:
+    """A replay finds its words zero again; stale ones would end waits before their states are there."""
+    sizes = {"batch": 2, "seq_len": 3000, "channels": 256}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    fn = operation.function(name)
+    with torch.no_grad():
+        fn(*inputs.values())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fn(*inputs.values())
+        for _ in range(3):
+            inputs["x"].normal_()
+            graph.replay()
+            assert torch.equal(captured, fn(*inputs.values()))
+
+
+@gpu
+@each_one_pass
+def test_more_programs_than_fit_at_once_on_gpu(operation: Operation, name: str) -> None:
+    """Many times the programs that a GPU holds, in one long chain: whoever waits must wait for one that runs."""
+    sizes = {"batch": 1, "seq_len": 200_000, "channels": 1032}
+    inputs = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    whole = operation.function(name)(*inputs.values())
+    naive = operation.function("naive")(*inputs.values())
+    torch.testing.assert_close(whole.float(), naive.float(), rtol=2**-6, atol=2**-6)
+
+
+@gpu
+@each_one_pass
+def test_equal_calls_give_equal_bits_on_gpu(operation: Operation, name: str) -> None:
+    """Programs wait for each other in an order of their own; the sums they make have one order all the same."""
+    sizes = {"batch": 4, "seq_len": 5000, "channels": 512}
+    problem = Case(op=operation.name, impl=name, dtype=BF16, sizes=sizes, device="cuda").draw()
+    first = laws.evaluate(problem, operation.function(name))
+    for _ in range(5):
+        again = laws.evaluate(problem, operation.function(name))
+        assert all(torch.equal(first[key], again[key]) for key in first)
