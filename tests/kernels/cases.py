@@ -24,8 +24,8 @@ DTYPES = (F64, F32, F16, BF16)
 
 OPERATIONS = [name for names in FAMILIES.values() for name in names if name in EXTREMES]
 """Those held to the laws."""
-ENGINE = tuple(SCHEMES)
-"""The engine's implementations in Triton."""
+ENGINE = tuple(impl for impl in SCHEMES if impl != "whole_state")
+"""The engine's implementations in Triton; whole_state, in Gluon, has no interpreter."""
 LIGHTNING = ("lightning1", "lightning2")
 """The implementations of Lightning's authors' algorithms."""
 HEADS = [op for op in OPERATIONS if "num_heads" in get_operation(op).sizes]

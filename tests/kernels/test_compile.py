@@ -18,6 +18,7 @@ from lrbench.kernels import FAMILIES
 from lrbench.kernels.common.offline import compile_kernel, read_instructions
 from lrbench.kernels.gated_mlp import project
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, fused_config, select_tile
+from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.tests.kernels.cases import BF16, F16, F32, LIGHTNING, MLP_ALTERNATIVES, channels, chunks, heads, mlp_sizes
 from lrbench.tests.kernels.compiling import CAPABILITIES, IMPLEMENTATIONS, MAX_STACK_BYTES, check, record
 from lrbench.tests.kernels.laws import LAYOUTS, Case
@@ -40,6 +41,10 @@ SCAN_FULL, SCAN_FEW = channels(8, 1024, 1024), channels(1, 1024, 2560)
 WKV_WIDE, WKV_NARROW = channels(8, 512, 768), channels(1, 512, 32)
 SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
+
+
+WHOLE_STATE_STACK_BYTES = 128
+"""A state takes half of a program's registers, and what is loaded before the first tile goes to the stack."""
 
 
 def lightning(impl: str, head_dims: tuple[int, int], dtype: Any = BF16, batch: int = 8) -> Case:
@@ -129,6 +134,11 @@ ENGINE = [
         )
         for op in MLSTM
         for dims in HEAD_DIMS
+    ),
+    *itertools.chain.from_iterable(
+        compiled([engine(op, "whole_state", dims, 256)], stack=WHOLE_STATE_STACK_BYTES, slow=slow, capabilities=(90,))
+        for op, slow in (("mlstm_exp", False), ("mlstm_sig", True))
+        for dims in ((128, 256), (64, 64), (80, 160), (256, 512))
     ),
     *itertools.chain.from_iterable(
         compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=(op, impl) not in ci)
@@ -238,10 +248,10 @@ def test_gates(capability: int, op: str) -> None:
 def test_every_implementation_is_compiled() -> None:
     """What each launches is every kernel, see test_device."""
     compiled_here = {(param.values[0].op, param.values[0].impl) for param in (*ENGINE, *LIGHTNINGS, *SCANS, *MLPS)}
-    compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in ("fused_chunk", "xl_chunk", "limit_chunk")}
+    compiled_here |= {(op, impl) for op in FAMILIES["tfla"] for impl in SCHEMES}
     declared = {(operation.name, implementation.name) for operation, implementation in IMPLEMENTATIONS}
     # On Lightning's tensors the engine's kernels are those of Retention.
-    assert declared - compiled_here == {("lightning", impl) for impl in ("fused_chunk", "xl_chunk", "limit_chunk")}
+    assert declared - compiled_here == {("lightning", impl) for impl in SCHEMES}
 
 
 @pytest.mark.parametrize("name", LIGHTNING)

@@ -219,6 +219,26 @@ PORTABLE_SHAPES = {
         for dtype in (F32, F16, BF16)
     ),
     *(
+        on_gpu(op, "whole_state", dtype, sizes=heads(*sizes), kwargs={"chunk_size": chunk_size})
+        for op, chunk_size in (
+            *itertools.product(MLSTM, (64, 256, 1024)),
+            *((op, 256) for op in ("simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning")),
+        )
+        for sizes in (
+            (2, 1000, 3, 128, 256),
+            (1, 700, 2, 64, 64),
+            (2, 513, 2, 80, 160),
+            (1, 512, 2, 256, 512),
+            (1, 400, 2, 128, 128),
+            (1, 300, 1, 40, 328),
+            (1, 200, 1, 512, 72),
+        )
+        for dtype in (F16, BF16)
+    ),
+    on_gpu(
+        "mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), kwargs={"chunk_size": 128}
+    ),
+    *(
         on_gpu("lightning", impl, dtype, sizes=heads(*sizes), **chunks("lightning", impl, 256))
         for impl in (*LIGHTNING, "fused_chunk")
         for sizes in (
@@ -234,7 +254,7 @@ PORTABLE_SHAPES = {
     *(
         on_gpu(op, impl, BF16, sizes=heads(30, seq_len, 2, 64, 128), kwargs={"chunk_size": 64})
         for op in MLSTM
-        for impl in ("fused_chunk", "xl_chunk")
+        for impl in ("fused_chunk", "whole_state", "xl_chunk")
         for seq_len in (1, 2, 63, 65)
     ),
     *(
@@ -245,7 +265,7 @@ PORTABLE_SHAPES = {
     *(
         on_gpu(op, impl, BF16, kwargs={"chunk_size": 128, "state_dtype": BF16}, label="bf16 states")
         for op in MLSTM
-        for impl in ("fused_chunk", "xl_chunk")
+        for impl in ("fused_chunk", "whole_state", "xl_chunk")
     ),
     # The single pass in bf16 at every size, everything else at one; the rest of the product is slow.
     *(
@@ -291,6 +311,10 @@ def test_matches_reference(case: Case, law: Law) -> None:
 
 
 ENGINE_SPLITS = [(op, impl) for op in MLSTM for impl in ("fused_chunk", "xl_chunk")]
+ENGINE_ON_GPU = [
+    *((*each, dtype) for each in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
+    *((op, "whole_state", dtype) for op in MLSTM for dtype in (BF16, F16)),
+]
 
 
 @on_each(
@@ -312,11 +336,7 @@ ENGINE_SPLITS = [(op, impl) for op in MLSTM for impl in ("fused_chunk", "xl_chun
         for form, (op, impl, kwargs) in TIME_TILES.items()
         if form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
     ),
-    *(
-        on_gpu(op, impl, dtype, splits=(100, 101), kwargs={"chunk_size": 128})
-        for op, impl in ENGINE_SPLITS
-        for dtype in (BF16, F16, F32)
-    ),
+    *(on_gpu(op, impl, dtype, splits=(100, 101), kwargs={"chunk_size": 128}) for op, impl, dtype in ENGINE_ON_GPU),
     *(
         on_gpu("lightning", impl, dtype, splits=(100, 101), **chunks("lightning", impl, 128))
         for impl in (*LIGHTNING, "fused_chunk")
@@ -341,7 +361,7 @@ def test_split_equals_whole(case: Case, law: Law) -> None:
         for *form, layout in MLP_FORMS
         for dtype in (F16, F32)
     ),
-    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}) for op, impl in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
+    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}) for op, impl, dtype in ENGINE_ON_GPU),
     *(
         on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128))
         for impl in (*LIGHTNING, "fused_chunk")
@@ -405,11 +425,7 @@ def test_batch_invariant(case: Case, law: Law) -> None:
         for activation in ACTIVATIONS
         for extreme in ({}, *extremes("gated_mlp"))
     ),
-    *(
-        on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **extremes(op)[0])
-        for op, impl in ENGINE_SPLITS
-        for dtype in (BF16, F16, F32)
-    ),
+    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **extremes(op)[0]) for op, impl, dtype in ENGINE_ON_GPU),
     *(
         on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128), **extremes("lightning")[0])
         for impl in (*LIGHTNING, "fused_chunk")
@@ -475,7 +491,7 @@ def test_extremes(case: Case, law: Law) -> None:
     ),
     *(
         on_gpu(op, impl, BF16, starts=(1, 64, 200), separator=separator, kwargs={"chunk_size": 128})
-        for op, impl in ENGINE_SPLITS
+        for op, impl in (*ENGINE_SPLITS, *((op, "whole_state") for op in MLSTM))
         for separator in (-1e4, *SEPARATORS)
     ),
 )
@@ -547,6 +563,7 @@ KERNELS = [
     for implementation in get_operation(op).implementations
     if "triton" in implementation.requires
 ]
+INTERPRETED = [(op, impl) for op, impl in KERNELS if not get_operation(op).implementation(impl).architectures]
 
 
 BAD = {
@@ -557,7 +574,7 @@ BAD["rglru_layer"] = BAD["rglru"]
 
 @on_each(
     *(portable(op, impl, dtype, sizes=BAD[op]) for op, impl in PORTABLE for dtype in (F32, BF16)),
-    *(interpreted(op, impl, F32, sizes=BAD[op]) for op, impl in KERNELS),
+    *(interpreted(op, impl, F32, sizes=BAD[op]) for op, impl in INTERPRETED),
     *(
         on_gpu(op, impl, BF16, sizes=BAD[op], slow=impl in ("chunked", "naive") and op != "wkv4")
         for op, impl in KERNELS
@@ -568,7 +585,7 @@ def test_bad_input_fails_clearly(case: Case, law: Law) -> None:
     laws.check_bad_input(case)
 
 
-@on_each(*(interpreted(op, impl, F32) for op, impl in KERNELS))
+@on_each(*(interpreted(op, impl, F32) for op, impl in INTERPRETED))
 def test_what_is_declared_unsupported_is_refused(case: Case, law: Law) -> None:
     laws.check_unsupported(case)
 
