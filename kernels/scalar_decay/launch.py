@@ -19,11 +19,11 @@ from .config import (
     GATES_BLOCK_T,
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
+    ChunkOutputsConfig,
     EngineConfig,
-    MixConfig,
+    FusedChunkConfig,
     NormaliserConfig,
     StatesConfig,
-    WalkConfig,
     select_config,
 )
 from .fused_chunk import fused_chunk_kernel
@@ -243,7 +243,7 @@ class Product:
 @on_device_of("z")
 def run_chunk_o(
     problem: Problem,
-    config: MixConfig,
+    config: ChunkOutputsConfig,
     role: Role,
     x: Tensor,
     y: Tensor,
@@ -256,7 +256,7 @@ def run_chunk_o(
     normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
-    """Launch the kernel that sweeps a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
+    """Launch the kernel that computes a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
     B, T, _, DZ = z.shape
     H = heads
     N = triton.cdiv(T, problem.chunk)
@@ -276,7 +276,7 @@ def run_chunk_o(
 @on_device_of("z")
 def run_fused_chunk(
     problem: Problem,
-    config: WalkConfig,
+    config: FusedChunkConfig,
     role: Role,
     x: Tensor,
     y: Tensor,
