@@ -5,9 +5,13 @@ Data only: no torch, no triton.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..common.channels import ALL_DTYPES, EVERYWHERE
 from ..spec import Implementation, Operation
 from .config import MIN_CHUNK
+
+SIZES = ("batch", "seq_len", "channels")
 
 
 def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
@@ -36,7 +40,7 @@ def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
         Implementation(
             name="naive",
             supports="kernels.common.channels:supports_kernels",
-            summary="one program walks all of time for a block of channels",
+            summary="one program takes all of time in order for a block of channels",
             chunked=False,
             default_config="kernels.rglru.config:naive_config",
             requires=("triton",),
@@ -57,36 +61,38 @@ def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
     )
 
 
-RGLRU = Operation(
-    name="rglru",
-    kernel="rglru",
+def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
+    """Declare operation ``op``, whose single-pass kernel is called ``one_pass`` and whose every argument is
+    differentiable."""
+    return Operation(
+        name=op,
+        kernel="rglru",
+        differentiable=declared["arguments"],
+        inputs=f"kernels.rglru.reference:{op}_inputs",
+        recurrent=f"kernels.rglru.reference:{op}_recurrent",
+        parallel=f"kernels.rglru.operations:{op}_associative",
+        sizes=SIZES,
+        call=f"kernels.rglru.operations:{op}",
+        channelwise=True,
+        implementations=_implementations(op, one_pass),
+        **declared,
+    )
+
+
+RGLRU = _recurrence(
+    "rglru",
+    "fused",
     label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
-    differentiable=("x", "r", "i", "c"),
-    inputs="kernels.rglru.reference:rglru_inputs",
-    recurrent="kernels.rglru.reference:rglru_recurrent",
-    parallel="kernels.rglru.operations:rglru_associative",
-    sizes=("batch", "seq_len", "channels"),
-    call="kernels.rglru.operations:rglru",
-    channelwise=True,
-    implementations=_implementations("rglru", "fused"),
 )
 
-LINEAR_SCAN = Operation(
-    name="linear_scan",
-    kernel="rglru",
+LINEAR_SCAN = _recurrence(
+    "linear_scan",
+    "scan",
     label="linear scan",
     summary="diagonal linear recurrence; a is the decay itself, not its logarithm",
     arguments=("x", "a"),
-    differentiable=("x", "a"),
-    inputs="kernels.rglru.reference:linear_scan_inputs",
-    recurrent="kernels.rglru.reference:linear_scan_recurrent",
-    parallel="kernels.rglru.operations:linear_scan_associative",
-    sizes=("batch", "seq_len", "channels"),
-    call="kernels.rglru.operations:linear_scan",
-    channelwise=True,
-    implementations=_implementations("linear_scan", "scan"),
 )
 
 RGLRU_LAYER = Operation(
@@ -98,7 +104,7 @@ RGLRU_LAYER = Operation(
     differentiable=("x", "w_a", "w_x", "c"),
     inputs="kernels.rglru.reference:rglru_layer_inputs",
     recurrent="kernels.rglru.reference:rglru_layer_recurrent",
-    sizes=("batch", "seq_len", "channels"),
+    sizes=SIZES,
     call="kernels.rglru.operations:rglru_layer",
     implementations=(
         Implementation(

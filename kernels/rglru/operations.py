@@ -40,8 +40,8 @@ def rglru(
             too. r and i are pre-activations. C is a multiple of 8 for the kernels.
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
-            and walks the chunks; ``naive``, where one program walks all of time for a block of channels; ``torch``, the
-            portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors.
+            and takes each chunk in order; ``naive``, where one program takes all of time for a block of channels;
+            ``torch``, the portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors.
         chunk_size: steps, of ``chunked`` (a power of two >= 16) and ``torch`` (at least 1), need not divide T; None
             chooses one.
         state_dtype: float32; float64 inputs hold float64 states.

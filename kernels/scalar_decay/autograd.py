@@ -63,7 +63,7 @@ class ScalarDecay(torch.autograd.Function):
         want_last: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         config = choose_config(problem, q, v)
-        heads, fused, exp = v.shape[2], config.walks, problem.stabilised
+        heads, fused, exp = v.shape[2], config.is_fused, problem.stabilised
         stretch = config.gate_chunk(problem.chunk)
         gates, m_last = run_gates(
             problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
@@ -110,7 +110,7 @@ class ScalarDecay(torch.autograd.Function):
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
         if d_last is not None:
             d_last = d_last.float().contiguous()
-        if config.walks:
+        if config.is_fused:
             problem = replace(problem, chunk=backward_chunk(problem, q, v))
         want_gates = any(ctx.needs_input_grad[3:6])
         dq, dk, dv, d_initial, anchors = _main_gradients(
@@ -120,7 +120,7 @@ class ScalarDecay(torch.autograd.Function):
         d_decay = d_input = d_head = None
         if dq.row_sums is not None and dk.row_sums is not None:
             d_decay, d_input, d_head = run_gates_backward(
-                problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if config.walks else problem.chunk,
+                problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if config.is_fused else problem.chunk,
                 decay, input_gate, head, end_is_known=d_last is None,
             )  # fmt: skip
         dn_initial = None
@@ -154,7 +154,7 @@ def _main_gradients(
     The fused kernel materialises states only where there is more than one chunk, and takes anchors on its way; the
     parallel one starts from the states of every chunk, and takes its anchors there.
     """
-    fused, several = config.walks, problem.chunk < v.shape[1]
+    fused, several = config.is_fused, problem.chunk < v.shape[1]
     run = partial(run_fused_chunk if fused else run_chunk_o, problem, heads=v.shape[2])
     over_chunks = several or (not fused and (c_initial is not None or d_last is not None))
     q_pair, k_pair = (q, k) if want_gates else (None, None)

@@ -12,8 +12,8 @@ GATES_BLOCK_T = 256
 WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-"""Positions of a program of the gates of a sweep; of a tile of whole_state.py; gate tiles, or positions, of a program
-that scans or finishes stabilisers or denominators; elements of a state that a merging program takes."""
+"""Positions of a program of the gates before chunk_o_kernel; of a tile of whole_state_kernel; gate tiles, or positions,
+of a program that scans or finishes stabilisers or denominators; elements of a state that a merging program takes."""
 
 ANCHOR_EVERY = {"ssd": 64}
 DEFAULT_ANCHOR_EVERY = 256
@@ -23,7 +23,7 @@ gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
-    """Launch of the recurrent kernel: time tile, state tile, warps, pipeline stages.
+    """Launch of the kernel of the states at the chunks' edges: time tile, state tile, warps, pipeline stages.
 
     ``parallel`` computes every chunk's own contribution at once and merges them, for grids too small otherwise.
     """
@@ -37,8 +37,11 @@ class StatesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixConfig:
-    """Launch of the parallel kernel: row tile, column tile, contraction block, output block, warps, stages."""
+class ChunkOutputsConfig:
+    """Launch of chunk_o_kernel, a chunk's tiles in parallel.
+
+    Row tile, column tile, contraction block, output block, warps, stages.
+    """
 
     block_t: int
     block_s: int
@@ -49,8 +52,11 @@ class MixConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WalkConfig:
-    """Launch of the walking kernel: time tile, contraction block, output block, warps, pipeline stages."""
+class FusedChunkConfig:
+    """Launch of fused_chunk_kernel, a chunk's tiles in order.
+
+    Time tile, contraction block, output block, warps, pipeline stages.
+    """
 
     block_t: int
     block_x: int
@@ -74,21 +80,22 @@ class WholeStateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
-    """Launch of the normaliser's kernel, at the walk's time tile: contraction block, warps, pipeline stages."""
+    """Launch of the normaliser's kernel, at the fused kernel's time tile: contraction block, warps, pipeline stages."""
 
     block_k: int
     num_warps: int
     num_stages: int
 
 
-Tile = TypeVar("Tile", MixConfig, WalkConfig | WholeStateConfig)
+Tile = TypeVar("Tile", ChunkOutputsConfig, FusedChunkConfig | WholeStateConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Generic[Tile]):
     """Every launch of one forward and backward pass.
 
-    The four products either all sweep (MixConfig) or all walk, with one common block_t (WalkConfig, WholeStateConfig).
+    The four products take either the tiles of a chunk in parallel (ChunkOutputsConfig) or in order (FusedChunkConfig,
+    WholeStateConfig, with one common block_t).
     """
 
     states: StatesConfig
@@ -100,13 +107,13 @@ class EngineConfig(Generic[Tile]):
     normaliser: NormaliserConfig
 
     @property
-    def walks(self) -> bool:
-        """Whether chunks are walked, not swept."""
-        return isinstance(self.output, WalkConfig | WholeStateConfig)
+    def is_fused(self) -> bool:
+        """Whether the tiles of a chunk are taken in order, the state on chip."""
+        return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
 
     def gate_chunk(self, chunk: int) -> int:
-        """Return the stretch over which gate vectors accumulate: a chunk when sweeping, a tile when walking."""
-        return self.output.block_t if self.walks else chunk
+        """Return the stretch over which gate vectors accumulate: a tile in the fused kernel, else a chunk."""
+        return self.output.block_t if self.is_fused else chunk
 
 
 def fit_chunk(chunk_size: int, seq_len: int) -> int:
@@ -115,7 +122,7 @@ def fit_chunk(chunk_size: int, seq_len: int) -> int:
 
 
 def default_chunk_size(*, seq_len: int, rows: int, head_dim: int, scheme: str = "walk") -> int:
-    """Return a chunk length that gives a walk enough programs: the whole sequence where batch and heads suffice.
+    """Return a chunk length that gives the fused kernel enough programs: the whole sequence where B * H suffices.
 
     Args:
         seq_len: T.
@@ -152,10 +159,14 @@ def whole_state_reason(dim_x: int, dim_z: int, chunk: int) -> str | None:
     return None
 
 
-def fit_whole_state(dim_x: int, dim_z: int) -> WholeStateConfig:
-    """Return the launch for head dims that :func:`whole_state_reason` has nothing against."""
+def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeStateConfig:
+    """Return the launch for head dims that :func:`whole_state_reason` has nothing against.
+
+    Args:
+        sums: whether rows are summed for the gates' gradients (dq, dk): a program then has one tile of the output.
+    """
     block_x = max(64, next_power_of_two(dim_x))
-    block_z = min(128 if block_x > 128 else 256, max(64, next_power_of_two(dim_z)))
+    block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
     return WholeStateConfig(
         block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, num_warps=min(128, block_z) // 16
     )
@@ -174,14 +185,14 @@ def select_config(
     """Choose the launches for an architecture and problem.
 
     Args:
-        scheme: "walk", "whole_state" (a walk whose programs hold whole states, where they fit) or "sweep", how a
-            chunk is processed; float32 always sweeps.
+        scheme: "walk", a chunk's tiles in order, "whole_state", the same by programs that hold whole states where these
+            fit, or "sweep", all in parallel, as float32 always is.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
         head_dim_v: V.
         chunk: chunk length in force, a power of two >= 16.
-        rows: batch * heads; few of them leave the recurrent kernel short of programs.
+        rows: batch * heads; few of them leave the kernel of the states short of programs.
 
     Returns:
         the launches; tiles never exceed the chunk or the padded head dims.
@@ -189,15 +200,15 @@ def select_config(
     k_pad, v_pad = max(16, next_power_of_two(head_dim_qk)), max(16, next_power_of_two(head_dim_v))
     if item_bytes == 4:
         states = StatesConfig(block_t=32, block_k=32, block_v=32, num_warps=4, num_stages=1)
-        sweep = MixConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
+        outputs = ChunkOutputsConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
     elif capability >= (9, 0):
         states = StatesConfig(block_t=64, block_k=128, block_v=64, num_warps=4, num_stages=3)
-        sweep = MixConfig(block_t=128, block_s=64, block_x=128, block_z=128, num_warps=8, num_stages=2)
+        outputs = ChunkOutputsConfig(block_t=128, block_s=64, block_x=128, block_z=128, num_warps=8, num_stages=2)
     else:
         states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
-        sweep = MixConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
-    walking = scheme in ("walk", "whole_state") and item_bytes == 2
-    if walking:
+        outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
+    fused = scheme in ("walk", "whole_state") and item_bytes == 2
+    if fused:
         tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
         states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)
     states = replace(
@@ -207,29 +218,29 @@ def select_config(
         block_v=min(states.block_v, v_pad),
     )
 
-    def fit_walk(dx: int, dz: int) -> WalkConfig | WholeStateConfig:
+    def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if scheme == "whole_state" and whole_state_reason(dx, dz, chunk) is None:
-            return fit_whole_state(dx, dz)
+            return fit_whole_state(dx, dz, sums=sums)
         # Before Hopper operands pass through registers: only half the tile leaves room for the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
-        return WalkConfig(
+        return FusedChunkConfig(
             block_t=min(block_t, chunk), block_x=min(block_x, dx), block_z=min(64, dz), num_warps=4, num_stages=2
         )
 
-    def fit_sweep(dx: int, dz: int) -> MixConfig:
-        block_t = min(sweep.block_t, chunk)
+    def fit_outputs(dx: int, dz: int, *, sums: bool = False) -> ChunkOutputsConfig:
+        block_t = min(outputs.block_t, chunk)
         return replace(
-            sweep,
+            outputs,
             block_t=block_t,
-            block_s=min(sweep.block_s, block_t),
-            block_x=min(sweep.block_x, dx),
-            block_z=min(sweep.block_z, dz),
-            num_warps=sweep.num_warps if block_t == sweep.block_t else 4,
+            block_s=min(outputs.block_s, block_t),
+            block_x=min(outputs.block_x, dx),
+            block_z=min(outputs.block_z, dz),
+            num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
-    fit = fit_walk if walking else fit_sweep
-    dq = fit(v_pad, k_pad)
-    if walking and capability >= (10, 0):
+    fit = fit_fused if fused else fit_outputs
+    dq = fit(v_pad, k_pad, sums=True)
+    if fused and capability >= (10, 0):
         # With a state to load, four warps would spill.
         dq = replace(dq, num_warps=8)
     return EngineConfig(
@@ -237,7 +248,7 @@ def select_config(
         d_states=states,
         output=fit(k_pad, v_pad),
         dq=dq,
-        dk=fit(v_pad, k_pad),
+        dk=fit(v_pad, k_pad, sums=True),
         dv=fit(k_pad, v_pad),
         normaliser=NormaliserConfig(block_k=min(128 if capability >= (9, 0) else 64, k_pad), num_warps=4, num_stages=3),
     )

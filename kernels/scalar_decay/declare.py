@@ -88,7 +88,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             name="xl_chunk",
             formulation="sweep",
             supports="kernels.scalar_decay.declare:supports_engine",
-            summary="TFLA as published: chunks in parallel, tiles sweep each chunk below its diagonal",
+            summary="TFLA as published: chunks in parallel, all tiles of a chunk below its diagonal too",
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
         ),

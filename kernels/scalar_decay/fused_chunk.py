@@ -4,7 +4,7 @@ It computes the four products of roles.py,
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
 
-and carries S from tile to tile, where chunk_o.py sweeps all earlier tiles of the chunk: work grows linearly with the
+and carries S from tile to tile, where chunk_o.py takes all earlier tiles of the chunk: work grows linearly with the
 chunk length, and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) run forward in time,
 "future" roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into
 blocks, one launch each.

@@ -20,11 +20,11 @@ from .config import (
     GATES_BLOCK_T,
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
+    ChunkOutputsConfig,
     EngineConfig,
-    MixConfig,
+    FusedChunkConfig,
     NormaliserConfig,
     StatesConfig,
-    WalkConfig,
     WholeStateConfig,
     select_config,
 )
@@ -253,7 +253,7 @@ class Product:
 @on_device_of("z")
 def run_chunk_o(
     problem: Problem,
-    config: MixConfig,
+    config: ChunkOutputsConfig,
     role: Role,
     x: Tensor,
     y: Tensor,
@@ -266,7 +266,7 @@ def run_chunk_o(
     normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
-    """Launch the kernel that sweeps a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
+    """Launch the kernel that computes a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
     B, T, _, DZ = z.shape
     H = heads
     N = triton.cdiv(T, problem.chunk)
@@ -286,7 +286,7 @@ def run_chunk_o(
 @on_device_of("z")
 def run_fused_chunk(
     problem: Problem,
-    config: WalkConfig | WholeStateConfig,
+    config: FusedChunkConfig | WholeStateConfig,
     role: Role,
     x: Tensor,
     y: Tensor,

@@ -565,6 +565,8 @@ def check_bad_input(case: Case) -> None:
     first = next(iter(inputs))
     rejects(rf"{first} must have \d dimensions .* got shape", changed={first: inputs[first][0]})
     rejects(f"{first} must be one of .* got int32", changed={name: x.int() for name, x in inputs.items()})
+    with pytest.raises(TypeError, match=f"{first} must be a tensor, got list"):
+        fn([1.0], *list(inputs.values())[1:])
     for empty in (inputs[first][:0], inputs[first][:, :0]):
         rejects(f"{first} must have no empty dimension, got shape", changed={first: empty})
     for name, x in inputs.items():
@@ -586,6 +588,8 @@ def check_bad_input(case: Case) -> None:
     for value in (0, -16, 1.5):
         rejects(rf"chunk_size must be .* got {value}", chunk_size=value)
     rejects("state_dtype must be .* got int8", state_dtype=torch.int8)
+    if case.operation.channelwise and case.operation.implementation(case.impl).default_config is None:
+        rejects(f"config must be left out for {case.impl}, got 1", config=1)
     if "scale" in signature(resolve(case.operation.call)).parameters:
         rejects("scale must be a finite number or None, got nan", scale=math.nan)
     names = STATE_PARTS.get(case.op, ("",))
