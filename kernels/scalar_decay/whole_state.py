@@ -137,6 +137,7 @@ def whole_state_kernel(
     X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
     Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
     OUT_ROW: gl.constexpr = H * DZ
+    gl.static_assert(not PAIR or NZ == 1, "the sums of rows are those of one tile")
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
     STATE: gl.constexpr = COLUMNS * TILE.block_z * TILE.block_x
 
