@@ -20,6 +20,7 @@ from xml.sax.saxutils import escape
 from ...kernels import FAMILIES
 from ...kernels.baselines import get_operation
 from ...kernels.baselines.operations import OPERATIONS
+from ...kernels.scalar_decay.declare import FUSED_CHUNK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,9 +76,9 @@ _MARKERS: Mapping[str, str] = MappingProxyType(
 
 _SPARE_MARKERS = ("*", "d", "H", "8")
 _SOLID, _DASHED, _DASH_DOTTED = "solid", (0, (4, 1.6)), (0, (5, 1.4, 1, 1.4))
-_DOTTED, _LONG_DASHED = (0, (1, 1.4)), (0, (7, 1.2))
+_DOTTED, _LONG_DASHED, _SHORT_DASHED = (0, (1, 1.4)), (0, (7, 1.2)), (0, (2.2, 1))
 _FILLINGS: Mapping[Any, str] = MappingProxyType(
-    {_DASHED: "bottom", _DASH_DOTTED: "right", _DOTTED: "left", _LONG_DASHED: "top"}
+    {_DASHED: "bottom", _DASH_DOTTED: "right", _DOTTED: "left", _LONG_DASHED: "top", _SHORT_DASHED: "none"}
 )
 """Half of a marker that is filled, which tells variants apart where there is but a point; all of a solid line's is."""
 
@@ -162,8 +163,8 @@ def series_style(op: str, impl: str) -> SeriesStyle:
     return SeriesStyle(
         colour=_OPERATION_COLOURS.get(op) or _by_name(CURVES, op),
         marker=_MARKERS["lrbench"] if ours else _MARKERS.get(provider) or _by_name(_SPARE_MARKERS, provider),
-        # Our main kernel is solid, and our torch form is dotted.
-        dashes={"fused_chunk": _SOLID, "torch": _DOTTED}.get(impl, dashes),
+        # Our fastest kernel is solid, the portable one it stands in for short-dashed, and our torch form dotted.
+        dashes={FUSED_CHUNK: _SHORT_DASHED, "torch": _DOTTED}.get(impl, dashes),
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,
