@@ -10,7 +10,7 @@ With a gate matrix W (TFLA paper, appendix C.3),
     dv   X = k   Y = q   Z = dh   S = dC_k         future
 
 "past" sums over positions up to the row's own, "future" from it on. chunk_o.py computes it with the tiles of a chunk in
-parallel, fused_chunk.py with the tiles in order and the state on chip.
+parallel, fused_chunk.py and, on Hopper, whole_state.py with the tiles in order and the state on chip.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ has the state of 64 columns of the output, so X and Y are read, and X Y^T is com
 
     O^T = S^T X^T * rows(W_in) + Z^T (Y X^T * W^T)        S^T <- decay S^T + Z^T (rows(w) Y)
 
-with S^T [BLOCK_Z, BLOCK_X] as the left operand, which Hopper's tensor cores take from registers: the state makes no
-trip through shared memory, and X and Y are read once. A program has one such tile or two side by side, along Z (h and
-dv, whose Z is wide) or along X (dq and dk). Tiles of X, Y and Z are loaded one step ahead by the bulk copy engine.
+with S^T as the left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
+memory, and X and Y are read once. A program has one tile of S^T, of at most 128 x 128, or two side by side: along Z (h
+and dv, whose Z is wide) or along X (dq and dk). The bulk copy engine loads the next step's X, Y and Z while this one is
+computed; gates are loaded a step ahead too, one value a thread, and pass through shared memory.
 
 Written in Gluon, Triton's language of explicit layouts; `whole_state_reason` in config.py says where it runs.
 """
@@ -69,7 +70,7 @@ def _load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.cons
 @gluon.jit
 def _store_gates(gates_s, stage, query, key, row, weight):
     """Put a tile's gates where every warp finds them."""
-    gates_s.index(4 * stage + 0).store(query)
+    gates_s.index(4 * stage).store(query)
     gates_s.index(4 * stage + 1).store(key)
     gates_s.index(4 * stage + 2).store(row)
     gates_s.index(4 * stage + 3).store(weight)
@@ -88,7 +89,8 @@ def _elements(ptr, start, row, col, DX: gl.constexpr, DZ: gl.constexpr, TRANSPOS
 @gluon.jit
 def _flatten(state, BZ: gl.constexpr, BX: gl.constexpr):
     """Return a state tile's elements in an order in which every thread has 16 bytes side by side, as it holds them."""
-    # Rows are (warp, half, lane / 4), columns (two bits of four, two of four, lane % 4, pair).
+    # A thread of the layout has rows lane / 4 and lane / 4 + 8 of its warp's sixteen, and of every eight columns the
+    # pair lane % 4: rows are (warp, half, lane / 4), columns (which 32, which 8 of them, lane % 4, which of the pair).
     parts = state.reshape([BZ // 16, 2, 8, BX // 32, 4, 4, 2])
     flat = parts.permute((1, 3, 0, 2, 5, 4, 6)).reshape([BZ * BX])
     return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [BZ // 16], [0]))
@@ -117,10 +119,12 @@ def whole_state_kernel(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process one chunk for ``tiles_z`` blocks of output columns and the whole contraction.
+    """Process one chunk for block_z columns of the output and the whole contraction.
 
-    Grid: (ceil(DZ / (tiles_z BLOCK_Z)) * N * B * H,). Reads, writes and arguments are those of
-    fused_chunk.fused_chunk_kernel, but for ``log_scale`` (base 2), and the anchors' states, [B, H, A, DZ, DX].
+    Grid: (ceil(DZ / block_z) * N * B * H,).
+    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too. ``log_scale`` is
+    the scale's logarithm to base 2; the states at the anchors are [B, H, ceil(T / every)] tiles in the order of
+    :func:`_flatten`, padded to whole blocks.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -264,14 +268,14 @@ def whole_state_kernel(
         scores = warpgroup_mma_wait(1, deps=[scores])
         if FUTURE:
             exponent = (
-                gates_s.index(gate + 0).load(offs_s.type.layout)[:, None]
+                gates_s.index(gate).load(offs_s.type.layout)[:, None]
                 + gates_s.index(gate + 1).load(offs_t.type.layout)[None, :]
             )
             kept = gl.where(offs_s[:, None] >= offs_t[None, :], gl.exp2(exponent), 0.0)
         else:
             exponent = (
                 gates_s.index(gate + 1).load(offs_s.type.layout)[:, None]
-                + gates_s.index(gate + 0).load(offs_t.type.layout)[None, :]
+                + gates_s.index(gate).load(offs_t.type.layout)[None, :]
             )
             kept = gl.where(offs_s[:, None] <= offs_t[None, :], gl.exp2(exponent), 0.0)
         scores_s.store((scores * kept).to(DTYPE))
