@@ -338,4 +338,7 @@ def test_verify_passes_for_one_operation() -> None:
     }
     assert all(row["rel_error"] < 0.05 for row in checked)
     if not any(row["impl"] == "fused_chunk" for row in rows):
-        assert "not checked here, they need another device: fused_chunk, xl_chunk, limit_chunk" in finished.stderr
+        assert (
+            "not checked here, they need another device: fused_chunk, whole_state, xl_chunk, limit_chunk"
+            in finished.stderr
+        )

@@ -293,7 +293,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --mode step", "mode must be one of fw, bw, fwbw for a chunk size, got 'step'"),
         ("chunk-size tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("chunk-size tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
-        ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, xl_chunk, limit_chunk, "),
+        ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, whole_state, xl_chunk, "),
         ("chunk-size tfla --causal-factor 1.5", "causal_factor must be in [0.5, 1], got 1.5"),
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
         ("predict tfla --state-dtype=", "state_dtype must be one of "),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.scalar_decay.autograd import backward_chunk
 from lrbench.kernels.scalar_decay.config import fit_chunk
+from lrbench.kernels.scalar_decay.declare import SCHEMES
 
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
@@ -218,12 +220,14 @@ def test_torch_multiplies_twice_for_the_gradients_of_a_gated_mlp(kernels: str) -
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("seq_len", [100, 1000, 8192])
 @pytest.mark.parametrize("chunk_size", [64, 8192])
-def test_a_backward_walk_takes_the_engines_chunks(batch: int, seq_len: int, chunk_size: int) -> None:
+@pytest.mark.parametrize("impl", ["fused_chunk", "whole_state"])
+def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len: int, chunk_size: int) -> None:
     sizes = {"batch": batch, "seq_len": seq_len, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
     q = torch.empty(batch, seq_len, 2, 64, device="meta")
     v = torch.empty(batch, seq_len, 2, 128, device="meta")
-    chunk = backward_chunk(fit_chunk(chunk_size, seq_len), q, v)
-    parts = counted("mlstm_sig", "fused_chunk", "bw", sizes, chunk_size).executed_byte_parts
+    problem = SimpleNamespace(chunk=fit_chunk(chunk_size, seq_len), scheme=SCHEMES[impl])
+    chunk = backward_chunk(problem, q, v)
+    parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "state pass: store")
     expected = -(-seq_len // chunk) * batch * 2 * 64 * 128 * 4
     assert states == (expected if chunk < seq_len else 0)
