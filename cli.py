@@ -208,6 +208,7 @@ FamilyName = Annotated[str, option("Kernel family; `lrbench kernels` lists them.
 FamilyOrOp = Annotated[
     str, typer.Argument(help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp), or an operation.")
 ]
+Every = Annotated[bool, option("Show every figure; --format json and csv always do.", "--all")]
 Impl = Annotated[str | None, option("Implementation [the operation's first].", "--impl")]
 Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].", "--impl")]
 Preset = Annotated[
@@ -298,6 +299,12 @@ class HeadsProblem:
 
         return self.head_dim_qk or get_operation(op).default_head_dim_qk(self.head_dim)
 
+    def sizes(self, op: str) -> dict[str, int]:
+        """Return every size by its column's name."""
+        num_heads = max(1, 4096 // self.head_dim) if self.num_heads is None else self.num_heads
+        heads = {"num_heads": num_heads, "head_dim_qk": self.query_key_dim(op), "head_dim_v": self.head_dim}
+        return {"batch": self.batch, "seq_len": self.seq_len, **heads}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(HeadsProblem):
@@ -309,10 +316,8 @@ class Problem(HeadsProblem):
 
     def sizes(self, op: str) -> dict[str, int]:
         """Return every size by its column's name."""
-        names = ("batch", "seq_len", "channels", "d_model", "d_ff")
-        heads = {"head_dim_qk": self.query_key_dim(op), "head_dim_v": self.head_dim}
-        heads["num_heads"] = max(1, 4096 // self.head_dim) if self.num_heads is None else self.num_heads
-        return {name: getattr(self, name) for name in names} | heads
+        own = {"channels": self.channels, "d_model": self.d_model, "d_ff": self.d_ff}
+        return HeadsProblem.sizes(self, op) | own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,49 +629,55 @@ def chunk_size(
     impl: Annotated[
         str | None,
         option(
-            "Implementation looked up [the operation's first]; if named, its launches choose, where these are known."
+            "Implementation [the operation's first with a chunk length]. If named, the model's choice of --all and "
+            "JSON is by its launches, where these are known."
         ),
     ] = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
+    every: Every = False,
     format: Format = "table",
 ) -> None:
-    """Show which chunk length is best: in FLOPs, in the runtime model, and as measured."""
-    from .analysis.model.answers import chunk_size_in_words, roofs_in_words
-    from .analysis.model.chunk_size import chunk_size_report
-    from .analysis.model.launch_model import stored_launch_fit
+    """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
+    from .analysis.model import answers
+    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report, chunks_taken
+    from .analysis.model.prediction import stored_fit
     from .bench import display
     from .results.store import committed_results
 
-    operation = problem.operation(kernel)
+    operation, mode, dtype = problem.operation(kernel), problem.mode, problem.dtype
     accelerator = _accelerator(gpu, roofs)
-    chosen = _implementation(operation, impl)
+    check_chunkwise(operation, mode)
+    chosen = _implementation(operation, impl, chunked=True)
     folders = tuple(results or committed_results())
-    fit = stored_launch_fit(
-        folders, operation, chosen, problem.mode, problem.dtype, device=accelerator.key, roofs=roofs
-    )
+    fit, rows = stored_fit(folders, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
+    sizes = problem.sizes(operation)
     report = chunk_size_report(
         operation,
         accelerator,
-        head_dim_v=problem.head_dim,
-        head_dim_qk=problem.query_key_dim(operation),
-        seq_len=problem.seq_len,
-        batch=problem.batch,
-        num_heads=problem.num_heads,
-        dtype=problem.dtype,
+        **sizes,
+        dtype=dtype,
         state_dtype=problem.state_dtype,
         causal_factor=causal_factor,
-        mode=problem.mode,
+        mode=mode,
         impl=chosen,
+        chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
         results=tuple(results or committed_results(accelerator.key)),
         fit=fit,
         by_launches=impl is not None,
     )
     if format == "json":
-        report = {**report, "accelerator_part": accelerator.part, "roofs": roofs_in_words(accelerator)}
-    display.show(report if format == "json" else report["candidates"], format)
+        report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
+        display.show(report, format)
+        return
     if format == "table":
-        print(chunk_size_in_words(report, accelerator))
+        print(answers.chunk_size_answer(report, rows))
+        if not every:
+            display.show(answers.chunk_size_columns(report), format)
+            return
+    display.show(report["candidates"], format)
+    if format == "table":
+        print(answers.chunk_size_in_words(report, accelerator))
 
 
 @command(EXPLAIN)
@@ -679,11 +690,12 @@ def predict(
     results: Fitted = None,
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
+    every: Every = False,
     format: Format = "table",
 ) -> None:
-    """Predict a time on an accelerator: an interval, never a bare number."""
-    from .analysis.model.answers import prediction
-    from .bench import display, inventory
+    """Say what a case takes on an accelerator: as measured where it was, and as modelled, with an interval."""
+    from .analysis.model.answers import prediction, prediction_in_words
+    from .bench import display
 
     operation = problem.operation(kernel)
     row = prediction(
@@ -698,14 +710,15 @@ def predict(
         results=results or (),
         fit=fit,
         roofs=roofs,
-        why_unsupported=inventory.why_unsupported,
     )
     if format != "table":
         display.show(row if format == "json" else [row], format)
         return
+    print(prediction_in_words(row))
+    if not every:
+        return
     texts = ("interval", "roofs")
     display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
-    print(f"low to high: {row['interval']}")
     print(f"roofs: {row['roofs']}")
 
 
@@ -760,17 +773,19 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
     return accelerator
 
 
-def _implementation(op: str, impl: str | None) -> str:
-    """Return the implementation asked for, else the first; "" where there is none but what the counts say."""
+def _implementation(op: str, impl: str | None, *, chunked: bool = False) -> str:
+    """Return the implementation asked for, else the first; of ``chunked``, of those with a choice of chunk lengths."""
     from .bench.inventory import implementation_names
+    from .kernels.baselines import get_implementation
     from .results.names import current_name
 
-    known = implementation_names(op)
+    known = [name for name in implementation_names(op) if not chunked or get_implementation(op, name).chunked]
     if impl is None:
-        return known[0] if known else ""
+        return known[0]
     impl = current_name(op, impl)
     if impl not in known:
-        raise ValueError(f"impl must be {'one of ' + ', '.join(known) if known else 'left out'} for {op}, got {impl!r}")
+        choice = " to choose a chunk length" if chunked else ""
+        raise ValueError(f"impl must be one of {', '.join(known)} for {op}{choice}, got {impl!r}")
     return impl
 
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 DECLARATIONS = (
     "kernels.spec", "kernels.FAMILIES", "kernels.get_operation", "kernels.common.cache",
-    "kernels.baselines.BASELINES", "kernels.baselines.get_baseline", "kernels.baselines.get_operation",
-    "kernels.baselines.spec", "kernels.baselines.operations",
+    "kernels.baselines.BASELINES", "kernels.baselines.get_implementation", "kernels.baselines.get_operation",
+    "kernels.baselines.why_unsupported", "kernels.baselines.spec", "kernels.baselines.operations",
     "kernels.scalar_decay.declare",
     *(f"kernels.{family}.config" for family in ("scalar_decay", "lightning", "gated_mlp", "rglru", "wkv")),
 )  # fmt: skip

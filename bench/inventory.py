@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from .. import kernels
@@ -95,17 +94,6 @@ def kernel_rows() -> list[Row]:
             for op, target, provider, what in targets
         ]
     return rows
-
-
-def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
-    """Return why an implementation, ours or outside, cannot run a problem on any machine, or None."""
-    for implementation in _ours(op):
-        if implementation.name == impl:
-            return implementation.why_unsupported(mode, dtype, None, sizes)
-    baseline = baselines.get_baseline(op, impl)
-    columns: dict[str, Any] = dict(sizes)
-    case = Case(kernel=op, op=op, impl=impl, provider=baseline.provider, mode=mode, dtype=dtype, **columns)
-    return baselines.unsupported(baseline, case)
 
 
 def preset_rows(kernel: str | None = None) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -116,10 +117,14 @@ def test_chunk_size(run: Run) -> None:
     keys = ("flop_optimal", "runtime_optimal", "runtime_optimal_feasible", "measured_best", "regret_ms", "candidates")
     assert set(keys) <= set(report)
     assert report["flop_optimal"] == pytest.approx(18.427, abs=1e-3)
-    table = run(*CHUNK_SIZE.split())
+    table = run(*CHUNK_SIZE.split(), "--all")
     assert "best for FLOPs: 18.4, of the feasible ones 16" in table
     assert "for the modelled time on H100 80 GB HBM3 SXM5: 633.5, of the feasible ones 512 (2 GiB modelled)" in table
-    assert "not measured for fused_chunk on h100_sxm" in table
+    assert re.match(r"use 8192: 1\.\d+ ms \(1\.\d+ to 2\.\d+\) modelled for h100_sxm; not measured there\n", table)
+    short = run(*CHUNK_SIZE.split()).splitlines()
+    assert short[0] == table.splitlines()[0]
+    assert short[1].split() == ["chunk_size", "measured_ms", "modelled_ms", "measured_gib", "modelled_gib"]
+    assert max(map(len, short)) <= 80
 
 
 def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
@@ -128,8 +133,39 @@ def test_chunk_size_with_results(tmp_path: Path, run: Run) -> None:
     ]
     made.write(rows, tmp_path / "r.parquet")
     printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path)
-    assert "measured best: 128 (" in printed
-    assert "; the modelled choice takes 0.5 ms more" in printed
+    assert printed.startswith("use 128: 1 ms measured on h200_sxm (512: 1.5)\n")
+    printed = run("chunk-size", "tfla", "--gpu", "h200", "--results", tmp_path, "--all")
+    assert "the choice by the formulation, 512, takes 0.5 ms more than the fastest measured" in printed
+    printed = run("chunk-size", "tfla", "--gpu", "h100", "--results", tmp_path)
+    assert re.match(r"use \d+: at least 0\.\d+ ms on h100_sxm, 0\.\d+ without overlap, no fit: 2 rows; not ", printed)
+
+
+@pytest.mark.parametrize(
+    ("problem", "chunks", "best"),
+    [
+        ("tfla --impl limit_chunk", [16, 32, 64, 128], 64),
+        ("gla --head-dim-qk 128", [64], 64),
+        ("tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64", [64, 128, 256], 128),
+        ("tfla --impl mlstm_kernels.xl_chunk_siging", [32, 64, 128, 256, 512, 1024], 128),
+    ],
+)
+def test_chunk_lengths_are_those_that_an_implementation_takes(
+    problem: str, chunks: list[int], best: int, run: Run
+) -> None:
+    """Rows of outside packages, which have no dtype of states, count as measured."""
+    report = run.json("chunk-size", *problem.split(), "--gpu", "h200")
+    assert {each["chunk_size"] for each in report["candidates"]} <= set(chunks)
+    assert report["runtime_optimal_feasible"] in chunks
+    assert (report["answer"]["chunk_size"], report["answer"]["basis"]) == (best, "measured")
+    assert report["answer"]["low_ms"] <= report["answer"]["time_ms"] <= report["answer"]["high_ms"]
+
+
+def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) -> None:
+    cases = [made.case("mlstm_sig", "xl_chunk", chunk_size=c, seq_len=t) for c in (16, 32) for t in (1024, 2048, 4096)]
+    cases += [made.case("mlstm_sig", "xl_chunk", chunk_size=16, seq_len=t) for t in (8192, 16384)]
+    made.write([made.row(case) for case in cases], tmp_path / "r.parquet")
+    printed = run("chunk-size", "tfla", "--impl", "xl_chunk", "--gpu", "h200", "--results", tmp_path)
+    assert re.match(r"use 16: \d+\.\d+ ms measured on h200_sxm; \d+ was not measured, the model says \d", printed)
 
 
 def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run) -> None:
@@ -137,9 +173,10 @@ def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run
     report = run.json(*command)
     assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
     assert 0 < report["launches"]["median_error"] < 0.05 < report["launches"]["formulation_median_error"]
-    printed = run(*command)
+    printed = run(*command, "--all")
+    assert printed.startswith("use 8192: 0.8322 ms measured on h200_sxm (512: 1.405)\n")
     assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
-    assert "; the choice by launches takes 0 ms more" in printed
+    assert "the choice by launches, 8192, takes 0 ms more" in printed
     unnamed = run.json("chunk-size", "tfla", "--gpu", "h200")
     assert (unnamed["model"], unnamed["runtime_optimal_feasible"]) == ("formulation", 512)
     assert unnamed["launches"]["optimal_feasible"] == 8192
@@ -164,7 +201,50 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
     assert fitted["median_error"] < 0.02
     assert fitted["low_ms"] < fitted["high_ms"]
     assert ",time_ms," in run("predict", "tfla", "--format", "csv")
-    assert "full overlap to no overlap" in run("predict", "tfla", "--no-fit")
+    bound = run("predict", "tfla", "--no-fit")
+    assert " ms, no fit; not measured there\nat least: " in bound and "full overlap to no overlap" in bound
+
+
+MAMBA = "predict tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64 --chunk-size 128"
+
+
+def test_predict_prints_what_was_measured_first(run: Run) -> None:
+    lines = run(*MAMBA.split(), "--gpu", "h200").splitlines()
+    assert len(lines) == 2
+    assert lines[0] == (
+        "mamba2_ssd mamba_ssm.chunk_scan fw, chunks of 128: measured 1.53 ms on h200_sxm, commit fef0ea2; "
+        "the model says at least 0.5715 ms, no fit: 3 rows"
+    )
+    row = run.json(*MAMBA.split(), "--gpu", "h200")
+    assert row["measured_time_ms"] == pytest.approx(1.53, abs=0.001)
+    assert (row["measured_git_commit"], row["stored_rows"]) == ("fef0ea2", 3)
+    elsewhere = run(*MAMBA.split(), "--gpu", "h100")
+    assert " on h100_sxm: at least 0.8188 ms, no fit: 3 rows; not measured there\n" in elsewhere
+    fitted = run("predict", "tfla", "--gpu", "h200").splitlines()
+    assert re.search(r": measured 2\.\d+ ms on h200_sxm, commit \w+; the model says 2\.\d+ ms, 2\.\d+ to ", fitted[0])
+    assert "fitted_rows" not in "".join(fitted)
+    assert "\nfitted_rows " in run("predict", "tfla", "--gpu", "h200", "--all")
+
+
+@pytest.mark.parametrize(
+    ("problem", "measured"),
+    [
+        ("tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64", True),
+        ("lightning --head-dim 128", True),
+        ("gla --head-dim-qk 128", True),
+        ("rglru", True),
+        ("gated-mlp", True),
+        ("attention --head-dim 128", True),
+        ("tfla --state-dtype bf16", False),
+        ("tfla --mode bw", False),
+        ("tfla --chunk-size 4k", False),
+        ("tfla --batch 3", False),
+    ],
+)
+def test_predict_finds_the_rows_of_the_very_case(problem: str, measured: bool, run: Run) -> None:
+    row = run.json("predict", *problem.split(), "--gpu", "h200")
+    assert (row["measured_time_ms"] is not None) == measured
+    assert (row["measured_git_commit"] is not None) == measured
 
 
 def test_implementations_may_be_named_as_they_were_before(tmp_path: Path, run: Run) -> None:
@@ -184,7 +264,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
     assert row["model_lower_ms"] < row["low_ms"] < row["time_ms"] < row["high_ms"]
     assert 0 < row["median_error"] < row["worst_error"]
     assert "carried to b200" in row["interval"]
-    assert "low to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200")
+    assert "\nlow to high: 90 % of rows left out" in run("predict", "tfla", "--gpu", "b200")
     # Nothing was measured of it, so only the model's bounds are left.
     assert run.json("predict", "selective_scan", "--gpu", "b200")["time_ms"] is None
 
@@ -199,7 +279,7 @@ def test_predict_uses_the_committed_results(run: Run) -> None:
         (
             "lightning --head-dim 128",
             "lightning2",
-            {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128, "chunk_size": 128},
+            {"num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128},
         ),
         (
             "tfla --seq-len 64",
@@ -295,11 +375,15 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
         ("chunk-size tfla --impl zzz", "impl must be one of fused_chunk, whole_state, xl_chunk, "),
         ("chunk-size tfla --causal-factor 1.5", "causal_factor must be in [0.5, 1], got 1.5"),
+        ("chunk-size lightning --impl lightning2", "for lightning to choose a chunk length, got 'lightning2'"),
+        ("chunk-size gla --dtype fp32", "gla fla.chunk_gla cannot run this: dtype must be one of bf16, fp16"),
+        ("chunk-size gla --seq-len 32", "gla fla.chunk_gla cannot run this: chunk_size must be one of 64 for fla."),
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
         ("predict tfla --state-dtype=", "state_dtype must be one of "),
         ("predict tfla --gpu v100", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
         ("predict tfla --gpu b200 --roofs measured", "roofs must be spec for b200"),
         ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn.v2 fw"),
+        ("predict lightning --chunk-size 64", "chunk_size must be left out for lightning lightning2 fw, got '64'"),
         ("predict rglru --chunk-size 64", "chunk_size must be left out for rglru fused fw, got '64'"),
         ("predict tfla --chunk-size 1m", "chunk_size must be <= seq_len = 8192, got 1048576"),
         ("predict tfla --chunk-size=", "chunk_size must be a positive integer such as 512 or 8k, got ''"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ...kernels.baselines import get_baseline, get_operation
+from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.baselines.spec import Baseline
 from ...kernels.spec import Counted, Implementation
 from . import mlstm, rglru, scalar_decay
@@ -124,9 +124,16 @@ def is_counted(op: str, formulation: str, mode: str) -> bool:
 def declared(op: str, impl: str) -> Counted:
     """Return what implementation ``impl`` of ``op`` declares; the defaults for one that is not declared here."""
     try:
-        return get_baseline(op, impl) if "." in impl else get_operation(op).implementation(impl)
+        return get_implementation(op, impl)
     except ValueError:
         return Counted()
+
+
+def state_dtype_of(op: str, impl: str, asked: str) -> str | None:
+    """Return the state dtype of an implementation's cases: as asked for, None where it has no such choice."""
+    known = declared(op, impl)
+    has_none = isinstance(known, Baseline) or (isinstance(known, Implementation) and not known.state_dtypes)
+    return None if has_none else asked
 
 
 def formulation_of(op: str, impl: str, mode: str = "fw", dtype: str = "bf16") -> str:

@@ -1,22 +1,21 @@
-"""What the commands predict and chunk-size answer: a predicted time as one row, and an optimum in words."""
+"""What the commands predict and chunk-size answer: what was measured of the very case first, else what a model says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.baselines import get_implementation, why_unsupported
+from ...kernels.baselines.spec import Baseline
 from ...results.arguments import parse_size
 from ...results.store import committed_results
-from ..counts import count_case, formulation_of, is_chunked
-from ..counts.formulations import has_heads, sizes_of
-from .prediction import NO_FIT, predict_case
+from ..counts import formulation_of, is_chunked
+from ..counts.formulations import has_heads, sizes_of, state_dtype_of
+from .prediction import MEASURED_COLUMNS, NO_FIT, measured_rows, predict_case, stored_fit
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
-
-WhyUnsupported = Callable[[str, str, str, str, Mapping[str, int]], "str | None"]
-"""(operation, implementation, mode, dtype, sizes) -> why it cannot run anywhere, or None."""
 
 
 def prediction(
@@ -32,46 +31,39 @@ def prediction(
     results: Sequence[Path],
     fit: bool,
     roofs: str,
-    why_unsupported: WhyUnsupported,
 ) -> dict[str, Any]:
-    """Return a predicted time with its interval, the model's bounds and what was fitted.
+    """Return a predicted time with its interval, the model's bounds, what was fitted, and what was measured.
 
     Args:
-        impl: an implementation of ``op``; "" where it has none but what the counts say.
+        impl: an implementation of ``op``.
         sizes: batch, seq_len and every size that an operation may have; those of ``op`` are taken.
-        chunk_size: as written on the command line; None is 128, or an outside package's own.
-        results: what to fit to; empty: the committed results.
+        chunk_size: as written on the command line; None is 128, or what an outside package recommends.
+        results: where to look the case up and what to fit to; empty: the committed results.
         fit: False takes the model's bounds.
         roofs: which roofs ``accelerator`` has: spec, measured or a path.
 
     Raises:
-        ValueError: a problem that is not counted or cannot run, or ``results`` with too few rows.
+        ValueError: a problem that is not counted or cannot run, or ``results`` without a row of the implementation.
     """
-    what, length = f"{op} {impl}".strip(), sizes["seq_len"]
     heads = ("num_heads",) if has_heads(op) else ()
     own = {name: sizes[name] for name in ("batch", "seq_len", *heads, *sizes_of(op))}
-    if is_chunked(op, formulation_of(op, impl, mode, dtype)):
-        chunk = None if chunk_size is None else parse_size(chunk_size, "chunk_size")
-        if chunk is not None and chunk > length:
-            raise ValueError(f"chunk_size must be <= seq_len = {length}, got {chunk}")
-        # An outside package's own chunk length is known to the counts.
-        default = {} if "." in impl else {"chunk_size": min(128, length)}
-        own |= default if chunk is None else {"chunk_size": chunk}
-    elif chunk_size is not None:
-        raise ValueError(f"chunk_size must be left out for {what} {mode}, got {chunk_size!r}")
-    if impl and (reason := why_unsupported(op, impl, mode, dtype, own)):
-        raise ValueError(f"{what} cannot run this: {reason}")
-    counted = count_case(op, impl, mode, dtype, state_dtype, own)
-    if counted is None:
-        raise ValueError(f"mode must be one that is counted for {what}, got {mode!r}")
-    folders = tuple(results or committed_results()) if fit else ()
-    case = (op, impl, mode, dtype, state_dtype, own)
-    found = predict_case(case, counted, accelerator, folders, roofs=roofs)
-    if results and fit and found.fit is None:
-        raise ValueError(f"results must hold enough measured rows of {what} {mode} {dtype}, got fewer")
+    chunk = _chunk_of(op, impl, mode, dtype, own["seq_len"], chunk_size)
+    own |= {} if chunk is None else {"chunk_size": chunk}
+    if reason := why_unsupported(op, impl, mode, dtype, own):
+        raise ValueError(f"{op} {impl} cannot run this: {reason}")
+    state = state_dtype_of(op, impl, state_dtype)
+    folders = tuple(results or committed_results())
+    found_fit, rows = stored_fit(folders if fit else (), op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
+    if results and fit and not rows:
+        raise ValueError(f"results must hold measured rows of {op} {impl} {mode} {dtype}, got none")
+    found = predict_case((op, impl, mode, dtype, state, own), accelerator, found_fit)
+    # The tokens of an MLP are stored as the length of one sequence.
+    stored = {"batch": 1, "seq_len": own["batch"] * own["seq_len"]} if "d_model" in own else {}
+    key = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": state, "chunk_size": None}
+    measured = measured_rows(folders, {**key, **own, **stored}, accelerator.key)[-1:]
     return {
         "op": op,
-        "impl": impl or None,
+        "impl": impl,
         "mode": mode,
         "accelerator": accelerator.key,
         "accelerator_part": accelerator.part,
@@ -86,8 +78,57 @@ def prediction(
         "model_lower_ms": found.model.lower_ms,
         "model_upper_ms": found.model.upper_ms,
         "bound": found.model.bound,
-        **(found.fit.in_figures() if found.fit else NO_FIT),
+        **(found_fit.in_figures() if found_fit else NO_FIT),
+        "stored_rows": rows if fit else None,
+        **{
+            "measured_" + name.removeprefix("measured_"): measured[0][name] if measured else None
+            for name in MEASURED_COLUMNS
+            if name != "chunk_size"
+        },
     }
+
+
+def _chunk_of(op: str, impl: str, mode: str, dtype: str, seq_len: int, given: str | None) -> int | None:
+    """Return the chunk length of a case, None where the implementation has none to choose.
+
+    Raises:
+        ValueError: a bad length, or one for an implementation without a choice.
+    """
+    known = get_implementation(op, impl)
+    if not known.chunked or not is_chunked(op, formulation_of(op, impl, mode, dtype)):
+        if given is not None:
+            raise ValueError(f"chunk_size must be left out for {op} {impl} {mode}, got {given!r}")
+        return None
+    if given is None:
+        return known.chunk_sizes[0] if isinstance(known, Baseline) else min(128, seq_len)
+    chunk = parse_size(given, "chunk_size")
+    if chunk > seq_len:
+        raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")
+    return chunk
+
+
+def prediction_in_words(row: Mapping[str, Any]) -> str:
+    """Return a prediction in one line, what was measured first, and in a second one what its interval means."""
+    case = f"{row['op']} {row['impl']} {row['mode']}"
+    if row.get("chunk_size"):
+        case += f", chunks of {row['chunk_size']}"
+    if row["time_ms"] is None:
+        model = f"at least {row['low_ms']:.4g} ms, no fit"
+        model += "" if row["stored_rows"] is None else f": {_rows(row['stored_rows'])}"
+        meaning = f"at least: {row['low_ms']:.4g} to {row['high_ms']:.4g} ms is {row['interval']}"
+    else:
+        model = f"{row['time_ms']:.4g} ms, {row['low_ms']:.4g} to {row['high_ms']:.4g}"
+        meaning = f"low to high: {row['interval']}"
+    where = row["accelerator"]
+    if row["measured_time_ms"] is None:
+        return f"{case} on {where}: {model}; not measured there\n{meaning}"
+    measured = f"measured {row['measured_time_ms']:.4g} ms on {where}"
+    commit = (row["measured_git_commit"] or "unknown")[:10]
+    return f"{case}: {measured}, commit {commit}; the model says {model}\n{meaning}"
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'' if number == 1 else 's'}"
 
 
 def roofs_in_words(accelerator: Accelerator) -> str:
@@ -95,9 +136,54 @@ def roofs_in_words(accelerator: Accelerator) -> str:
     return accelerator.source if accelerator.is_measured or accelerator.key == "cpu" else "specification"
 
 
-def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
-    """Return what the table of candidates comes to: the optima, what choosing wrongly costs, and memory at each."""
+def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
+    """Return the chunk length to take in one line.
+
+    Args:
+        rows: how many measured rows a fit had to choose from.
+    """
+    answer, where = report["answer"], report["accelerator"]
     at = {each["chunk_size"]: each for each in report["candidates"]}
+    chosen = answer["chunk_size"]
+    use = f"use {chosen}{', the only length that ' + report['impl'] + ' takes' if len(at) == 1 else ''}: "
+    if answer["basis"] == "fitted":
+        interval = f"{answer['low_ms']:.4g} to {answer['high_ms']:.4g}"
+        return use + f"{answer['time_ms']:.4g} ms ({interval}) modelled for {where}; not measured there"
+    if answer["basis"] == "bound":
+        bound = f"at least {answer['low_ms']:.4g} ms on {where}, {answer['high_ms']:.4g} without overlap"
+        return use + f"{bound}, no fit: {_rows(rows)}; not measured there"
+    text = use + f"{answer['time_ms']:.4g} ms measured on {where}"
+    # Beside it the one that the paper's model chooses, which many would take; else the second best.
+    others = [each for each in at.values() if each["measured_ms"] is not None and each is not at[chosen]]
+    if others:
+        paper = min(at.values(), key=lambda each: each["model_upper_ms"])
+        other = paper if paper in others else min(others, key=lambda each: each["measured_ms"])
+        text += f" ({other['chunk_size']}: {other['measured_ms']:.4g})"
+    untried = [each for each in at.values() if each["measured_ms"] is None and each["predicted_ms"] is not None]
+    fastest = min(untried, key=lambda each: each["predicted_ms"], default=None)
+    if fastest is not None and fastest["predicted_ms"] < answer["time_ms"]:
+        text += f"; {fastest['chunk_size']} was not measured, the model says {fastest['predicted_ms']:.4g}"
+    return text
+
+
+def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return of every candidate what a reader looks for: times and memory, measured and modelled."""
+    fitted = report["candidates"][0]["predicted_ms"] is not None
+    modelled = {"modelled_ms": "predicted_ms"} if fitted else {"at_least_ms": "low_ms", "no_overlap_ms": "high_ms"}
+    return [
+        {
+            "chunk_size": each["chunk_size"],
+            "measured_ms": each["measured_ms"],
+            **{title: each[name] for title, name in modelled.items()},
+            "measured_gib": None if each["peak_memory_bytes"] is None else each["peak_memory_bytes"] / 2**30,
+            "modelled_gib": each["model_memory_bytes"] / 2**30,
+        }
+        for each in report["candidates"]
+    ]
+
+
+def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
+    """Return what the whole table of candidates comes to: the models' optima, and what choosing by them costs."""
     chosen, launches = report["runtime_optimal_feasible"], report["launches"]
     formulation = min(report["candidates"], key=lambda each: each["model_upper_ms"])
     lines = [
@@ -112,15 +198,7 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
             f"{launches['fitted_rows']} rows on {launches['fitted_on']}; on rows left out off by "
             f"{100 * launches['median_error']:.2g} % in the median, {100 * launches['worst_error']:.2g} % at worst)"
         )
-    if report["measured_best"] is None:
-        lines.append(f"not measured for {report['impl']} on {accelerator.key}")
-        return "\n".join(lines)
-    best = at[report["measured_best"]]
-    held = best["peak_memory_bytes"]
-    memory = "" if held is None else f" ({held / 2**30:.3g} GiB measured)"
-    lost = f"{chosen} was not measured"
     if report["regret_ms"] is not None:
-        whose = "choice by launches" if report["model"] == "launches" else "modelled choice"
-        lost = f"the {whose} takes {report['regret_ms']:.4g} ms more"
-    lines.append(f"measured best: {report['measured_best']}{memory}; {lost}")
+        whose = "choice by launches" if report["model"] == "launches" else "choice by the formulation"
+        lines.append(f"the {whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
     return "\n".join(lines)

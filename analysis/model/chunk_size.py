@@ -24,15 +24,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
-from ...results.select import load_rows
 from ..accelerators.known import Accelerator
-from ..counts import Count, Head, Tally, Widths, baselines, count, count_case, mlstm, scalar_decay
+from ..counts import Count, Head, Tally, Widths, baselines, count, mlstm, scalar_decay
+from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
-from .fit import Case
 from .launch_model import LaunchFit
+from .prediction import AnyFit, measured_rows, predict_case
 from .runtime_model import flop_rate, runtime_model
-from .schedule import launches_of
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -118,6 +118,24 @@ def feasible_chunks(seq_len: int) -> tuple[int, ...]:
     return tuple(2**n for n in range(MIN_CHUNK.bit_length() - 1, max(seq_len, 0).bit_length()))
 
 
+def chunks_taken(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the feasible chunk lengths that an implementation takes, by what it declares.
+
+    Args:
+        sizes: of the problem, without a chunk length.
+
+    Raises:
+        ValueError: it takes none of them, with its reason; or bad sizes and names.
+    """
+    check_chunkwise(op, mode)
+    feasible = feasible_chunks(sizes["seq_len"])
+    reasons = {chunk: why_unsupported(op, impl, mode, dtype, {**sizes, "chunk_size": chunk}) for chunk in feasible}
+    taken = tuple(chunk for chunk, reason in reasons.items() if reason is None)
+    if feasible and not taken:
+        raise ValueError(f"{op} {impl} cannot run this: {reasons[feasible[-1]]}")
+    return taken
+
+
 def chunk_size_report(
     op: str,
     accelerator: Accelerator,
@@ -132,14 +150,17 @@ def chunk_size_report(
     causal_factor: float | None = None,
     mode: str = "fw",
     impl: str = FUSED_CHUNK,
+    chunks: Sequence[int] | None = None,
     results: Sequence[Path] = (),
-    fit: LaunchFit | None = None,
+    fit: AnyFit | None = None,
     by_launches: bool = False,
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
-    Two models choose: that of the chunkwise formulation, the paper's, and given ``fit`` that of the implementation's
-    launches. ``model`` in the report names the one that ``runtime_optimal_feasible`` and ``regret_ms`` follow.
+    ``answer`` is the choice to take: the fastest measured one, else the one of least time by ``fit``, else by the model
+    of the implementation's formulation. Beside it stand the choices of two models: that of the chunkwise formulation,
+    the paper's, and that of the implementation's launches if ``fit`` is one. ``model`` in the report names the one that
+    ``runtime_optimal_feasible`` and ``regret_ms`` follow.
 
     Args:
         op: a chunkwise operation.
@@ -148,26 +169,30 @@ def chunk_size_report(
         causal_factor: share of the intra-chunk square that is computed, in [0.5, 1]. None: 0.5 in the closed forms and
             rounded up to whole tiles for each candidate.
         impl: the implementation whose measurements are looked up.
+        chunks: the chunk lengths to choose from, as :func:`chunks_taken` gives them. None: all feasible ones.
         results: files or folders of results; none means that nothing is looked up.
-        fit: the implementation's launches fitted to measurements.
-        by_launches: whether the choice is that of ``fit``, where there is one.
+        fit: a model of the implementation fitted to measurements.
+        by_launches: whether the choice is that of ``fit``, where it is one of launches.
 
     Returns:
+        answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
+            low_ms to high_ms; of a bound only the interval.
         flop_optimal, runtime_optimal: the real-valued closed forms.
         model: formulation (upper time, eq. 118) or launches.
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
-            None where it was not measured. Of model launches, candidates measured with other launches than today's do
-            not count.
+            None where it was not measured.
         launches: what the launches choose (optimal_feasible, measured_best, regret_ms) and how well they predict; None
-            without ``fit``.
-        candidates: one mapping per feasible chunk length, modelled and measured.
+            without a ``fit`` of launches.
+        candidates: one mapping per chunk length, modelled and measured. model_upper_ms, model_lower_ms and bound are
+            those of the chunkwise formulation; predicted_ms (None without ``fit``), low_ms and high_ms those of the
+            implementation.
 
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
     """
     check_chunkwise(op, mode)
-    chunks = feasible_chunks(seq_len)
+    chunks = feasible_chunks(seq_len) if chunks is None else chunks
     if not chunks:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
     sizes: dict[str, Any] = {
@@ -197,20 +222,24 @@ def chunk_size_report(
         mode=mode,
     )
     intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
-    key: dict[str, Any] = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": state_dtype, **sizes}
-    measured = measured_chunks(results, {**key, "device_accelerator": accelerator.key})
+    held = state_dtype_of(op, impl, state_dtype)
+    key: dict[str, Any] = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": held, **sizes}
+    measured = {row["chunk_size"]: row for row in measured_rows(results, key, accelerator.key)}
     candidates: list[dict[str, Any]] = []
     for chunk, each in zip(chunks, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
         row = measured.get(chunk, {})
-        case: Case = (op, impl, mode, dtype, state_dtype, {**sizes, "chunk_size": chunk})
+        predicted = predict_case((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit)
         candidates.append(
             {
                 "chunk_size": chunk,
                 "model_upper_ms": model.upper_ms,
                 "model_lower_ms": model.lower_ms,
                 "bound": model.bound,
-                "launches_ms": None if fit is None else _launches_ms(fit, accelerator, case),
+                "launches_ms": predicted.time_ms if isinstance(fit, LaunchFit) else None,
+                "predicted_ms": predicted.time_ms,
+                "low_ms": predicted.low_ms,
+                "high_ms": predicted.high_ms,
                 "flops": each.flops,
                 "bytes": each.bytes,
                 "intensity": each.intensity,
@@ -219,13 +248,15 @@ def chunk_size_report(
                     chunkwise(mode="bw", chunk_size=chunk) if mode == "fwbw" else each
                 ),
                 "measured_ms": row.get("time_ms"),
+                "time_ci_low_ms": row.get("time_ci_low_ms"),
+                "time_ci_high_ms": row.get("time_ci_high_ms"),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),
             }
         )
     least_flops = min(candidates, key=lambda each: each["flops"])
     chosen = _choice(candidates, "model_upper_ms")
     launches: dict[str, Any] | None = None
-    if fit is not None and all(each["launches_ms"] is not None for each in candidates):
+    if isinstance(fit, LaunchFit):
         by_fit = _choice(candidates, "launches_ms")
         launches = {**by_fit, **fit.in_figures()}
         chosen = by_fit if by_launches else chosen
@@ -236,6 +267,7 @@ def chunk_size_report(
         "accelerator": accelerator.key,
         "accelerator_intensity": intensity,
         **sizes,
+        "answer": _answer(candidates, fit is not None),
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
@@ -245,6 +277,24 @@ def chunk_size_report(
         "regret_ms": chosen["regret_ms"],
         "launches": launches,
         "candidates": candidates,
+    }
+
+
+def _answer(candidates: Sequence[Mapping[str, Any]], fitted: bool) -> dict[str, Any]:
+    """Return the chunk length to take and its time: as measured, else as fitted, else between the model's bounds."""
+    timed = [each for each in candidates if each["measured_ms"] is not None]
+    if timed:
+        best = min(timed, key=lambda each: each["measured_ms"])
+        time_ms, interval = best["measured_ms"], (best["time_ci_low_ms"], best["time_ci_high_ms"])
+    else:
+        best = min(candidates, key=lambda each: each["predicted_ms" if fitted else "high_ms"])
+        time_ms, interval = best["predicted_ms"], (best["low_ms"], best["high_ms"])
+    return {
+        "chunk_size": best["chunk_size"],
+        "basis": "measured" if timed else "fitted" if fitted else "bound",
+        "time_ms": time_ms,
+        "low_ms": interval[0],
+        "high_ms": interval[1],
     }
 
 
@@ -260,12 +310,6 @@ def _choice(candidates: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
     }
 
 
-def _launches_ms(fit: LaunchFit, accelerator: Accelerator, case: Case) -> float | None:
-    """Return the time that an implementation's fitted launches take for a case, None where they are not known."""
-    launches, counted = launches_of(*case), count_case(*case)
-    return None if launches is None or counted is None else fit.time_ms(launches, accelerator, counted)
-
-
 def _modelled_memory(last: Count) -> float:
     """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
 
@@ -277,16 +321,3 @@ def _modelled_memory(last: Count) -> float:
     """
     states = last.byte_parts["recurrent store"]
     return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
-
-
-def measured_chunks(results: Sequence[Path], key: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return chunk length -> newest measured time and memory of the rows that match ``key`` in every column.
-
-    Reads the few columns it needs without pandas, so that the command line answers at once.
-    """
-    if not results:
-        return {}
-    columns = ("chunk_size", "time_ms", "peak_memory_bytes", "measured_at")
-    rows = load_rows(results, columns, {**key, "status": "ok"})
-    rows = [row for row in rows if row["chunk_size"] is not None]
-    return {row["chunk_size"]: row for row in sorted(rows, key=lambda row: row["measured_at"] or "")}

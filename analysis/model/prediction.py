@@ -10,7 +10,7 @@ from typing import Any
 
 from ...results.select import load_rows
 from ..accelerators.known import Accelerator
-from ..counts import Count
+from ..counts import Count, count_case
 from .efficiency import FormulationFit, fit_efficiency, sequential_steps
 from .fit import ROW_COLUMNS, Case
 from .launch_model import LaunchFit, stored_launch_fit
@@ -25,6 +25,14 @@ NO_FIT: Mapping[str, Any] = MappingProxyType(
     )
 )  # fmt: skip
 """What a table says where there is no fit."""
+
+AnyFit = FormulationFit | LaunchFit
+
+MEASURED_COLUMNS = (
+    "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
+    "measured_at",
+)  # fmt: skip
+"""Columns of a measured row that answers show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,36 +53,57 @@ class Prediction:
     high_ms: float
     time_ms: float | None
     model: RuntimeModel
-    fit: FormulationFit | LaunchFit | None
+    fit: AnyFit | None
     interval: str
 
 
-def predict_case(
-    case: Case, count: Count, accelerator: Accelerator, results: Sequence[Path], *, roofs: str = "spec"
-) -> Prediction:
-    """Return the predicted time of a case: by its launches where they are known and were measured, else by its count.
+def stored_fit(
+    results: Sequence[Path], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
+) -> tuple[AnyFit | None, int]:
+    """Return a fit to measured rows, of the launches where these are known, and how many rows there are.
 
     Args:
-        case: op, impl, mode, dtype, state_dtype and sizes.
-        count: of the case.
-        results: files or folders to fit to; none gives the runtime model's bounds.
-        roofs: of the rates that a fit refers to, as ``accelerator`` has them.
+        results: files or folders to fit to; none gives no fit.
+        device: key of the accelerator whose rows are preferred.
+        roofs: of the rates that the fit refers to, as the accelerator has them.
+
+    Returns:
+        The fit, None where there are too few rows, and the number of rows that it had to choose from.
+    """
+    if not results:
+        return None, 0
+    rows = load_rows(results, ROW_COLUMNS, {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
+    fit = stored_launch_fit(results, op, impl, mode, dtype, device=device, roofs=roofs)
+    return fit or fit_efficiency(rows, op, impl, mode, dtype, device=device, roofs=roofs), len(rows)
+
+
+def predict_case(case: Case, accelerator: Accelerator, fit: AnyFit | None) -> Prediction:
+    """Return the predicted time of a case (op, impl, mode, dtype, state_dtype, sizes) by a fit or the model's bounds.
+
+    Raises:
+        ValueError: the operation is not counted in that mode.
     """
     op, impl, mode, dtype, _, sizes = case
-    launches = launches_of(*case)
-    if launches is not None:
-        by_launches = stored_launch_fit(results, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-        if by_launches is not None:
-            return predict(count, accelerator, dtype, by_launches, launches)
-    fit = None
-    if results:
-        rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
-        fit = fit_efficiency(rows, op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-    return predict(count, accelerator, dtype, fit, sequential_steps(op, impl, mode, dtype, sizes))
+    count = count_case(*case)
+    if count is None:
+        raise ValueError(f"mode must be one that is counted for {op} {impl}, got {mode!r}")
+    serial = launches_of(*case) if isinstance(fit, LaunchFit) else sequential_steps(op, impl, mode, dtype, sizes)
+    return predict(count, accelerator, dtype, fit, serial)
+
+
+def measured_rows(results: Sequence[Path], case: Mapping[str, Any], device: str) -> list[dict[str, Any]]:
+    """Return the measured rows of an accelerator that match ``case`` in each of its columns, the newest last.
+
+    Suspect rows are left out. Reads few columns and no pandas, so that the command line answers at once.
+    """
+    if not results:
+        return []
+    wanted = {**case, "device_accelerator": device, "status": "ok", "suspect": None}
+    return sorted(load_rows(results, MEASURED_COLUMNS, wanted), key=lambda row: row["measured_at"] or "")
 
 
 def predict(
-    count: Count, accelerator: Accelerator, dtype: str, fit: FormulationFit | LaunchFit | None = None, serial: Any = 1
+    count: Count, accelerator: Accelerator, dtype: str, fit: AnyFit | None = None, serial: Any = 1
 ) -> Prediction:
     """Return the predicted time of ``count`` on ``accelerator``.
 

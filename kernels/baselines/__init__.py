@@ -10,11 +10,12 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
-from ..spec import Operation, resolve
+from ..spec import Implementation, Operation, resolve
 from . import (
     accelerated_scans,
     flash_attention,
@@ -40,11 +41,13 @@ __all__ = [
     "availability",
     "baselines_for",
     "get_baseline",
+    "get_implementation",
     "get_operation",
     "installed_versions",
     "known_bad_here",
     "plan_sizes",
     "unsupported",
+    "why_unsupported",
 ]
 
 BASELINES: tuple[Baseline, ...] = (
@@ -84,6 +87,22 @@ def get_operation(name: str) -> Operation:
     if name in OPERATIONS:
         return OPERATIONS[name]
     raise ValueError(f"op must be one of {', '.join([*own, *OPERATIONS])}, got {name!r}")
+
+
+def get_implementation(op: str, name: str) -> Implementation | Baseline:
+    """Return an operation's implementation, ours or outside; ValueError lists the known ones."""
+    return get_baseline(op, name) if "." in name else get_operation(op).implementation(name)
+
+
+def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
+    """Return why an implementation, ours or outside, cannot run a problem on any machine, or None."""
+    known = get_implementation(op, impl)
+    if isinstance(known, Implementation):
+        return known.why_unsupported(mode, dtype, None, sizes)
+    columns: dict[str, Any] = dict(sizes)
+    return unsupported(
+        known, Case(kernel=op, op=op, impl=impl, provider=known.provider, mode=mode, dtype=dtype, **columns)
+    )
 
 
 def availability(baseline: Baseline) -> str | None:

@@ -78,6 +78,11 @@ class Baseline(Counted):
     settings: str = ""
     licence: str = ""
 
+    @property
+    def chunked(self) -> bool:
+        """Whether it has a chunk-size axis."""
+        return bool(self.chunk_sizes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runnable:

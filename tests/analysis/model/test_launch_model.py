@@ -231,17 +231,17 @@ def test_report_follows_the_model_that_was_asked_for(fits: dict[tuple[str, str],
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], LaunchFit]) -> None:
     case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
-    count = count_case(*case)
-    here, there = (predict_case(case, count, each, STORED) for each in (H200, B200))
+    fit = fits["mlstm_sig", "fwbw"]
+    here, there = (predict_case(case, each, fit) for each in (H200, B200))
     for each in (here, there):
         assert 0 < each.low_ms < each.time_ms < each.high_ms
         assert isinstance(each.fit, LaunchFit) and each.fit.accelerator == "h200_sxm"
     assert there.high_ms / there.low_ms > 1.5 * here.high_ms / here.low_ms
     assert there.time_ms < here.time_ms, "more multiprocessors, and rates"
     assert "carried to b200" in there.interval and "carried" not in here.interval
-    slow = predict_case(case, count, H100, STORED)
+    slow = predict_case(case, H100, fit)
     assert slow.time_ms > here.time_ms, "states wait for a narrower memory"
-    bounds = predict_case(case, count, H200, ())
+    bounds = predict_case(case, H200, None)
     assert bounds.fit is None and bounds.low_ms == bounds.model.lower_ms
 
 
