@@ -18,17 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...results.select import load_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import Count, count_case, formulation_of
+from ..counts import Count, count_case
 from .efficiency import sequential_steps
 from .fit import (
-    ROW_COLUMNS,
     Fit,
     case_of,
     errors_of,
@@ -190,16 +187,6 @@ def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
     multiplied = count.executed_tensor_flops or count.tensor_flops
     compulsory_ms = 1e3 * count.compulsory_bytes / accelerator.bandwidth_bytes_s
     return max(compulsory_ms, 1e3 * multiplied / rate if rate else 0.0)
-
-
-def stored_launch_fit(
-    results: Sequence[Path], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
-) -> LaunchFit | None:
-    """Fit the rows of result files or folders, as :func:`fit_launches` does; None where there are no results."""
-    if not results or formulation_of(op, impl, mode, dtype) != "walk":
-        return None
-    rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
-    return fit_launches(rows, op, impl, mode, dtype, device=device, roofs=roofs)
 
 
 def fit_launches(

@@ -13,7 +13,7 @@ from ..accelerators.known import Accelerator
 from ..counts import Count, count_case
 from .efficiency import FormulationFit, fit_efficiency, sequential_steps
 from .fit import ROW_COLUMNS, Case
-from .launch_model import LaunchFit, stored_launch_fit
+from .launch_model import LaunchFit, fit_launches
 from .runtime_model import RuntimeModel, runtime_model
 from .schedule import launches_of
 
@@ -68,13 +68,14 @@ def stored_fit(
         roofs: of the rates that the fit refers to, as the accelerator has them.
 
     Returns:
-        The fit, None where there are too few rows, and the number of rows that it had to choose from.
+        The fit, None where there are too few rows, and the number of the operation's rows.
     """
     if not results:
         return None, 0
-    rows = load_rows(results, ROW_COLUMNS, {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
-    fit = stored_launch_fit(results, op, impl, mode, dtype, device=device, roofs=roofs)
-    return fit or fit_efficiency(rows, op, impl, mode, dtype, device=device, roofs=roofs), len(rows)
+    rows = load_rows(results, ROW_COLUMNS, {"impl": impl, "mode": mode, "dtype": dtype, "status": "ok"})
+    fit = fit_launches(rows, op, impl, mode, dtype, device=device, roofs=roofs)
+    own = [row for row in rows if row["op"] == op]
+    return fit or fit_efficiency(own, op, impl, mode, dtype, device=device, roofs=roofs), len(own)
 
 
 def predict_case(case: Case, accelerator: Accelerator, fit: AnyFit | None) -> Prediction:

@@ -23,10 +23,9 @@ from lrbench.analysis.model.launch_model import (
     LaunchFit,
     fit_launches,
     floor_ms,
-    stored_launch_fit,
     terms,
 )
-from lrbench.analysis.model.prediction import predict_case
+from lrbench.analysis.model.prediction import predict_case, stored_fit
 from lrbench.analysis.model.schedule import Launch, launches_of
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
@@ -45,15 +44,15 @@ def launches(op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> tuple[Lau
     return found
 
 
-def stored_fit(op: str, mode: str) -> LaunchFit:
-    fit = stored_launch_fit(STORED, op, "fused_chunk", mode, "bf16", device="h200_sxm")
-    assert fit is not None
+def stored_launches(op: str, mode: str) -> LaunchFit:
+    fit, rows = stored_fit(STORED, op, "fused_chunk", mode, "bf16", device="h200_sxm")
+    assert isinstance(fit, LaunchFit) and rows > 0
     return fit
 
 
 @pytest.fixture(scope="module")
 def fits() -> dict[tuple[str, str], LaunchFit]:
-    return {case: stored_fit(*case) for case in FITTED}
+    return {case: stored_launches(*case) for case in FITTED}
 
 
 def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **changes: Any) -> list[dict[str, Any]]:
@@ -174,7 +173,7 @@ def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str
 
 
 def test_operations_with_few_rows_share_their_kernels_fit() -> None:
-    fit = stored_fit("retention", "fw")
+    fit = stored_launches("retention", "fw")
     assert set(fit.ops) == {"mlstm_sig", "simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning"}
     assert set(fit.errors) == {"op"}
     assert fit.median_error <= 0.07 and fit.worst_error <= 0.2
@@ -266,9 +265,9 @@ def test_rows_of_no_group_are_never_left_out() -> None:
 
 def test_answers_without_torch_and_pandas() -> None:
     code = (
-        "import sys, pathlib; from lrbench.analysis.model.launch_model import stored_launch_fit;"
-        f"assert stored_launch_fit((pathlib.Path({str(STORED[0])!r}),), 'mlstm_sig', 'fused_chunk', 'fw', 'bf16',"
-        " device='h200_sxm').rows; print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
+        "import sys, pathlib; from lrbench.analysis.model.prediction import stored_fit;"
+        f"assert stored_fit((pathlib.Path({str(STORED[0])!r}),), 'mlstm_sig', 'fused_chunk', 'fw', 'bf16',"
+        " device='h200_sxm')[0].rows; print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
