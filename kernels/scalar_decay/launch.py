@@ -28,19 +28,17 @@ from .config import (
     WholeStateConfig,
     select_config,
 )
+from .declare import GLUON_TRITON
 from .fused_chunk import fused_chunk_kernel
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import GateVectors, Role, Shape
 from .step import step_kernel
 
-try:
+HAS_WHOLE_STATE = triton.__version__.startswith(f"{GLUON_TRITON}.") and not triton.knobs.runtime.interpret
+"""Whether whole_state.py runs: Gluon's names change from one Triton to the next, and it has no interpreter."""
+if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
-except (ImportError, AttributeError):
-    # Gluon is experimental; whole_state.py needs its interface of Triton 3.6.
-    HAS_WHOLE_STATE = False
-else:
-    HAS_WHOLE_STATE = not triton.knobs.runtime.interpret
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
