@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import io
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -15,12 +17,14 @@ from typing import Any
 
 import pytest
 
-from lrbench.bench import session
+from lrbench.bench import calibrate, session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
+from lrbench.tests.analysis.accelerators.test_roofs import calibration as calibration_rows
+from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.command_line import CALL, ENVIRON, Lrbench
 from lrbench.tests.results.test_store import RECORD
 
@@ -99,16 +103,22 @@ def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
         assert "Broken pipe" not in errors
 
 
-def test_a_timeout_is_a_row(tmp_path: Path) -> None:
+def test_a_timeout_is_a_row_and_a_sweep_that_timed_nothing_fails(tmp_path: Path) -> None:
     finished = call(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", str(tmp_path))
-    assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 1, finished.stderr
     assert "no result within 0.001 s" in finished.stdout
+    said = finished.stderr.splitlines()
+    assert said[-2].startswith("no case could be timed; the commonest reason (1 of 1 cases): timeout: no result within")
+    assert said[-1].startswith("results: ")
+    (row,) = store.read_results(tmp_path).to_pylist()
+    assert row["status"] == "timeout"
 
 
 @pytest.mark.parametrize(
     ("statuses", "remaining", "interrupted", "code", "strict_code"),
     [
         (("ok", "unsupported", "unavailable", "oom", "timeout"), 0, False, 0, 0),
+        (("unsupported", "unavailable", "unavailable"), 0, False, 1, 1),
         (("ok", "crash"), 0, False, 0, 1),
         (("ok", "error"), 0, False, 0, 1),
         (("ok", "incorrect"), 0, False, 0, 1),
@@ -208,6 +218,10 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("verify", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("presets", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("kernels", "--format", "xml"), "format must be one of table, json, csv, got 'xml'"),
+        *(
+            (("check", "a", "--baseline", "b", "--min-compared", s), "--min-compared")
+            for s in ("2", "-1", "nan", "half")
+        ),
         (("swep",), "swep"),
     ],
 )
@@ -287,6 +301,25 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     assert finished.returncode == 2
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}"
     assert finished.stderr.splitlines() == [message]
+
+
+def test_calibrate_shows_what_it_could_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
+) -> None:
+    def full(rows: object, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows = calibration_rows("first")
+    found = calibrate.Calibration(environment=PROCESSOR, rows=rows, failure=None)
+    monkeypatch.setattr(calibrate, "calibrate", lambda short: found)
+    monkeypatch.setattr(session, "write_roofs", full)
+    code, out, err = lrbench("calibrate", "--output", tmp_path, "--format", "json")
+    path = tmp_path / "roofs.parquet"
+    assert (code, json.loads(out)[0]["measured"]) == (2, rows[0].rate / 1e12)
+    assert err.endswith(f"lrbench: --output must be a file that can be written, got {path}: No space left on device\n")
+    monkeypatch.setattr(calibrate, "calibrate", lambda short: pytest.fail("measured before the output was tried"))
+    path.mkdir()
+    assert lrbench("calibrate", "--output", tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
