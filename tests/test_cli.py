@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import errno
 import io
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -17,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from lrbench.bench import calibrate, session
+from lrbench.bench import session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
 from lrbench.bench.session import exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
-from lrbench.tests.analysis.accelerators.test_roofs import calibration as calibration_rows
-from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.command_line import CALL, ENVIRON, Lrbench
 from lrbench.tests.results.test_store import RECORD
 
@@ -301,25 +297,6 @@ def test_an_output_that_is_no_folder_exits_2_before_the_machine_is_looked_at(
     assert finished.returncode == 2
     message = f"lrbench: --output must be a folder that can be written, got {tmp_path / name}: {why}"
     assert finished.stderr.splitlines() == [message]
-
-
-def test_calibrate_shows_what_it_could_not_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench
-) -> None:
-    def full(rows: object, path: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    rows = calibration_rows("first")
-    found = calibrate.Calibration(environment=PROCESSOR, rows=rows, failure=None)
-    monkeypatch.setattr(calibrate, "calibrate", lambda short: found)
-    monkeypatch.setattr(session, "write_roofs", full)
-    code, out, err = lrbench("calibrate", "--output", tmp_path, "--format", "json")
-    path = tmp_path / "roofs.parquet"
-    assert (code, json.loads(out)[0]["measured"]) == (2, rows[0].rate / 1e12)
-    assert err.endswith(f"lrbench: --output must be a file that can be written, got {path}: No space left on device\n")
-    monkeypatch.setattr(calibrate, "calibrate", lambda short: pytest.fail("measured before the output was tried"))
-    path.mkdir()
-    assert lrbench("calibrate", "--output", tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
