@@ -9,7 +9,6 @@ import io
 import os
 import signal
 import sys
-import tempfile
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -397,7 +396,10 @@ def sweep(
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
     format: Format = "table",
 ) -> None:
-    """Measure a kernel family and its baselines over sequence length, head dim and chunk length."""
+    """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
+
+    Exit 1 if no case could be timed or cases are left.
+    """
     from .bench import display, session
 
     outcome = session.run_sweep(
@@ -446,7 +448,7 @@ def calibrate(
     """Measure this device's roofs: copy, matrix products per dtype, vector rate; beside the specification."""
     from .bench import display, session
 
-    display.show(session.run_calibrate(output), format)
+    session.run_calibrate(output, functools.partial(display.show, output_format=format))
 
 
 @command(MEASURE, modes="fw", dtypes="bf16")
@@ -878,17 +880,12 @@ def report(
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
     from .analysis.report import export
     from .analysis.report.subject import load_subjects
+    from .bench.session import check_file
 
     export.check_extra()
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"output must end in .html, got {output.name!r}")
-    if output.is_dir():
-        raise ValueError(f"output must be a file, got the folder {output}")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=output.parent).close()
-    except OSError as error:
-        raise ValueError(f"--output must be a file that can be written, got {output}: {error.strerror}") from error
+    check_file(output, "--output")
     browser = None if pdf is False else export.find_browser()
     if pdf and browser is None:
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
@@ -989,6 +986,9 @@ def check(
     results: Pool = None,
     allow_missing: Annotated[bool, option("Do not fail on cases that the run lacks.", "--allow-missing")] = False,
     fail_unclear: Annotated[bool, option("Fail on unclear cases.", "--fail-unclear")] = False,
+    min_compared: Annotated[
+        float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
+    ] = 0.5,
     rerun: Annotated[
         bool, option("Measure unclear and slower cases again, if their device is here.", "--rerun")
     ] = False,
@@ -1002,9 +1002,9 @@ def check(
 ) -> None:
     """Compare a run with a baseline; exit 1 if it is slower, needs more memory or is wrong.
 
-    Exit 2 if too little of them compares.
+    Exit 2 if fewer of the run's cases than --min-compared could be compared, or a report could not be written.
     """
-    from .analysis.check.findings import append_text, junit_xml, markdown
+    from .analysis.check.findings import junit_xml, markdown
     from .analysis.check.thresholds import load_thresholds
     from .bench import session
     from .results.store import HERE
@@ -1012,6 +1012,10 @@ def check(
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
     if summary and not summary_file:
         raise ValueError("--summary needs the variable GITHUB_STEP_SUMMARY to name a file, got nothing")
+    reports = [("--junit", junit, "w", junit_xml)] if junit else []
+    reports += [("--summary", Path(summary_file), "a", markdown)] if summary_file else []
+    for flag, path, _, _ in reports:
+        session.check_file(path, flag)
     again = functools.partial(session.measure_again, timeout_s=timeout, budget_s=budget)
     found = session.run_check(
         _selected(new, results),
@@ -1020,34 +1024,39 @@ def check(
         rerun=again if rerun else None,
         allow_missing=allow_missing,
         fail_unclear=fail_unclear,
+        min_compared=min_compared,
     )
-    # Files first: whoever reads standard output may close it early.
-    if junit is not None:
-        junit.write_text(junit_xml(found), encoding="utf-8")
-    if summary_file:
-        append_text(Path(summary_file), markdown(found))
+    unwritten = False
+    for flag, path, mode, text in reports:
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                print(text(found), file=file)
+        except OSError as error:
+            note(f"lrbench: {session.not_written(path, flag, error)}")
+            unwritten = True
     _show_check(found, format)
-    raise typer.Exit(0 if found.passed else 1)
+    raise typer.Exit(2 if unwritten or found.too_few else int(not found.passed))
 
 
 def _show_check(found: CheckResult, output_format: str) -> None:
     """Print what the check found; its outcome in one line goes to standard error."""
     from .analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
     from .analysis.check.regression import summary
-    from .bench.display import show
+    from .bench.display import reader_may_leave, show
 
     for line in found.environment:
         note(f"warning: the environments differ (baseline | run): {line}")
-    if output_format == "json":
-        show(as_dict(found), "json")
-    elif output_format == "csv":
-        show(table_rows(found.cases), "csv")
-    elif output_format == "markdown":
-        print(markdown(found))
-    elif output_format == "junit":
-        sys.stdout.write(junit_xml(found))
-    elif noteworthy(found):
-        show(table_rows(noteworthy(found)), "table")
+    with reader_may_leave():
+        if output_format == "json":
+            show(as_dict(found), "json")
+        elif output_format == "csv":
+            show(table_rows(found.cases), "csv")
+        elif output_format == "markdown":
+            print(markdown(found))
+        elif output_format == "junit":
+            print(junit_xml(found))
+        elif noteworthy(found):
+            show(table_rows(noteworthy(found)), "table")
     note(summary(found))
 
 
@@ -1200,7 +1209,10 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
 
 
 def main() -> None:
-    """Run the command line: exit 0 when all is well, 1 when a check failed, 2 on bad usage or input, 130 on Ctrl-C."""
+    """Run the command line.
+
+    Exit 0 when all is well, 1 when a check failed or a sweep timed nothing, 2 on bad usage or input, 130 on Ctrl-C.
+    """
     if sys.stdout is None:
         # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
         sys.stdout = io.StringIO()

@@ -235,6 +235,9 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
             written = " or ".join(target.architectures)
             reason = f"{target.name} is written for compute capability {written}, got {environment.capability}"
             return _refusal("unsupported", reason)
+        if target.triton_versions and not baselines.matches_version(version_of("triton"), target.triton_versions):
+            reason = f"{target.name} is written for triton {target.triton_versions}, got {version_of('triton')}"
+            return _refusal("unsupported", reason)
         reason = target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
 

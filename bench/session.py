@@ -11,6 +11,7 @@ import dataclasses
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,23 @@ def check_folder(output: Path) -> None:
         tempfile.TemporaryFile(dir=output).close()
     except OSError as error:
         raise ValueError(f"--output must be a folder that can be written, got {output}: {error.strerror}") from error
+
+
+def check_file(output: Path, what: str) -> None:
+    """Check that the file an option names can be written, and leave it as it is; ValueError where it cannot."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        new = not (output.exists() or output.is_symlink())
+        output.open("a").close()
+        if new:
+            output.unlink()
+    except OSError as error:
+        raise not_written(output, what, error) from error
+
+
+def not_written(output: Path, what: str, error: OSError) -> ValueError:
+    """Return the error that says which file cannot be written and why."""
+    return ValueError(f"{what} must be a file that can be written, got {output}: {error.strerror}")
 
 
 def run_sweep(
@@ -148,20 +166,29 @@ def conclusion(outcome: Outcome) -> list[str]:
     if outcome.remaining:
         why = "interrupted" if outcome.interrupted else "out of time"
         lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
+    rows = outcome.resumed + outcome.records
+    if rows and not outcome.remaining and not _any_timed(outcome):
+        ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
+        why = " ".join(f"{status}: {reason}".split())
+        lines.append(f"no case could be timed; the commonest reason ({count} of {len(rows)} cases): {why}")
     lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
     return lines
+
+
+def _any_timed(outcome: Outcome) -> bool:
+    return any(record.status == "ok" for record in outcome.resumed + outcome.records)
 
 
 def exit_code(outcome: Outcome, *, strict: bool) -> int:
     """Return a sweep's exit code.
 
-    0 when every planned case has a row; 1 when cases are left, or with ``strict`` when one crashed, failed or was
-    wrong; 130 after an interrupt.
+    0 when every planned case has a row; 1 when cases are left or none could be timed, or with ``strict`` when one
+    crashed, failed or was wrong; 130 after an interrupt.
     """
     if outcome.interrupted:
         return INTERRUPTED
     wrong = strict and any(record.status in WRONG for record in outcome.records)
-    return 1 if outcome.remaining or wrong else 0
+    return 1 if outcome.remaining or wrong or not _any_timed(outcome) else 0
 
 
 def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) -> list[dict[str, object]]:
@@ -201,25 +228,30 @@ def all_right(rows: Sequence[Mapping[str, object]]) -> bool:
     return not any(row["status"] in (*WRONG, "oom", "timeout") for row in rows)
 
 
-def run_calibrate(output: Path) -> list[Row]:
-    """Measure this device's roofs, add them to a file, and return them beside the specification.
+def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
+    """Measure this device's roofs, add them to a file, and show them beside the specification.
 
     Raises:
-        ValueError: ``output`` holds something else.
+        ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same.
         RuntimeError: the device could not be measured.
     """
     path = calibration.output_file(output)
+    check_file(path, "--output")
     check_output(path)
     done = calibration.calibrate(short=False)
     if done.failure:
         raise RuntimeError(f"cannot calibrate {done.environment.device_name}: {done.failure}")
     accelerator = done.environment.device_accelerator or "not specified: lrbench gpus"
     note(f"calibrated {done.environment.device_name} ({accelerator})")
-    write_roofs(done.rows, path)
-    if done.environment.device_kind == "cpu":
-        calibration.remember_cpu(done.rows)
-    note(f"calibration: {path}")
-    return calibration.summary_rows(done.rows)
+    try:
+        write_roofs(done.rows, path)
+        if done.environment.device_kind == "cpu":
+            calibration.remember_cpu(done.rows)
+        note(f"calibration: {path}")
+    except OSError as error:
+        raise not_written(path, "--output", error) from error
+    finally:
+        show(calibration.summary_rows(done.rows))
 
 
 def run_live(request: Request, *, ignore: Sequence[str], rounds: int, output: Path | None) -> list[list[Row]]:
@@ -281,18 +313,19 @@ def run_check(
     *,
     allow_missing: bool,
     fail_unclear: bool,
+    min_compared: float,
     rerun: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Row]] | None = None,
 ) -> CheckResult:
     """Compare a run with a baseline; what a second measurement may settle is measured again where ``rerun`` is given.
 
     Args:
         baseline: its rows; those of the run itself, which a folder may hold too, are left out.
-        allow_missing, fail_unclear: see :func:`.regression.check`.
+        allow_missing, fail_unclear, min_compared: see :func:`.regression.check`.
         rerun: measures the cases of rows again and returns the new rows by case id.
     """
     own = {row["run_id"] for row in rows}
     old = [row for row in baseline if row["run_id"] not in own] or baseline
-    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear)
+    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear, min_compared=min_compared)
     found = judge(rows, old, thresholds)
     unsettled = worth_measuring_again(found) if rerun else []
     again = rerun(unsettled) if rerun and unsettled else {}

@@ -68,6 +68,7 @@ class Implementation(Counted):
             whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
             that it also takes as ``config``: what tests.tools.tune varies. Imports no torch.
         requires: distributions that must be importable (triton).
+        triton_versions: those that it is written for, such as "==3.6.*"; empty for any.
         architectures: compute capabilities that it is written for, such as "9.0"; empty for any.
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
             that the implementation is timed on, as a model keeps its weights. Outside the timed region.
@@ -85,6 +86,7 @@ class Implementation(Counted):
     preferred_chunk: str | None = None
     default_config: str | None = None
     requires: tuple[str, ...] = ()
+    triton_versions: str = ""
     architectures: tuple[str, ...] = ()
     prepare: str | None = None
     summary: str = ""

@@ -99,16 +99,22 @@ def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
         assert "Broken pipe" not in errors
 
 
-def test_a_timeout_is_a_row(tmp_path: Path) -> None:
+def test_a_timeout_is_a_row_and_a_sweep_that_timed_nothing_fails(tmp_path: Path) -> None:
     finished = call(*TINY, "--timeout", "0.001", "--chunk-size", "32", "--output", str(tmp_path))
-    assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 1, finished.stderr
     assert "no result within 0.001 s" in finished.stdout
+    said = finished.stderr.splitlines()
+    assert said[-2].startswith("no case could be timed; the commonest reason (1 of 1 cases): timeout: no result within")
+    assert said[-1].startswith("results: ")
+    (row,) = store.read_results(tmp_path).to_pylist()
+    assert row["status"] == "timeout"
 
 
 @pytest.mark.parametrize(
     ("statuses", "remaining", "interrupted", "code", "strict_code"),
     [
         (("ok", "unsupported", "unavailable", "oom", "timeout"), 0, False, 0, 0),
+        (("unsupported", "unavailable", "unavailable"), 0, False, 1, 1),
         (("ok", "crash"), 0, False, 0, 1),
         (("ok", "error"), 0, False, 0, 1),
         (("ok", "incorrect"), 0, False, 0, 1),
@@ -208,6 +214,10 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("verify", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("presets", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("kernels", "--format", "xml"), "format must be one of table, json, csv, got 'xml'"),
+        *(
+            (("check", "a", "--baseline", "b", "--min-compared", s), "--min-compared")
+            for s in ("2", "-1", "nan", "half")
+        ),
         (("swep",), "swep"),
     ],
 )

@@ -21,7 +21,7 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.results.schema import Record
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, one_line
 
 from .analysis.measured import failed, measured, run_of, samples, write
 
@@ -34,6 +34,13 @@ def runs(tmp_path: Path) -> dict[str, Path]:
         "same": write(run_of(4, seed=2, noise=0.002), tmp_path / "same.parquet"),
         "slow": write(run_of(4, seed=3, noise=0.002, slower=1.1, triton_version="3.7.1"), tmp_path / "slow.parquet"),
         "short": write(run_of(3, seed=4, noise=0.002), tmp_path / "short.parquet"),
+        "lost": write(
+            [
+                *run_of(1, seed=6, noise=0.002),
+                *(failed("unsupported", "no GPU", chunk_size=16 * n, run_id="run6") for n in (2, 3, 4)),
+            ],
+            tmp_path / "lost.parquet",
+        ),
         "elsewhere": write(run_of(4, seed=5, accelerator="h100"), tmp_path / "elsewhere.parquet"),
         "unclear": write(
             [measured(chunk_size=16 * n, times=samples(2.04, noise=0.02, seed=n)) for n in (1, 2, 3, 4)],
@@ -43,12 +50,74 @@ def runs(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path]) -> None:
-    assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (0, "", "passed on h200_sxm: 4 ok\n")
+    assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (
+        0,
+        "",
+        "passed on h200_sxm: 4 ok; compared 4 of 4 cases\n",
+    )
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"])
     assert code == 1
     assert out.count("regression") == 4
     assert "warning: the environments differ (baseline | run): triton_version: 3.6.0 | 3.7.1" in err
-    assert err.endswith("FAILED on h200_sxm: 4 regression\n")
+    assert err.endswith("FAILED on h200_sxm: 4 regression; compared 4 of 4 cases\n")
+
+
+@pytest.mark.parametrize(
+    ("measured", "options", "code"),
+    [
+        (0, (), 2),
+        (0, ("--min-compared", "0"), 2),
+        (1, (), 2),
+        (1, ("--min-compared", "0.25"), 0),
+        (2, (), 0),
+        (2, ("--min-compared", "0.6"), 2),
+    ],
+)
+def test_a_check_that_compared_too_little_does_not_pass(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, measured: int, options: tuple[str, ...], code: int
+) -> None:
+    """As where the GPU's driver is broken: what the run could not measure counts as planned, allowed or not."""
+    lost = [failed("unavailable", "no driver", chunk_size=16 * n, run_id="run8") for n in range(measured + 1, 5)]
+    new = write([*run_of(measured, seed=8, noise=0.002), *lost], tmp_path / "broken.parquet")
+    arguments = ("check", new, "--baseline", runs["old"], "--allow-missing", *options)
+    found, out, err = lrbench(*arguments, "--format", "json")
+    data = json.loads(out)
+    assert (found, data["passed"], data["compared"], data["planned"]) == (code, code == 0, measured, 4)
+    assert f"; compared {measured} of 4 cases" in err
+    assert ("too few" in err and "was ok, is unavailable: no driver" in err) == (code == 2)
+    errors = ElementTree.fromstring(lrbench(*arguments, "--format", "junit")[1]).findall("testsuite/testcase/error")
+    assert len(errors) == (code == 2)
+
+
+@pytest.mark.parametrize("flag", ["--junit", "--summary"])
+def test_a_report_that_cannot_be_written(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    """A bad name is refused before anything is compared; on a full disk the verdict is printed."""
+
+    def report(path: Path) -> tuple[int, str, str]:
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
+        options = (flag, path) if flag == "--junit" else (flag,)
+        return lrbench("check", runs["slow"], "--baseline", runs["old"], *options)
+
+    code, out, err = report(tmp_path)
+    assert (code, out) == (2, "")
+    assert one_line(err) == f"lrbench: {flag} must be a file that can be written, got {tmp_path}: Is a directory"
+    code, out, err = report(Path("/dev/full"))
+    assert (code, out.count("regression")) == (2, 4)
+    assert f"{flag} must be a file that can be written, got /dev/full: No space left on device" in err
+    assert "FAILED on h200_sxm: 4 regression" in err
+
+
+@pytest.mark.parametrize(("run", "code"), [("same", 0), ("slow", 1)])
+def test_a_reader_that_leaves_does_not_change_the_verdict(runs: dict[str, Path], run: str, code: int) -> None:
+    command = (*CALL, "check", str(runs[run]), "--baseline", str(runs["old"]), "--format", "json")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert "compared 4 of 4 cases" in process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=120) == code
 
 
 def test_bad_thresholds_are_one_line(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path) -> None:
@@ -86,7 +155,7 @@ def test_reports(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkey
     assert code == 1
     assert json.loads(out)["counts"] == {"regression": 4}
     assert summary.read_text(encoding="utf-8").startswith(
-        "before\n### lrbench check FAILED on h200_sxm: 4 regression\n"
+        "before\n### lrbench check FAILED on h200_sxm: 4 regression; compared 4 of 4 cases\n"
     )
     assert ElementTree.parse(junit).getroot().get("failures") == "4"
     assert ElementTree.fromstring(lrbench(*arguments, "--format", "junit")[1]).get("failures") == "4"
@@ -238,6 +307,8 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
         ("slow", {}, 1),
         ("short", {}, 1),
         ("short", {"ALLOW_MISSING": "true"}, 0),
+        ("lost", {"ALLOW_MISSING": "true"}, 2),
+        ("lost", {"ALLOW_MISSING": "true", "MIN_COMPARED": "0.25"}, 0),
         ("unclear", {}, 0),
         ("unclear", {"FAIL_UNCLEAR": "true"}, 1),
         ("slow", {"THRESHOLDS": "loose.toml"}, 0),
@@ -269,4 +340,4 @@ def test_composite_action(runs: dict[str, Path], tmp_path: Path, run: str, optio
     )
     assert finished.returncode == code, finished.stderr
     assert (folder / "summary.md").read_text(encoding="utf-8").startswith("### lrbench check")
-    assert ElementTree.parse(folder / "check 1.xml").getroot().get("tests") == "4"
+    assert ElementTree.parse(folder / "check 1.xml").getroot().get("tests") == str(4 + (code == 2))

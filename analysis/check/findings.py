@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -55,6 +54,9 @@ def as_dict(found: CheckResult) -> dict[str, Any]:
         "passed": found.passed,
         "accelerator": found.accelerator,
         "counts": found.counts,
+        "compared": found.compared,
+        "planned": found.planned,
+        "min_compared": found.min_compared,
         "failing_verdicts": list(found.failing),
         "environment": list(found.environment),
         "cases": [
@@ -80,9 +82,18 @@ def _end(value: float) -> float | None:
 
 
 def junit_xml(found: CheckResult) -> str:
-    """Return the findings as JUnit XML: a failure for each case that fails, skipped for unclear and tolerated ones."""
-    skipped = sum(_is_skipped(case, found) for case in found.cases)
-    numbers = {"tests": len(found.cases), "failures": len(found.failures), "skipped": skipped, "errors": 0}
+    """Return the findings as JUnit XML.
+
+    A case is a failure where it fails the check and skipped where it is unclear or tolerated; the suite has one error
+    more where too few cases were compared.
+    """
+    skipped, errors = sum(_is_skipped(case, found) for case in found.cases), int(found.too_few)
+    numbers = {
+        "tests": len(found.cases) + errors,
+        "failures": len(found.failures),
+        "skipped": skipped,
+        "errors": errors,
+    }
     counts = {name: str(number) for name, number in numbers.items()}
     root = ElementTree.Element("testsuites", {"name": "lrbench check", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": f"lrbench check on {found.accelerator}", **counts})
@@ -91,6 +102,9 @@ def junit_xml(found: CheckResult) -> str:
         for line in found.environment:
             name, _, value = line.partition(": ")
             ElementTree.SubElement(properties, "property", {"name": _printable(name), "value": _printable(value)})
+    if errors:
+        element = ElementTree.SubElement(suite, "testcase", {"classname": "lrbench.check", "name": "cases compared"})
+        ElementTree.SubElement(element, "error", {"message": _printable(summary(found))})
     for case in found.cases:
         row = case.row
         time = case.metric("time_ms")
@@ -107,7 +121,7 @@ def junit_xml(found: CheckResult) -> str:
         elif _is_skipped(case, found):
             ElementTree.SubElement(element, "skipped", {"message": message})
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
 def _is_skipped(case: CaseResult, found: CheckResult) -> bool:
@@ -149,9 +163,3 @@ def _markdown_row(case: CaseResult, fails: bool) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def append_text(path: Path, text: str) -> None:
-    """Add text to a file, as GitHub reads a step's summary."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(text + "\n")

@@ -36,6 +36,8 @@ VERDICTS = ("failed", "missing", "regression", "unclear", "improved", "fixed", "
 """Of a case, the worst first."""
 
 FAILING = ("failed", "missing", "regression")
+COMPARED = ("failed", "regression", "unclear", "improved", "ok")
+"""Verdicts on cases that the baseline measured and the run tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +78,22 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What :func:`check` found; the worst cases come first."""
+    """What :func:`check` found.
+
+    Attributes:
+        cases: the worst first; those of the run, and those of the baseline that the run lacks.
+        environment: what differs between the two, a line each.
+        failing: the verdicts that fail the check.
+        planned: cases of the run, whatever their status.
+        min_compared: share of them that must be compared.
+    """
 
     cases: tuple[CaseResult, ...]
     accelerator: str
     environment: tuple[str, ...]
     failing: tuple[str, ...]
+    planned: int
+    min_compared: float
 
     @property
     def counts(self) -> dict[str, int]:
@@ -95,9 +107,19 @@ class CheckResult:
         return tuple(case for case in self.cases if case.verdict in self.failing)
 
     @property
+    def compared(self) -> int:
+        """How many cases were compared."""
+        return sum(case.verdict in COMPARED for case in self.cases)
+
+    @property
+    def too_few(self) -> bool:
+        """Whether fewer cases were compared than a verdict needs: none, or less than the share asked for."""
+        return not self.compared or self.compared / self.planned < self.min_compared
+
+    @property
     def passed(self) -> bool:
-        """Whether no case fails the check."""
-        return not self.failures
+        """Whether enough cases were compared and none fails the check."""
+        return not self.failures and not self.too_few
 
 
 def on_one_device(new: Sequence[Row], old: Sequence[Row]) -> tuple[str, list[Row]]:
@@ -125,6 +147,7 @@ def check(
     *,
     allow_missing: bool = False,
     fail_unclear: bool = False,
+    min_compared: float = 0.5,
     measured_again: Iterable[str] = (),
 ) -> CheckResult:
     """Compare a run with a baseline; of cases that were measured repeatedly the newest row counts.
@@ -132,6 +155,7 @@ def check(
     Args:
         allow_missing: whether cases of the baseline may be absent from the run.
         fail_unclear: whether unclear cases fail the check.
+        min_compared: share of the run's cases, 0 to 1, that must be compared; never less than one case.
         measured_again: ids of the cases whose new rows were measured again.
 
     Raises:
@@ -163,6 +187,8 @@ def check(
         accelerator=device,
         environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
         failing=failing,
+        planned=len(after),
+        min_compared=min_compared,
     )
 
 
@@ -256,7 +282,12 @@ def summary(found: CheckResult) -> str:
     """Return the outcome in one line."""
     allowed = {verdict: " (allowed)" for verdict in FAILING if verdict not in found.failing}
     counted = ", ".join(f"{count} {verdict}{allowed.get(verdict, '')}" for verdict, count in found.counts.items())
-    return f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
+    line = f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
+    line += f"; compared {found.compared} of {found.planned} cases"
+    if found.too_few:
+        reasons = Counter(" ".join(case.reason.split()) for case in found.cases if case.verdict not in COMPARED)
+        line += f", too few (--min-compared {found.min_compared:g}), mostly because: {reasons.most_common(1)[0][0]}"
+    return line
 
 
 def describe_case(case: CaseResult) -> str:

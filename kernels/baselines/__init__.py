@@ -45,6 +45,7 @@ __all__ = [
     "get_operation",
     "installed_versions",
     "known_bad_here",
+    "matches_version",
     "plan_sizes",
     "unsupported",
     "why_unsupported",
@@ -156,7 +157,7 @@ def known_bad_here(
             continue
         if any(case.sizes.get(name, 0) < size for name, size in known.at_least.items()):
             continue
-        if all(_matches(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
+        if all(matches_version(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
             return f"{known.reason} ({known.source})"
     return None
 
@@ -211,7 +212,8 @@ def _normalise(distribution: str) -> str:
     return distribution.lower().replace("_", "-")
 
 
-def _matches(version: str | None, specifier: str) -> bool:
+def matches_version(version: str | None, specifier: str) -> bool:
+    """Return whether a version, None where nothing is installed, is in a specifier such as "==3.6.*"."""
     from packaging.specifiers import SpecifierSet
 
     return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)

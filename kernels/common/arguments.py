@@ -10,11 +10,11 @@ from torch import Tensor
 
 INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TRITON_DTYPES = INPUT_DTYPES[1:]
-"""Of inputs that kernels take."""
+"""Dtypes of inputs that the Triton kernels take: all but float64."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of gates, states and accumulators beside inputs of ``dtype``: float64 or float32."""
+    """Return the dtype of gates, states and accumulators for inputs of ``dtype``: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -68,8 +68,8 @@ def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype,
 
 
 def check_first(name: str, x: Tensor, dims: str) -> None:
-    """Raise unless ``x``, which an operation's other arguments are held to, is a floating tensor of dimensions such as
-    "[B, T, C]", not empty and contiguous."""
+    """Check an operation's first tensor, with which the others must agree in shape, dtype and device: raise unless it
+    is floating, contiguous, not empty, and has dimensions such as "[B, T, C]"."""
     check_dimensions(name, x, dims)
     check_dtype(name, x)
     check_not_empty(name, x)

@@ -1,4 +1,4 @@
-"""Where lrbench keeps what later runs of a user can reuse: compiled programs, this CPU's calibration."""
+"""The folder of what later runs reuse: compiled programs, this CPU's calibration."""
 
 from __future__ import annotations
 

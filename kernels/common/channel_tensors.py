@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ..spec import Implementation, Operation
 
 ELEMENTS_PER_STEP = 2**13
-"""Elements of a step that hide what a call of torch costs."""
+"""Elements that one time step should process, so that arithmetic takes longer than the overhead of a torch call."""
 
 
 def check_implementation(operation: Operation, impl: str, **options: Any) -> Implementation:
-    """Return the implementation called ``impl``; raise where there is none or it does not take an option given.
+    """Return the implementation called ``impl``; raise if there is none or it does not take an option given.
 
     Args:
         options: chunk_size and config, None where not given.
@@ -73,7 +73,7 @@ def check_one_token(x: Tensor) -> None:
 
 
 def default_chunk_size(x: Tensor) -> int:
-    """Return the portable forms' chunk length, at least 16, at which a step of all chunks of x [B, T, C] has some 2^13
-    elements."""
+    """Return a chunk length for the portable forms: one step of all chunks of x [B, T, C] together then has about 2^13
+    elements. At least 16."""
     chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))
     return max(16, -(-x.shape[1] // chunks))

@@ -1,4 +1,4 @@
-"""What the operations over channels [B, T, C] state about their kernels: tiles of time, and sizes that run.
+"""Tile configurations of the kernels over channels [B, T, C], and the sizes they support.
 
 Imports neither torch nor triton.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHANNEL_MULTIPLE = 8
-"""Channels come in multiples of a 16-byte access of half-precision elements."""
+"""Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""
 
 EVERYWHERE = ("cpu", "cuda")
 ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
@@ -21,8 +21,9 @@ ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
 class TileConfig:
     """Launch of a kernel: steps of a row, rows, channels, warps, and the registers a thread is limited to.
 
-    A tile is block_i * block_o steps of block_c channels. A thread holds block_i steps of block_o * block_c / (32
-    num_warps) neighbouring channels: the width of its accesses. Kernels take it whole, as the constexpr TILE.
+    A tile is block_i * block_o steps of block_c channels. A thread holds the block_i steps of one row for
+    block_o * block_c / (32 num_warps) neighbouring channels, which it loads and stores in one access. Kernels get the
+    whole configuration as the constexpr TILE.
     """
 
     block_i: int
@@ -48,11 +49,11 @@ class TileConfig:
         return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
 
     def blocks(self, batch: int, channels: int) -> int:
-        """Return the number of programs that a stretch of time takes."""
+        """Return the number of programs that cover all sequences and channels over one stretch of time."""
         return batch * -(-channels // self.block_c)
 
     def grid(self, batch: int, seq_len: int, channels: int, steps: int) -> tuple[int]:
-        """Return the grid of programs of ``steps`` steps each."""
+        """Return the grid of programs that take ``steps`` steps each."""
         return (-(-seq_len // steps) * self.blocks(batch, channels),)
 
     def invalid_reason(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The device that kernels are launched on, which is that of their tensors, whichever is current; and what it has."""
+"""Launching on the device of the tensors rather than on the current one, and that device's properties."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 Launcher = TypeVar("Launcher", bound=Callable[..., Any])
 
 INTERPRETER_PROGRAMS = 3
-"""Programs of a persistent launch where there is no GPU: few, so that each walks several tiles."""
+"""Programs of a persistent launch in the interpreter: few, so that each processes several tiles."""
 
 
 def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
-    """Make a launcher run with the device of one of its tensors current, and leave the current one as it was.
+    """Make a launcher run with the device of one of its tensors as the current device, and restore the former one.
 
-    Triton launches on the current device and its stream, and takes a kernel's scratch memory there, wherever the
-    tensors lie. Autograd makes their device current for a backward pass of its own, but not for one that is compiled.
+    Triton launches on the current device and its stream and allocates a kernel's scratch memory there, whatever the
+    device of the tensors. Autograd sets the current device for an eager backward pass, but not for a compiled one.
 
     Args:
-        argument: name of the tensor; what checks a call's arguments sees to it that the others are where it is.
+        argument: name of the tensor; argument checks have made sure that the other tensors are on its device.
     """
 
     def decorate(launcher: Launcher) -> Launcher:
@@ -44,18 +44,18 @@ def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability that launches are chosen for; the interpreter on the CPU counts as sm_90."""
+    """Return the compute capability to choose launches for; the CPU (the interpreter) counts as sm_90."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of a GPU's multiprocessors; of the interpreter a few."""
+    """Return the number of a GPU's multiprocessors, or INTERPRETER_PROGRAMS on the CPU."""
     if device.type != "cuda":
         return INTERPRETER_PROGRAMS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def scratch(size: int, alignment: int, stream: int | None) -> Tensor:
-    """Allocate the few bytes in which a kernel builds its tensor descriptors; for ``triton.set_allocator``."""
+    """Allocate memory in which a kernel builds its tensor descriptors; the argument of ``triton.set_allocator``."""
     return torch.empty(size, dtype=torch.int8, device=torch.cuda.current_device())

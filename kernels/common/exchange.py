@@ -1,17 +1,18 @@
-"""How programs of a single pass hand a float32 state from tile to tile.
+"""The memory through which programs of a single-pass scan hand a float32 state from tile to tile.
 
-The state travels in a 64-bit word a channel, beside the number of the call: value and flag arrive in one access, so no
-fence is needed. One row of a tile's threads waits for its channels' words, takes each on through the tile and publishes
-it at once, thread by thread: nothing but the way to the L2 cache and back lies between two tiles.
+A state travels in one 64-bit word per channel, next to the number of the call, which serves as the flag: value and flag
+arrive in one access, so no fence is needed. The threads that hold a tile's last row each wait for the words of their
+own channels, apply the tile to the state and publish the result at once, without waiting for other threads. A hop from
+one tile to the next therefore takes no longer than a store to the L2 cache and a load from it.
 
-Every tile has a word of its own, which is written once a launch: relaxed accesses put stores of different programs to
-one word in no order, even where one program has read what the other stored, so the older of two could land last and the
-next tile would wait for ever. Nor is a word zeroed: what an earlier call left in it has another number. This
-module keeps the words; the code that passes states through them is each family's own.
+Every tile writes its own word, once a launch. Two programs must not write the same word: relaxed stores of different
+programs have no order, even if one program has read what the other stored, so the older value could land last and the
+next tile would wait forever. Words need no zeroing between calls, because an earlier call left another number in them.
+This module allocates the words; the code that passes states through them belongs to each family.
 
 Sources: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for words that hold
-their own flag; NVIDIA, PTX ISA, "Memory Consistency Model", for what relaxed accesses promise: coherence of one word,
-and causality order only through release and acquire, which would put a fence into every hop.
+their own flag; NVIDIA, PTX ISA, "Memory Consistency Model": relaxed accesses guarantee coherence of one word, but
+causality order only through release and acquire, which would cost a fence at every hop.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ import torch
 from torch import Tensor
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Of one buffer: words are 1.6 % (RG-LRU) to 2.1 % (WKV) of what a call in half precision reads and writes, and zeroing
-more of them takes as much of its time."""
+"""Largest buffer that is kept for later calls. A larger one is zeroed by every call, which takes 1.6 % (RG-LRU) to
+2.1 % (WKV) of its time: the share of words in what a call in half precision reads and writes."""
 
 MAX_KEPT = 8
-"""Buffers, or pairs of them; the one unused for longest goes first."""
+"""Number of buffers, or pairs of buffers, that are kept; the least recently used is dropped first."""
 
 MAX_CALL = 2**31 - 1
-"""The largest number of a call: a kernel takes it as an int32."""
+"""The largest number of a call, which a kernel takes as an int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassCode:
-    """PTX by which a tile's threads exchange values, its operand constraints, and the channels of a thread."""
+    """PTX by which a tile's threads exchange values, its operand constraints, and the channels a thread holds."""
 
     code: str
     constraints: str
@@ -43,22 +44,23 @@ class PassCode:
 
 
 NO_CODE = PassCode("", "", 1)
-"""For the interpreter, which runs no PTX."""
+"""For the interpreter, which cannot run PTX."""
 
 _kept: dict[tuple[torch.device, int, int], tuple[Tensor, int]] = {}
 _lock = threading.Lock()
 
 
 def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
-    """Return ``count`` words at least on x's device, and a number that no earlier call with this memory had.
+    """Return at least ``count`` words on x's device, and a number that no earlier call wrote into this memory.
 
-    Calls on one stream run one after the other and share words of a width: what is a number in one width may be a value
-    in the other. Many words, and those of a graph that is being captured, are new ones; a replay zeroes them again.
+    Calls on one stream run one after the other, so they share words; words of different widths are kept apart, because
+    a value of one width could be read as a number of the other. New zeroed words are returned if there are too many to
+    keep, and during the capture of a CUDA graph, whose replays zero them again.
 
     Args:
         x: a tensor of the call.
         count: words that the launch writes.
-        width: int64 values of a word; the upper half of the last is the number.
+        width: int64 values of a word; the upper half of the last one holds the number.
     """
     if x.device.type != "cuda" or torch.cuda.is_current_stream_capturing() or 8 * count * width > MAX_KEPT_BYTES:
         return torch.zeros(count * width, device=x.device, dtype=torch.int64), 1
@@ -66,7 +68,7 @@ def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
 
 
 def _next_call(key: tuple[torch.device, int, int], count: int) -> tuple[Tensor, int]:
-    """Return the words kept under (device, stream, width), ``count`` int64 at least, and the next call's number."""
+    """Return the words kept for (device, stream, width), at least ``count`` int64, and the next call's number."""
     with _lock:
         words, call = _kept.pop(key, (None, 0))
         if words is None or words.numel() < count or call == MAX_CALL:

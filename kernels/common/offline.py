@@ -1,9 +1,8 @@
-"""Compile kernel launches for an architecture that is not here, and read what they cost.
+"""Compile kernel launches for a given GPU architecture, without a GPU, and read the resources they take.
 
 A :class:`Recorder` takes a kernel's place in its module, so that the ordinary launcher records launches instead of
 running them; :func:`compile_launch` compiles one for a compute capability and :class:`Resources` holds registers, stack
-and shared memory. Nothing here needs a GPU. It does not work under TRITON_INTERPRET=1, which decides at decoration
-time.
+and shared memory. This does not work under TRITON_INTERPRET=1, where decorated kernels are not jit functions.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one compiled launch takes: registers and stack bytes a thread, shared memory bytes a block.
+    """What one compiled launch takes: registers and stack bytes per thread, shared memory bytes per block.
 
-    ``serialised`` says that the assembler makes Hopper's asynchronous products wait for each other one by one.
+    ``serialised``: whether the assembler makes each of Hopper's asynchronous matrix products (wgmma) wait for the one
+    before.
     """
 
     kernel: str
@@ -84,11 +84,11 @@ class Recorder:
 
 @contextmanager
 def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
-    """Replace jit functions of ``module`` by recorders; yields the list that fills with launches.
+    """Replace jit functions of ``module`` by recorders; yield the list to which they append launches.
 
     Args:
-        module: where the launcher looks the kernels up.
-        names: of the functions to replace; by default every jit function of the module.
+        module: the module in which the launcher looks the kernels up.
+        names: names of the functions to replace; by default every jit function of the module.
     """
     launches: list[Launch] = []
     names = names or tuple(name for name, value in vars(module).items() if isinstance(value, triton.JITFunction))
@@ -105,7 +105,7 @@ def record_launches(module: Any, *names: str) -> Iterator[list[Launch]]:
 def _specialise(
     launch: Launch,
 ) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
-    """Return the signature, constexprs and attributes of a launch; pointers count as aligned to 16 bytes."""
+    """Return the signature, constexprs and attributes of a launch; pointers are taken to be aligned to 16 bytes."""
     parameters = {p.name: p for p in launch.kernel.params}
     constexprs: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -149,7 +149,7 @@ def compile_kernel(launch: Launch, capability: int) -> Any:
 
 
 def _source_of(kernel: Any) -> type[ASTSource]:
-    """Return what triton compiles a kernel from: Gluon's, where it is written in Gluon."""
+    """Return the class from which triton compiles a kernel, another one for kernels in Gluon."""
     if not getattr(kernel, "is_gluon", bool)():
         return ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -173,7 +173,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
 
 
 def read_resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return (registers, stack bytes) a thread of the one function in ``cubin``, as cuobjdump reports them."""
+    """Return (registers, stack bytes) per thread of the one function in ``cubin``, as cuobjdump reports them."""
     report = _cuobjdump(cubin, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", report)
     if found is None:
@@ -182,10 +182,10 @@ def read_resource_usage(cubin: bytes) -> tuple[int, int]:
 
 
 def serialises_products(ptx: str) -> bool:
-    """Return whether the assembler says that it lets one asynchronous product of Hopper's wait for the other.
+    """Return whether the assembler reports that it serialises Hopper's asynchronous matrix products (wgmma).
 
-    It does where something else touches an accumulator or an operand in registers while products are under way, where
-    registers run out, or where products cross a call or a divergent branch.
+    It does so if other instructions touch an accumulator or a register operand while products are in flight, if
+    registers run out, or if products are in flight across a call or a divergent branch.
     """
     if "wgmma.mma_async" not in ptx:
         return False

@@ -1,4 +1,4 @@
-"""Numbers from which launches are chosen; imports neither torch nor triton, as configurations are read without them."""
+"""GPU limits from which launches are chosen; imports neither torch nor triton, like the configurations that use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARED_MEMORY_BYTES = {
 """Shared memory a block may use, by compute capability."""
 
 MIN_PROGRAMS = 256
-"""Programs below which a launch leaves much of an H200 (132 SMs, two programs each) idle."""
+"""With fewer programs a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 
 
 def next_power_of_two(n: int) -> int:

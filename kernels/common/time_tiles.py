@@ -1,7 +1,7 @@
-"""Tiles of time, in Triton: what the kernels over channels [B, T, C] load, and how programs take their places.
+"""Loading tiles of x [B, T, C], for the kernels over channels.
 
-A tile is a tuple of block_i arrays [block_o, block_c]: a row is a stretch of block_i steps, which one thread holds for
-its channels, so time runs first within a thread, then over rows, then over programs.
+A tile is a tuple of block_i arrays [block_o, block_c]. A row is block_i consecutive steps, and one thread holds all of
+them for its channels. Time therefore runs first within a thread, then over rows, then over programs.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def widen(x):
-    """Return x as float32; a bf16 is the upper half of one, which shifting it there says in one instruction."""
+    """Return x as float32; a bf16 is the upper half of a float32, so one shift converts it."""
     if x.dtype == tl.bfloat16:
         y = (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -20,14 +20,14 @@ def widen(x):
 
 @triton.jit
 def tile_offsets(offs_t, offs_c, mask_c, C, end):
-    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps offs_t, the steps left in each, and the mask
-    of channels."""
+    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps offs_t, the number of steps from each row's
+    start to ``end``, and the mask of channels."""
     return offs_t[:, None] * C + offs_c[None, :], (end - offs_t)[:, None], mask_c[None, :]
 
 
 @triton.jit
 def load_rows(ptr, offs, left, mask_c, C, other, BLOCK_I: tl.constexpr):
-    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C], one step of every row each; ``other`` where a row has no step left."""
+    """Load BLOCK_I arrays [BLOCK_O, BLOCK_C]: array n holds step n of every row, ``other`` where the row is shorter."""
     rows = ()
     for n in tl.static_range(BLOCK_I):
         rows = rows + (tl.load(ptr + n * C + offs, mask=(left > n) & mask_c, other=other),)

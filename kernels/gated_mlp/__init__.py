@@ -76,7 +76,7 @@ def gated_mlp(
     Args:
         x: [M, D], contiguous; float32, float16 or bfloat16. D and F are multiples of 8.
         w_up, w_gate: [D, F] in x's dtype: both K-major, transposes of contiguous [F, D] as torch.nn.Linear holds them
-            (``linear.weight.T``), in tensors of their own or in one; or both contiguous, which is slower.
+            (``linear.weight.T``), in two tensors or as views of one; or both contiguous, which is slower.
         impl: "fused", one kernel that writes y alone, so that the backward pass projects again; "fused_save", which
             also keeps the pre-activations [M, 2F] for a backward pass; "torch", which takes any device, D and F, and
             float64 too.
@@ -84,7 +84,7 @@ def gated_mlp(
         config: launches of the kernels; chosen for the device and the sizes when None.
 
     Returns:
-        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights are laid out as they are.
+        y [M, F] in x's dtype; differentiable once, in all three. Gradients of weights have the weights' layout.
 
     Raises:
         ValueError: on an argument that ``impl`` does not take; the message names it, what was expected and what came.

@@ -1,4 +1,4 @@
-"""Tile sizes of the gated MLP's kernels: one frozen value a launch, what is valid, and which one is chosen when."""
+"""Launch configurations of the gated MLP's kernels: the values, which are valid, and which are chosen when."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid")
 
 DIM_MULTIPLE = 8
-"""D and F come in multiples of a 16-byte access of half-precision elements, which descriptors ask of every row."""
+"""D and F are multiples of 8: descriptors need rows of a multiple of 16 bytes, which is 8 half-precision elements."""
 
 MIN_BLOCK = 16
-"""The least size of a matrix product's sides."""
+"""Smallest side of a matrix product."""
 
 FEW_TOKENS = 64
-"""Tokens up to which reading the weights takes most of a call."""
+"""Up to this many tokens, reading the weights takes most of a call."""
 
 VERY_LARGE = 2**43
-"""Multiply-adds of a projection from which an H200 runs at its power limit for most of a call."""
+"""From this many multiply-adds per projection on, an H200 runs at its power limit for most of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +26,15 @@ class TileConfig:
 
     Attributes:
         block_m: rows (tokens) of a tile of y.
-        block_f: columns of a tile of y; the products behind it have twice as many.
+        block_f: columns of a tile of y; the two projections together have twice as many.
         block_k: step along D.
-        group_m: rows of tiles that are walked column by column, so that the weights' columns stay in L2.
-        subtiles: 1, or 2 to gate and store a tile's left half and then its right one, in half the shared memory.
-        num_warps: 4 or 8; a multiple of 4 for a whole warpgroup's matrix instructions.
-        num_stages: tiles of x and w under way or in use.
+        group_m: rows of tiles that are processed column by column, so that the weights' columns stay in L2.
+        subtiles: 1, or 2 to gate and store a tile's left half and then its right half, in half the shared memory.
+        num_warps: 4 or 8; a multiple of 4 for matrix instructions of whole warpgroups.
+        num_stages: pipeline stages: tiles of x and w that are being loaded or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
-        persistent: as many programs as multiprocessors, each walking tiles.
-        flatten: walk tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Where up
+        persistent: launch as many programs as multiprocessors, each processing several tiles.
+        flatten: loop over tiles and steps along D in one loop, so that the next tile's loads overlap the gating. If up
             and gate have an accumulator each, the assembler then makes every product wait for the one before.
     """
 
@@ -96,27 +96,27 @@ def select_tile(
 ) -> TileConfig:
     """Choose a launch.
 
-    Tiles of 128 by 128 fill a multiprocessor's registers with accumulators, and a step of 64 along D is a line of
-    memory. In groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as
-    of W. Row-major weights have an accumulator each of up and gate, so their loop is not flattened: the assembler would
-    serialise every product (ptxas C7515).
+    The accumulators of tiles of 128 by 128 fill a multiprocessor's registers, and a step of 64 along D is one cache
+    line. In groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as of
+    W. With row-major weights up and gate have an accumulator each, so the loop is not flattened: the assembler would
+    serialise the products (ptxas C7515).
 
     Args:
         end: "gate", "save" or "gradient"; see project_kernel.
-        k_major: whether the weights are K-major; else they are row-major.
+        k_major: whether the weights are K-major rather than row-major.
         tokens: M.
         work: multiply-adds of one projection, M D F.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one element: 2 (bf16, fp16) or 4 (fp32).
-        aligned: whether descriptors can hold the tensors, which :func:`.fused.no_descriptors` says.
+        aligned: whether descriptors can describe the tensors, see :func:`.fused.no_descriptors`.
     """
     if item_bytes == 4:
         # Products in full float32 run on the vector units.
         return TileConfig(block_m=64, block_f=64, block_k=16, subtiles=1, num_stages=3, use_tma=False, persistent=False)
-    # What comes after sm_100 for desktops has descriptors, but the shared memory of sm_89.
+    # sm_120 (desktop GPUs) has descriptors, but no more shared memory than sm_89.
     use_tma = (9, 0) <= capability < (12, 0) and aligned
     if tokens <= FEW_TOKENS:
-        # The weights' bandwidth counts: narrow tiles, two programs a multiprocessor.
+        # Reading the weights is the bottleneck: narrow tiles, two programs per multiprocessor.
         return TileConfig(
             block_m=64, block_f=64, block_k=64, subtiles=1, num_warps=4, num_stages=4, use_tma=use_tma, persistent=False
         )
@@ -126,9 +126,10 @@ def select_tile(
         )
     full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=k_major)
     if end == "gate":
-        # At the power limit 3 stages are quicker.
+        # At the power limit 3 stages are faster.
         return replace(full, num_stages=3) if k_major and capability < (10, 0) and work >= VERY_LARGE else full
-    # Stores and loads of twice the columns take the shared memory of a stage; on sm_100 whole tiles spill.
+    # The stores and loads of twice y's columns take the shared memory of one stage; on sm_100 full tiles spill
+    # registers.
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
@@ -138,7 +139,7 @@ def fused_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, in
 
 
 def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
-    """Return those of a forward pass that saves the pre-activations for a backward pass."""
+    """Return the launches as :func:`fused_config`, but for a training pass that saves the pre-activations."""
     return _case_config(sizes, dtype, capability, forward="save" if training else "gate")
 
 

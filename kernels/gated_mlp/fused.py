@@ -5,8 +5,8 @@
     d_up = dy act(gate)                d_gate = dy up act'(gate)
     dx = d_up W_up^T + d_gate W_gate^T          dW_up = x^T d_up          dW_gate = x^T d_gate
 
-The forward pass writes y alone, or y and the pre-activations for the backward pass, which else projects again; its
-products are torch's. Source: see project.py.
+The forward pass writes y alone, or also saves the pre-activations up and gate; if they are not saved, the backward pass
+computes them again. The matrix products of the backward pass are torch's. Source: see project.py.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from .validate import check_activation, check_kernel_support, check_layout, chec
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 GRADIENT_BLOCK = 2048
 DESCRIPTOR_ALIGNMENT = 16
-"""Bytes of which the address of a descriptor's tensor is a multiple."""
+"""The address of a descriptor's tensor must be a multiple of this many bytes."""
 MAX_STRIDE = 2**40
-"""Bytes between two rows of a descriptor's tensor."""
+"""A stride of a descriptor must be below this many bytes."""
 
 
 def fused(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
-    """Compute y by the kernels; with ``save`` they keep the pre-activations for a backward pass."""
+    """Compute y with the kernels; with ``save`` they save the pre-activations if a backward pass may follow."""
     check_activation(activation)
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
-    # An autograd function is not told that gradients are switched off.
+    # Inside an autograd function one cannot see whether gradients are enabled.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     return _GatedMlp.apply(x, w_up, w_gate, Problem(activation=activation, save=save and differentiated, config=config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What one call computes, beside its tensors; ``save`` only where a backward pass can come."""
+    """Everything about one call but its tensors; ``save`` is set only if a backward pass may follow."""
 
     activation: str
     save: bool
@@ -59,14 +59,14 @@ class Problem:
 
 
 class Pair(NamedTuple):
-    """What there is of up and of the gate: weights [D, F], pre-activations [M, F] or their gradients."""
+    """Two tensors, of up and of the gate: weights [D, F], pre-activations [M, F] or their gradients."""
 
     up: Tensor
     gate: Tensor
 
     @property
     def gap(self) -> int:
-        """How many elements the gate's begin behind up's, as addresses go."""
+        """Distance in memory from the start of up to the start of gate, in elements; may be negative."""
         return (self.gate.data_ptr() - self.up.data_ptr()) // self.up.element_size()
 
 
@@ -90,7 +90,7 @@ class _GatedMlp(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        # Hooks on saved tensors may have given them back in another layout.
+        # Hooks on saved tensors may return them in another layout.
         x, w_up, w_gate, *saved = ctx.saved_tensors
         x, dy = x.contiguous(), dy.contiguous()
         weights = Pair(*(w.T.contiguous().T if ctx.k_major else w.contiguous() for w in (w_up, w_gate)))
@@ -100,7 +100,7 @@ class _GatedMlp(torch.autograd.Function):
         else:
             project(x, weights, ctx.problem, pre=d_pre, dy=dy)
         dx, d_weights = None, []
-        # Gradients have the dtype of what they are of, whatever products are cast to around here.
+        # Gradients have the dtype of their tensors, even if the backward pass runs under autocast.
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T)
@@ -119,11 +119,12 @@ def project(
     pre: Pair | None = None,
     dy: Tensor | None = None,
 ) -> None:
-    """Launch project_kernel: write y, and pre where given; or with dy the pre-activations' gradients into pre."""
+    """Launch project_kernel: write y and, if given, pre; with dy, write the pre-activations' gradients into pre."""
     end = "gate" if pre is None else "save" if dy is None else "gradient"
     rows, columns, k_major = x.shape[0], weights.up.shape[1], is_k_major(weights.up)
     gap = weights.gap if k_major else 0
-    # A distance in whole groups of elements tells the compiler that rows of both weights are aligned.
+    # The kernel takes the distance in units of DIM_MULTIPLE, so that the compiler knows that rows of both weights are
+    # aligned.
     unit = 1 if gap % DIM_MULTIPLE else DIM_MULTIPLE
     reason = no_descriptors(x, weights, dy)
     if problem.config is not None:
@@ -145,7 +146,7 @@ def project(
     def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
-        # Of one row a contiguous tensor may have any stride.
+        # The stride is not taken from the tensor: a contiguous tensor of one row may have any.
         return TensorDescriptor(tensor.detach(), list(tensor.shape), [tensor.shape[1], 1], list(block))
 
     if k_major:
@@ -185,7 +186,7 @@ def project(
 
 
 def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
-    """Return one tensor [2, F, D] of two K-major weights: addresses are all that a descriptor knows of memory."""
+    """Return one descriptor [2, F, D] of two K-major weights, with their distance in memory as the first stride."""
     rows, columns = weights.up.shape
     first = weights.up if weights.gap >= 0 else weights.gate
     strides, block = [abs(weights.gap), rows, 1], [2, config.block_f, config.block_k]
@@ -193,18 +194,18 @@ def _both(weights: Pair, config: TileConfig) -> TensorDescriptor:
 
 
 def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
-    """Return which argument descriptors cannot hold, what they need and what came, or None where they hold all."""
+    """Return why descriptors cannot describe the arguments (which one, what is needed, what came), or None."""
     for name, tensor in (("x", x), ("w_up", weights.up), ("w_gate", weights.gate), ("dy", dy)):
         if tensor is not None and (past := tensor.data_ptr() % DESCRIPTOR_ALIGNMENT):
             return f"{name} must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes, got {past} bytes past one"
     if not is_k_major(weights.up):
         return None
-    # One descriptor of both weights has their distance as a stride.
+    # One descriptor describes both weights, so their distance must be a valid stride.
     size, gap, limit = weights.up.numel(), abs(weights.gap), MAX_STRIDE // weights.up.element_size()
     if not size <= gap < limit:
         return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"
     row = weights.up.shape[0]
-    # As measured, on Hopper alone, it need not be a multiple of the next stride.
+    # The distance must be a multiple of the next stride, except on Hopper, as measured.
     if gap % row and capability(x.device)[0] != 9:
         return f"w_gate must begin a multiple of {row} elements behind or before w_up, got {gap}"
     return None

@@ -1,19 +1,20 @@
-"""Both projections and the gating in one kernel: y = act(x W_gate) * (x W_up), nothing but y written.
+"""Both projections and the gating in one kernel: y = act(x W_gate) * (x W_up), without writing the projections.
 
     up = x W_up        gate = x W_gate        y = act(gate) * up
 
-A program accumulates up and gate of a tile of y and gates them in registers, from weights that are
+A program accumulates up and gate of a tile of y and gates them in registers. The weights are
 
-- K-major, each column in one piece as torch.nn.Linear holds it. One tensor of three dimensions describes both, whose
-  first stride is the distance between them in memory, and x [W_up | W_gate] is one product with one accumulator.
-- row-major. Each has an accumulator of its own.
+- K-major: each column is contiguous, as torch.nn.Linear stores it. One descriptor of three dimensions describes both
+  weights, with their distance in memory as its first stride, and x [W_up | W_gate] is one product with one accumulator.
+- or row-major: each weight has an accumulator of its own.
 
-The backward pass runs the same kernel with another end: from dy it makes the gradients of the pre-activations,
+The backward pass runs the same kernel with another last step, which computes the gradients of the pre-activations from
+dy,
 
     d_up = dy act(gate)        d_gate = dy up act'(gate)
 
-which never stand in memory themselves. Source: "Towards Fused Kernels for Gated MLP", after Shazeer, GLU Variants
-Improve Transformer (2020), equations 5 and 6.
+so the pre-activations are not written to memory. Source: "Towards Fused Kernels for Gated MLP", after Shazeer, GLU
+Variants Improve Transformer (2020), equations 5 and 6.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _activate_with_slope(g, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         s = _tanh_gate(g)
-        # Beyond it s is 0 or 1 and the second term vanishes; its polynomial must not overflow there.
+        # Beyond TANH_SATURATED s is 0 or 1 and the second term is 0; g is clamped so that g^2 does not overflow.
         c = tl.minimum(tl.maximum(g, -TANH_SATURATED), TANH_SATURATED)
         return g * s, s + 2.0 * TANH_SCALE * c * s * (1.0 - s) * (1.0 + 3.0 * TANH_CUBIC * c * c)
 
@@ -92,9 +93,10 @@ def _load(tensor, row, col, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl
 def _load_columns(
     w, gap, col, k, F, D, UNIT: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, USE_TMA: tl.constexpr
 ):
-    """Load a tile [2 * BLOCK_F, BLOCK_K] of two transposes [F, D], the gate's gap UNITs behind the other one.
+    """Load a tile [2 * BLOCK_F, BLOCK_K] of both weights' transposes [F, D], the gate's gap * UNIT elements after up's.
 
-    By descriptor [2, F, D] the one that lies first in memory comes first, by pointer w's.
+    The first half of the rows is, with a descriptor [2, F, D], of the weight that is first in memory; with a pointer,
+    of the weight at w (up).
     """
     if USE_TMA:
         return tl.reshape(w.load([0, col, k]), (2 * BLOCK_F, BLOCK_K))
@@ -109,7 +111,7 @@ def _load_columns(
 
 @triton.jit
 def _store(tensor, tile, row, col, rows, cols, DTYPE: tl.constexpr, USE_TMA: tl.constexpr):
-    """Store a tile of a contiguous [rows, cols] tensor, as far as it lies in it, by descriptor or by pointer."""
+    """Store the part of a tile that lies inside a contiguous [rows, cols] tensor, by descriptor or by pointer."""
     if USE_TMA:
         tensor.store([row, col], tile.to(DTYPE))
     else:
@@ -131,7 +133,7 @@ def _finish(
     up, gate, y, pre_up, pre_gate, dy, row, col, M, F,
     ACTIVATION: tl.constexpr, END: tl.constexpr, DTYPE: tl.constexpr, USE_TMA: tl.constexpr,
 ):  # fmt: skip
-    """Gate a tile's up and gate [BLOCK_M, columns of y] and write what the pass is for; see project_kernel's END."""
+    """Gate a tile's up and gate [BLOCK_M, columns of y] and write the outputs that END selects, see project_kernel."""
     if END == "gradient":
         grad = _load(dy, row, col, M, F, up.shape[0], up.shape[1], USE_TMA).to(tl.float32)
         activated, slope = _activate_with_slope(gate, ACTIVATION)
@@ -151,7 +153,7 @@ def _tile(
     USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """Compute tile number ``tile`` of y; GROUP_M rows of tiles are walked column by column, for the L2's sake."""
+    """Compute tile number ``tile`` of y; GROUP_M rows of tiles are processed column by column, for reuse in L2."""
     PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
     group = tile // (GROUP_M * tiles_f)
@@ -198,22 +200,22 @@ def project_kernel(
 ):  # fmt: skip
     """Project x by both weights and gate, tile of y by tile.
 
-    Grid: (programs,), one a tile of y [M, F], or with PERSISTENT as many as run at a time, each of which walks tiles
-    that far apart, in one loop with the steps along D or not (FLATTEN). Tensors are descriptors with USE_TMA, else
+    Grid: (programs,), one per tile of y [M, F]. With PERSISTENT as many as run at a time, each of which processes every
+    programs-th tile; FLATTEN merges the loops over tiles and over D. Tensors are descriptors with USE_TMA, else
     pointers; those that a pass does not need are None.
 
-    Reads x [M, D] and the weights. With K_MAJOR w is W_up^T [F, D], and W_gate^T lies gap * UNIT elements behind it;
-    with USE_TMA too w is both in one [2, F, D], in the order in which they lie in memory. Else they are w and w_gate
-    [D, F]. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are
-    aligned. By END it writes
+    Reads x [M, D] and the weights. With K_MAJOR w is W_up^T [F, D], and W_gate^T starts gap * UNIT elements after it;
+    with K_MAJOR and USE_TMA w is one descriptor [2, F, D] of both, in their order in memory. Otherwise they are w and
+    w_gate [D, F]. D_multiples and F_multiples are D and F in units of MULTIPLE, which tells the compiler that rows are
+    aligned. Depending on END it writes
         "gate": y [M, F];
         "save": y, and the pre-activations into pre_up and pre_gate [M, F];
-        "gradient": from dy [M, F] the gradients of the pre-activations, in the same places.
+        "gradient": the gradients of the pre-activations, computed from dy [M, F], into pre_up and pre_gate.
     """
     D, F = D_multiples * MULTIPLE, F_multiples * MULTIPLE
     if PERSISTENT:
         tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(F, BLOCK_F)
-        # Flattened with the loop over k, the next tile's loads are under way while this one is gated.
+        # With FLATTEN the next tile's loads are in flight while this one is gated.
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
             _tile(
                 x, w, w_gate, y, pre_up, pre_gate, dy, tile, M, D, F, gap, UNIT, ACTIVATION, END, K_MAJOR, DTYPE,
@@ -230,10 +232,10 @@ def project_kernel(
 def gate_gradient_kernel(
     pre_up, pre_gate, dy, d_up, d_gate, multiples, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Make the gradients of saved pre-activations, element by element.
+    """Compute the gradients of saved pre-activations, element by element.
 
-    Grid: (ceil(elements / BLOCK),), where there are multiples * MULTIPLE elements. Reads dy, pre_up and pre_gate
-    [M, F]; writes d_up and d_gate like them.
+    Grid: (ceil(elements / BLOCK),), where elements = multiples * MULTIPLE. Reads dy, pre_up and pre_gate [M, F]; writes
+    d_up and d_gate [M, F].
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offs = start + tl.arange(0, BLOCK)

@@ -54,8 +54,8 @@ def definition(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "si
 def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu") -> Tensor:
     """Compute y with torch alone in x's dtype; pre-activations are rounded to it.
 
-    Arguments, result and errors as in :func:`definition`; weights are both contiguous or both K-major. Where nothing
-    is differentiated the product is taken in place, so that two [M, F] tensors stand in memory rather than four.
+    Arguments, result and errors as in :func:`definition`; weights are both contiguous or both K-major. If no gradient
+    is needed, products are computed in place, so that two [M, F] tensors are in memory rather than four.
     """
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
@@ -84,7 +84,7 @@ def make_inputs(
 ) -> dict[str, Tensor]:
     """Draw x [batch * seq_len, D] ~ N(0, 1), as a norm leaves it, and weights ~ N(0, 1/D), so that gates are ~ N(0, 1).
 
-    Numbers are drawn on the device, which is quick at sizes of gigabytes, in float32 (float64 on a CPU).
+    Numbers are drawn on the device, which is fast for gigabytes of them, in float32 (float64 on a CPU).
     """
     generator = torch.Generator(device).manual_seed(seed)
     draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32

@@ -60,6 +60,6 @@ def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     import triton
 
     if x.device.type == "cuda" and triton.knobs.runtime.interpret:
-        # The interpreter copies tensors to the host one by one, but two weights can be reached from the first.
+        # The interpreter copies each tensor to the host, so the kernel could not reach one weight from the other.
         raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")
     check_on_gpu("x", x)

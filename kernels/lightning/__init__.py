@@ -65,16 +65,16 @@ def lightning(
     """Compute Lightning Attention: kv_t = exp(-slope) kv_{t-1} + k_t v_t^T, o_t = scale kv_t^T q_t.
 
     Args:
-        q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``;
+        q, k: [B, T, H, K], contiguous; see kernels/scalar_decay/engine.py for the dtypes and sizes of each ``impl``;
             lightning1 and lightning2 take K and V up to 256.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64).
         impl: lightning1 or lightning2, the authors' algorithms, or fused_chunk, xl_chunk, limit_chunk, torch, parallel,
-            recurrent or step, see there.
-        chunk_size, state_dtype, return_last_state: see there.
+            recurrent or step, see engine.py.
+        chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q, 1 as published.
-        options: see there; ``config`` of lightning1 and lightning2: their launches.
+        options: see engine.py; lightning1 and lightning2 take ``config``, their launches.
 
     Returns:
         o [B, T, H, V] in v's dtype, or (o, kv); differentiable in q, k, v and the initial state.

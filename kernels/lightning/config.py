@@ -1,4 +1,4 @@
-"""Tile sizes of the Lightning kernels, one frozen value a launch, and what sizes they take. Imports no torch."""
+"""Launch configurations of the Lightning kernels and the sizes that they support. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 256, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """Launch of one of lightning2's loops: block length, output columns a program, warps, pipeline stages."""
+    """Launch of one of lightning2's loops: block length, output columns per program, warps, pipeline stages."""
 
     block_t: int
     block_z: int
@@ -23,7 +23,7 @@ class LoopConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig(LoopConfig):
-    """Launch of lightning1's kernel, where ``block_t`` are rows of the square's tiles and ``block_s`` columns."""
+    """Launch of lightning1's kernel; a tile of the score matrix has ``block_t`` rows and ``block_s`` columns."""
 
     block_s: int
 
@@ -44,8 +44,8 @@ class LightningConfig(Generic[Tiles]):
 def invalid_reason(config: LightningConfig[LoopConfig], *, capability: tuple[int, int], item_bytes: int) -> str | None:
     """Return why lightning2's launches cannot run, or None.
 
-    With the matrix instructions of Hopper's warpgroups Triton 3.6.0 compiles loops of one stage wrongly: results were
-    wrong, or memory beyond the tensors was touched.
+    Triton 3.6.0 miscompiles loops of one stage that use Hopper's warpgroup matrix instructions (wgmma): results were
+    wrong, or memory outside of the tensors was accessed.
     """
     for name in ("output", "dq", "dk", "dv"):
         stages = getattr(config, name).num_stages
@@ -55,11 +55,11 @@ def invalid_reason(config: LightningConfig[LoopConfig], *, capability: tuple[int
 
 
 def padded(head_dim: int) -> int:
-    """Return the head dim's power of two, at least 16: what a tile that holds all of it takes."""
+    """Return the width of a tile that holds the whole head dim: the next power of two, at least 16."""
     return max(16, next_power_of_two(head_dim))
 
 
-# Half-precision loops hold a state [dx, block_z] and M in registers, float32 ones the operands of their products too.
+# Loops hold a state [dx, block_z] and M in registers; in float32 also the operands of matrix products.
 _HOPPER = LoopConfig(block_t=64, block_z=64, num_warps=4, num_stages=2)
 _HOPPER_WIDE = LoopConfig(block_t=64, block_z=32, num_warps=4, num_stages=2)
 _AMPERE = LoopConfig(block_t=32, block_z=64, num_warps=4, num_stages=2)
@@ -79,11 +79,12 @@ def select_lightning2(
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
         head_dim_v: V.
-        rows: batch * heads; with few of them programs take fewer columns, so that there are more.
+        rows: batch * heads; if there are few, each program takes fewer columns, so that there are more programs.
 
-    These are the tiles of the engine's walk, the same loop with gates to load, as measured there on an H200. Worth
-    timing first there: for head dim 128 (64, 32, 4, 2), 80 KB of shared memory instead of 96 and half the registers
-    of a state; for 64 (64, 64, 4, 3) and (128, 64, 8, 2); for one long sequence block_z=16.
+    The tiles were measured on an H200 with the engine's fused chunk kernel, which is the same loop with gates to load.
+    Untimed alternatives (block_t, block_z, num_warps, num_stages), most promising first: for head dim 128
+    (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64 (64, 64, 4, 3)
+    and (128, 64, 8, 2); for one long sequence block_z=16.
     """
 
     few = rows * -(-max(head_dim_qk, head_dim_v) // 64) < MIN_PROGRAMS
@@ -106,7 +107,8 @@ def select_lightning1(
 ) -> LightningConfig[SweepConfig]:
     """Choose lightning1's launches; arguments as in :func:`select_lightning2`.
 
-    Worth timing first on an H200: (128, 128, 128, 8, 2), three stages, and for head dim 64 (128, 64, 64, 4, 2).
+    Untimed alternatives on an H200 (block_t, block_s, block_z, num_warps, num_stages): (128, 128, 128, 8, 2), three
+    stages, and for head dim 64 (128, 64, 64, 4, 2).
     """
 
     def fit(dx: int, dz: int) -> SweepConfig:

@@ -1,10 +1,10 @@
-"""Decays of the Lightning kernels: powers of one factor a head, lambda = exp(-slope)."""
+"""Decays of the Lightning kernels: powers of lambda = exp(-slope), one slope per head."""
 
 import triton
 import triton.language as tl
 
 MAX_SLOPE = 150.0
-"""Where rates are cut: one step's decay is zero in float32 there, and no multiple of the rate is infinite."""
+"""Upper bound of the slopes: the decay of one step is zero in float32 there, and multiples of the rate stay finite."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_RATE = tl.constexpr(MAX_SLOPE * 1.4426950408889634)

@@ -1,16 +1,17 @@
-"""Lightning Attention-1: the whole square below the diagonal, tiled as in FlashAttention.
+"""Lightning Attention-1: the causal half of the score matrix, tiled as in FlashAttention.
 
     o_t = scale sum_{s <= t} lambda^(t-s) (q_t . k_s) v_s        lambda = exp(-slope)
 
 Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe their earlier kernels: Q, K and V
-in blocks on the chip, the product from the left, O(T^2 (K + V)). Forward and the gradients are one product,
+in blocks on the chip, the scores Q K^T computed first, O(T^2 (K + V)). The output and its gradients have one form,
 
     out_t = scale sum_s lambda^|t-s| (x_t . y_s) z_s        o: q k v     dq: do v k     dk: v do q     dv: k q do
 
-over s <= t for o and dq, over s >= t for dk and dv; the decays of a tile are made on the chip. There being no softmax,
-nothing but the inputs is kept for the backward pass.
+over s <= t for o and dq, over s >= t for dk and dv. The kernel computes the decays of a tile itself. Without a softmax
+the backward pass needs the inputs only.
 
-The published kernels know no state. One that comes in or is asked for is added by torch, outside of the kernel.
+The published kernels take and return no state. The contribution of an initial state and the last state are computed by
+torch, outside of the kernel.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def quadratic_kernel(
     """Compute BLOCK_T rows and BLOCK_Z columns of out for one head; FUTURE sums over s >= t.
 
     Grid: (ceil(DZ / BLOCK_Z) * ceil(T / BLOCK_T) * B * H,).
-    Reads X, Y [B, T, H, DX], Z [B, T, H, DZ] and the slopes [H]; writes out [B, T, H, DZ]. BLOCK_X is DX's power of
-    two, and BLOCK_S divides BLOCK_T.
+    Reads X, Y [B, T, H, DX], Z [B, T, H, DZ] and the slopes [H]; writes out [B, T, H, DZ]. BLOCK_X is DX padded to a
+    power of two, and BLOCK_S divides BLOCK_T.
     """
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     tiles = tl.cdiv(T, BLOCK_T)
     pid = tl.program_id(0)
     col = (pid % NZ) * BLOCK_Z
-    # The rows with most work come first.
+    # Rows with the most work start first.
     tile = (pid // NZ) % tiles
     t0 = (tile if FUTURE else tiles - 1 - tile) * BLOCK_T
     batch = pid // (NZ * tiles) // H
@@ -100,7 +101,7 @@ def run_quadratic(
 
 
 class _Lightning1(torch.autograd.Function):
-    """o without a state, with gradients of q, k and v; nothing but the inputs is kept."""
+    """o without a state, with gradients of q, k and v; saves the inputs only."""
 
     @staticmethod
     def forward(
@@ -138,8 +139,8 @@ def lightning1(
 
         o_t = scale sum_{s <= t} exp(-slope (t - s)) (q_t . k_s) v_s
 
-    Arguments, result and errors as in :func:`.lightning2.lightning2`. States pass through torch in float32, at the
-    memory that takes.
+    Arguments, result and errors as in :func:`.lightning2.lightning2`. States are computed by torch in float32, which
+    takes memory for float32 copies of q, k, v and o.
 
     Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, on Lightning Attention-1.
     """
@@ -178,5 +179,5 @@ def _last_state(k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | Non
 
 
 def _powers(slope: Tensor, n: Tensor) -> Tensor:
-    """Return lambda^n [N, H] for n [N]; rates are cut as in the kernel, so that lambda^0 is 1 for all of them."""
+    """Return lambda^n [N, H] for n [N]; slopes are bounded as in the kernel, so that lambda^0 is 1 for any slope."""
     return torch.exp(-slope.clamp(max=MAX_SLOPE) * n[:, None])

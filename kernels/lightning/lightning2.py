@@ -1,4 +1,4 @@
-"""Lightning Attention-2: blocks of the sequence in order, the state KV on the chip.
+"""Lightning Attention-2: a loop over blocks of the sequence, with the state KV kept on the chip.
 
     o_t = scale q_t sum_{s <= t} lambda^(t-s) k_s^T v_s        lambda = exp(-slope)
 
@@ -7,17 +7,17 @@ block, M_ij = lambda^(i-j) for i >= j, else 0, and Lambda = diag(lambda, ..., la
 
     O = [(Q K^T) * M] V + Lambda Q KV        KV <- lambda^B KV + (lambda^B Lambda^-1 K)^T V
 
-The source writes Lambda with two ranges of exponents; with this one KV is the state of the definition, and so may come
-from another call and go to one. Algorithm 2's first loop (dQ) is algorithm 1 with dO, V, K in place of Q, K, V and KV
+The source writes Lambda with two ranges of exponents. With the range above KV is the state of the definition, so it can
+be passed between calls. Algorithm 2's first loop (dQ) is algorithm 1 with dO, V, K in place of Q, K, V and KV
 transposed; its second loop (dV) is
 
     dV = [(K Q^T) * M^T] dO + lambda^B Lambda^-1 K dKV        dKV <- lambda^B dKV + (Lambda Q)^T dO
 
 and (dK) the same with V, dO, Q in place of K, Q, dO and dKV transposed.
 
-What differs from the authors' kernels: the columns of the output, and with them of the state, are split over programs,
-so head dims up to 256 and different ones for keys and values fit; the last block may be short; and the weights of a row
-scale the block that lies beside the state's columns, not the one that is transposed, which stays a plain operand.
+Differences from the authors' kernels: the columns of the output and of the state are split over programs, so that head
+dims up to 256, and different ones for keys and values, fit; the last block may be short; and in the update of the state
+the decay weights multiply V (or dO) instead of K (or Q), so that the transposed operand needs no arithmetic.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def loop_kernel(
     USE_TMA: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Z: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run algorithm 1 or one of algorithm 2's loops for BLOCK_Z columns of one head's output.
+    """Run algorithm 1 or a loop of algorithm 2 for BLOCK_Z columns of one head's output.
 
     Grid: (ceil(DZ / BLOCK_Z) * B * H,).
     X, Y, Z are Q, K, V for O, and dO, V, K for dQ; with REVERSE, from the last block to the first, K, Q, dO for dV, and
     V, dO, Q for dK. Reads X, Y [B, T, H, DX], Z [B, T, H, DZ], the slopes [H] and, where given, the state to start from
     [B, H, DX, DZ] (TRANSPOSED: [B, H, DZ, DX]); writes the output [B, T, H, DZ] and, where wanted, the last state.
-    BLOCK_X is DX's power of two.
+    BLOCK_X is DX padded to a power of two.
     """
     NZ: tl.constexpr = (DZ + BLOCK_Z - 1) // BLOCK_Z
     pid = tl.program_id(0)
@@ -117,12 +117,13 @@ def run_loop(
     """Launch one of the loops; see loop_kernel.
 
     Args:
-        x, y, z: [B, T, H, DX] twice, [B, T, H, DZ].
-        state: the one it starts from [B, H, DX, DZ] (transposed: [B, H, DZ, DX]), float32, or None.
-        want_state: whether to return the one it ends with too.
+        x, y: [B, T, H, DX].
+        z: [B, T, H, DZ].
+        state: the initial state [B, H, DX, DZ] (transposed: [B, H, DZ, DX]), float32, or None.
+        want_state: whether to return the last state too.
 
     Returns:
-        the output [B, T, H, DZ] in z's dtype and the state.
+        The output [B, T, H, DZ] in z's dtype, and the last state or None.
     """
     B, T, H, DZ = z.shape
     DX = x.shape[3]
@@ -145,7 +146,7 @@ def run_loop(
 
 
 class _Lightning2(torch.autograd.Function):
-    """o and the last KV, with gradients of q, k, v and the initial KV; nothing but the inputs is kept."""
+    """o and the last KV, with gradients of q, k, v and the initial KV; saves the inputs only."""
 
     @staticmethod
     def forward(
@@ -191,12 +192,12 @@ def lightning2(
     scale: float = 1.0,
     config: LightningConfig[LoopConfig] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute Lightning Attention by Lightning Attention-2: block after block, the state on the chip.
+    """Compute Lightning Attention by Lightning Attention-2: a loop over blocks, with the state kept on the chip.
 
         kv_t = exp(-slope) kv_{t-1} + k_t v_t^T        o_t = scale kv_t^T q_t
 
     Arguments, result and errors as in :func:`.lightning`; K and V are multiples of 8 from 16 to 256, state_dtype is
-    float32, and config are launches, chosen for the device when None.
+    float32, and config holds the launches, chosen for the device when None.
 
     Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2.
     """

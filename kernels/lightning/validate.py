@@ -21,7 +21,7 @@ def check_arguments(
     initial_state: Tensor | None,
     scale: float,
 ) -> float:
-    """Return the scale; raise unless the arguments are what the kernels take, see :func:`.lightning2.lightning2`."""
+    """Check the arguments of :func:`.lightning2.lightning2` or lightning1 and return the scale."""
     check_qkv(q, k, v)
     check_head_constant("slope", slope, v)
     check_state_dtype(state_dtype)

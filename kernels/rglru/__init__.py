@@ -62,8 +62,7 @@ def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
 
 
 def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
-    """Declare operation ``op``, whose single-pass kernel is called ``one_pass`` and whose every argument is
-    differentiable."""
+    """Declare operation ``op``, whose single-pass kernel is called ``one_pass``; all arguments are differentiable."""
     return Operation(
         name=op,
         kernel="rglru",

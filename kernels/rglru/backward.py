@@ -1,13 +1,13 @@
-"""The backward pass of a diagonal recurrence, everything between inputs and states recomputed.
+"""The backward pass of a diagonal recurrence; elements and states are recomputed from the inputs and saved states.
 
-With g_t the gradient of h_t and w_t = a_t g_t what it passes to h_{t-1},
+With g_t the gradient of h_t, of which w_t = a_t g_t is passed on to h_{t-1},
 
     w_t = a_t (dh_t + w_{t+1})        g_t = dh_t + w_{t+1}
 
 is again a diagonal recurrence, backwards in time, whose last w is the gradient of the initial state. Row o of a tile
-holds the stretch BLOCK_O - 1 - o of time, so that states still run down the rows. The forward pass left the float32
-state before every BLOCK_I steps, so each row makes its h_{t-1} from there. The gradient of c leaves as a partial sum a
-program, added up in a fixed order.
+holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that w still runs from the first row to the last. The forward pass
+saved the float32 state before every BLOCK_I steps, from which each row recomputes its h_{t-1}. Every program writes a
+partial sum of c's gradient; these are summed in a fixed order.
 """
 
 import triton
@@ -34,7 +34,8 @@ from .elements import (
 
 @triton.jit
 def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
-    """Return a tile's decays and gates, and the maps of w to behind and to before each row."""
+    """Return a tile's decays and gates, and the maps from the w that enters the tile to the w after and before each
+    row."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -64,8 +65,8 @@ def _run_back(
     dx_ptr, dr_ptr, di_ptr, base, x, i, dh, all_a, all_open, h, w, offs, left, mask_c, C, rate,
     OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Make g from the w before each row, backwards, then store the gradients, forwards: no factor of them has to wait
-    in a register. Return the sum of D [BLOCK_C]."""
+    """Compute g from the w before each row, backwards in time, then compute and store the gradients forwards in time,
+    so that only g is held in registers in between. Return the sum of D [BLOCK_C]."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -126,12 +127,12 @@ def look_back_gradient_kernel(
     PASS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
+    """Compute the gradients of one tile in a single pass over memory; tiles start from the end of the sequence.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads x, r, i, dh [B, T, C], c [C], the saved
-    states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts [tiles, B, C] and the
-    first state's gradient [B, C]; passes w on in the words [tiles, B, C], the end of time's first, beside the number of
-    the call.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of look_back_kernel. Reads x, r, i, dh [B, T, C], c [C],
+    the saved states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts
+    [tiles, B, C] and the first state's gradient [B, C]; passes w on through words [tiles, B, C], the last tile's first,
+    which hold the number of the call too.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -205,10 +206,10 @@ def walk_gradient_kernel(
     OP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk one chunk of L steps backwards, tile by tile, from the w behind it.
+    """Walk backwards through one chunk of L steps, tile by tile, from the w after it.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),), from the last chunk on. Reads x, r, i, dh [B, T, C], c [C], the saved
-    states [B, S, C] and the w behind the chunks [N, B, C], the last chunk's first; writes dx, dr, di [B, T, C], dc's
+    Grid: (N chunks * B * ceil(C / BLOCK_C),), the last chunk first. Reads x, r, i, dh [B, T, C], c [C], the saved
+    states [B, S, C] and the w after each chunk [N, B, C], the last chunk's first; writes dx, dr, di [B, T, C], dc's
     parts [N, B, C] and the first state's gradient [B, C].
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
@@ -255,7 +256,7 @@ def walk_gradient_kernel(
 
 @triton.jit(do_not_specialize=["N", "C"])
 def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Add up N parts, always in the same order.
+    """Sum N parts, always in the same order.
 
     Grid: (ceil(C / BLOCK_C),). Reads parts [N, C]; writes their sum [C].
     """

@@ -1,7 +1,4 @@
-"""Launches of the kernels of RG-LRU and the linear scan: one frozen value a call.
-
-Imports no torch.
-"""
+"""Launch configurations of the kernels of RG-LRU and the linear scan. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,22 +9,23 @@ from ..common.channels import TileConfig, supports_kernels
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 MIN_CHUNK = 256
-"""The shortest chunk, in steps, that reduce-then-scan takes by itself."""
+"""Shortest chunk, in steps, that reduce-then-scan chooses when no chunk size is given."""
 
 BYTES_PER_HOP = 2_500_000
-"""Bytes, over all batches and channels, that a step from tile to tile should move at least. On an H200 a state takes
-0.8 microseconds to the next program, in which memory moves this much."""
+"""Bytes, over all sequences and channels, that the tiles of one stretch of time should at least read and write. On an
+H200 a state takes 0.8 microseconds to the next program (one hop), in which memory moves this much; with shorter tiles
+the hops would determine the time."""
 
 BYTES_PER_SHORT_HOP = 4_000_000
-"""Bytes a step of the shortest tiles should move."""
+"""The same bound for choosing the shortest tiles and, in training, for prefetching."""
 
 AHEAD = {"rglru": 128, "linear_scan": 256}
-"""Operation -> programs ahead of which inputs are brought into the L2 cache, of the 528 that an H200 runs at once. As
-measured at batch 8 and 1024 channels: 5 % of RG-LRU's forward pass, where twice and four times as far is less and
-worse. A scan's forward pass takes 7 % less than with half as far up to 8192 steps, and 1 % more in longer sequences."""
+"""Operation -> how many programs ahead inputs are prefetched into the L2 cache; an H200 runs 528 programs at once. As
+measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256 saves less and 512 is worse. For the
+linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 % slower for longer sequences."""
 
 MIN_BLOCK_C = 32
-"""Channels under which rows of a tile would be shorter than a 64-byte burst of half-precision elements."""
+"""Fewest channels of a tile: with half-precision elements fewer would be less than a memory burst of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,8 @@ class ScanConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        ahead: how many programs ahead at most a program of the single pass brings inputs into the L2 cache, in whole
-            tiles of time.
+        ahead: how many programs ahead a program of the single pass prefetches inputs into the L2 cache; rounded down
+            to whole tiles of time.
     """
 
     forward: TileConfig
@@ -76,14 +74,14 @@ def select_config(
 ) -> ScanConfig:
     """Choose the launches.
 
-    As measured on an H200 with 16-bit inputs at batch 8 and 1024 channels, and on one sequence of 65,536 steps and 2560
-    channels: half the elements a thread are ahead where a tile of them moves enough (0.150 ms beside 0.161 at 8192
-    steps), more rows or wider blocks of 8 warps are behind by 10 % to 30 % forward and 5 % to 30 % backward, and rows
-    of 64 bytes by 3 % to 7 %.
+    Measured on an H200 with 16-bit inputs, at batch 8 and 1024 channels and on one sequence of 65,536 steps and 2560
+    channels: half as many elements per thread (the shortest forward tiles) are faster if a stretch of such tiles moves
+    enough bytes (0.150 ms instead of 0.161 at 8192 steps). Tiles of 8 warps, with more rows or more channels, are
+    slower by 10 % to 30 % forward and 5 % to 30 % backward; rows of 64 bytes are slower by 3 % to 7 %.
 
     Args:
         op: "rglru" or "linear_scan".
-        strategy: "look_back", "chunked" or "walk" (one program a sequence and block of channels).
+        strategy: "look_back", "chunked" or "walk" (one program per sequence and block of channels).
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         batch: B.
@@ -91,7 +89,7 @@ def select_config(
         training: whether a backward pass follows.
     """
     if strategy == "walk":
-        # Narrow blocks, for programs are few; a warp alone needs no shared memory.
+        # Narrow blocks give more programs; a single warp needs no shared memory.
         forward = TileConfig(block_i=16, block_o=1, block_c=32, num_warps=1)
         backward = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
     elif item_bytes == 4:
@@ -100,7 +98,7 @@ def select_config(
     elif strategy == "chunked":
         forward = backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4)
     else:
-        # Four blocks of 128 registers a thread on a multiprocessor, or three of 168, which both kernels just fit.
+        # A multiprocessor runs four programs of 128 registers per thread, or three of 168, which both kernels just fit.
         forward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=128)
         if forward.steps * 4 * batch * channels * item_bytes < BYTES_PER_SHORT_HOP:
             forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
@@ -108,8 +106,8 @@ def select_config(
     if strategy != "look_back":
         return ScanConfig(forward=forward, backward=backward)
     row_bytes = batch * channels * item_bytes
-    # Where hops are short of bytes it is not memory that waits, and in training sooner than without: on one sequence of
-    # 2560 channels fetching ahead makes the forward pass by itself faster and both passes slower.
+    # Prefetching helps only if memory, not the hops, determines the time. Training needs more bytes per hop for that:
+    # on one sequence of 2560 channels prefetching makes the forward pass alone faster, but both passes slower.
     enough = BYTES_PER_SHORT_HOP if training else BYTES_PER_HOP
     return ScanConfig(
         forward=_lengthen(forward, 4 * row_bytes),
@@ -148,14 +146,14 @@ def _config_of(
 
 
 def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
-    """Return a tile of more rows and fewer channels where few channels would make states crawl from tile to tile."""
+    """Return a tile with more rows and fewer channels until the tiles of one stretch of time move enough bytes."""
     while tile.steps * bytes_per_step < BYTES_PER_HOP and tile.block_c > MIN_BLOCK_C:
         tile = replace(tile, block_o=2 * tile.block_o, block_c=tile.block_c // 2)
     return tile
 
 
 def default_chunk_size(*, seq_len: int, batch: int, channels: int) -> int:
-    """Return a chunk length, in steps, that gives reduce-then-scan enough programs: 4 times the least that fill a GPU.
+    """Return a chunk length, in steps, with which reduce-then-scan has about 4 * MIN_PROGRAMS programs.
 
     Args:
         seq_len: T.

@@ -1,14 +1,14 @@
-"""The elements of a diagonal recurrence h_t = a_t h_{t-1} + b_t, made from an operation's inputs, and their gradients.
+"""Computing the elements (a_t, b_t) of a diagonal recurrence h_t = a_t h_{t-1} + b_t from inputs, and their gradients.
 
-The constexpr ``OP`` says how:
+The constexpr ``OP`` selects the operation:
 
     linear_scan   a_t (passed as r) and b_t = x_t are given
     rglru         a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t
 
-Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. Half-precision inputs take the shortest
-instructions, five special functions an element: a sigmoid is an exponential and a reciprocal square root, squared, and
-sqrt(1 - a^2) sigma(i) shares the latter. Float32 inputs (PRECISE) take divisions, roots and compensated exponents.
-Beyond the end of time a = 1 and b = 0.
+Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. For half-precision inputs the fastest
+instructions are used, five special functions per element: a sigmoid is the square of the reciprocal square root of
+1 + exp(-x), and sqrt(1 - a^2) sigma(i) takes one reciprocal square root in all. Float32 inputs (PRECISE) take
+divisions, square roots and compensated exponents. After the last step of the sequence a = 1 and b = 0.
 """
 
 from functools import cache
@@ -21,13 +21,13 @@ from ..common.time_tiles import load_rows, widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOG2E_LOW = tl.constexpr(1.9259629911266175e-8)
-"""log2(e) less its nearest float32."""
+"""log2(e) minus its nearest float32."""
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def exp_minus(x, PRECISE: tl.constexpr):
-    """Return exp(-x); PRECISE adds what the rounding of x log2(e) drops."""
+    """Return exp(-x); PRECISE corrects for the rounding of x log2(e)."""
     if PRECISE:
         x = tl.minimum(tl.maximum(x, -200.0), 200.0)
         high = x * -LOG2E
@@ -40,7 +40,7 @@ def exp_minus(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def sigmoid(x, PRECISE: tl.constexpr):
-    """Return sigma(x), relatively exact for either sign of x."""
+    """Return sigma(x), with a small relative error for either sign of x."""
     denominator = 1.0 + exp_minus(x, PRECISE)
     if PRECISE:
         y = 1.0 / denominator
@@ -52,7 +52,8 @@ def sigmoid(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def softplus(x, PRECISE: tl.constexpr):
-    """Return log(1 + exp(x)), relatively exact for either sign and without a branch, which loads could not pass.
+    """Return log(1 + exp(x)), with a small relative error for either sign of x. There is no branch, because loads are
+    not moved past one.
 
     With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...).
     """
@@ -66,10 +67,10 @@ def softplus(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
-    """Return 1 - a^2 = -expm1(2 LN log_a): a series in log_a where a is near 1 and the difference would lose its bits.
+    """Return 1 - a^2 = -expm1(2 LN log_a), as a series in log_a if a is near 1, where the difference would lose bits.
 
-    The two meet where each is relatively exact to 2^-19 (PRECISE), or to 2^-14, whose half is what a root of it loses:
-    16 times finer than fp16 rounds.
+    At the point of the switch both have a relative error of 2^-19 (PRECISE) or 2^-14. The square root halves it, and
+    2^-15 is 16 times less than the rounding error of fp16.
     """
     if PRECISE:
         z = log_a * (-2.0 * LN)
@@ -84,7 +85,7 @@ def one_minus_square(a, log_a, LN: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit
 def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return -8 softplus(c) log2(e), log2 of a channel's decay behind an open gate; a linear scan has none: 0."""
+    """Return -8 softplus(c) log2(e), log2 of a channel's decay when its gate is open; 0 for a linear scan."""
     if OP == "rglru":
         c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
         rate = (-8.0 * LOG2E) * softplus(c, PRECISE)
@@ -95,7 +96,7 @@ def decay_rate(c_ptr, offs_c, mask_c, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit
 def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Load a tile of x, r and i from ``base`` on; a linear scan has no i, and gets x in its place."""
+    """Load a tile of x, r and i that starts at ``base``; a linear scan has no i and gets x instead."""
     x_ptr += base
     r_ptr += base
     if OP == "rglru":
@@ -111,8 +112,8 @@ def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constex
 
 @triton.jit
 def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Bring TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector: for a later program,
-    so that memory stays busy while this one computes."""
+    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector, for a later
+    program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
@@ -125,22 +126,22 @@ def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.con
 
 @triton.jit
 def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
-    """Bring the words that a tile will publish into the L2 cache: they are used once a call, and a program that waits
-    for one would first wait for memory."""
+    """Prefetch the words that a tile will publish into the L2 cache. They are used once a call, so without this a
+    program that waits for one would first wait for memory."""
     row = tile.to(tl.int64) * B + batch
     prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
 
 
 @triton.jit
 def issue_loads():
-    """Keep every load above this line in flight at once: the assembler moves them down to their first use, one wait
-    behind the other, but not past a barrier, which itself waits for no data."""
+    """Issue all loads above this line before any is used. Without it the assembler moves each load down to its first
+    use, so that they wait one after the other; it moves none past a barrier, and the barrier does not wait for data."""
     tl.debug_barrier()
 
 
 @triton.jit
 def decay_and_gate(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a, and sigma(r) of a gate; a linear scan has none, and gets a in its place."""
+    """Return a and sigma(r); a linear scan has no gate and gets a twice."""
     r = widen(r)
     if OP == "rglru":
         open_r = sigmoid(r, PRECISE)
@@ -153,7 +154,7 @@ def decay_and_gate(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit
 def make_element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a and b of one array of elements."""
+    """Return a and b of one step of every row."""
     x = widen(x)
     a, open_r = decay_and_gate(r, rate, OP, PRECISE)
     if OP == "rglru":
@@ -162,7 +163,8 @@ def make_element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
         if PRECISE:
             b = tl.sqrt(square) * (x * sigmoid(i, PRECISE))
         else:
-            # s sigma(i) = s^2 / sqrt(s^2 (1 + exp(-i))^2), 0 where the root overflows: for sigma(i) < 2^-63.
+            # With s = sqrt(square), s sigma(i) = s^2 / sqrt(s^2 (1 + exp(-i))^2). It is 0 where the argument of the
+            # root overflows, for sigma(i) < 2^-63.
             closed = 1.0 + exp_minus(i, PRECISE)
             b = square * tl.rsqrt(tl.maximum(square * (closed * closed), 1e-37)) * x
     else:
@@ -172,16 +174,15 @@ def make_element(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 @triton.jit
 def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a, b and what a gradient g of h_t = a h + b is multiplied by to give those of the inputs.
+    """Return (a, b, dx / g, di / g, D / g, dr / D), where g is the gradient of h_t = a h + b.
 
-    With s = sqrt(1 - a^2) and y = sigma(i) x they are
+    With s = sqrt(1 - a^2) and y = sigma(i) x
 
         dx = g s sigma(i)    di = g s y (1 - sigma(i))    D = g sigma(r) a (h - y a / s)
         dr = -8 softplus(c) D (1 - sigma(r))              dc = -8 sigma(c) sum of D
 
-    and stay finite for a -> 1, where sigma(r) / s -> 0. a is made again, from its natural logarithm: to keep it from
-    where the tile's map was made would take more registers than there are. Returns (a, b, dx / g, di / g, D / g,
-    dr / D).
+    which stay finite for a -> 1, where sigma(r) / s -> 0. a is recomputed from its natural logarithm, because keeping
+    it in registers since the tile's map was computed would take more registers than there are.
     """
     x = widen(x)
     if OP == "rglru":
@@ -208,7 +209,7 @@ def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.conste
 
 @triton.jit
 def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_then):
-    """Compose two runs of rows; each maps a state h to a h + b, and all its rows but the last map it to p h + q."""
+    """Compose two runs of rows. A run maps a state h to a h + b; the run without its last row maps it to p h + q."""
     return (
         a_first * a_then,
         tl.fma(a_then, b_first, b_then),
@@ -219,7 +220,8 @@ def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_
 
 @triton.jit
 def scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return the maps from a tile's start to behind and to before each row, where a row maps a state h to a h + b."""
+    """Return the maps a, b from the state before a tile to the state after each row, and p, q to the state before each
+    row, given the map h -> a h + b of each row."""
     p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
     if BLOCK_O > 1:
@@ -236,9 +238,9 @@ def take_last_row(x, BLOCK_O: tl.constexpr):
 
 @triton.jit
 def program_position(B, blocks):
-    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    """Return (tile, batch, block of channels) of a program; blocks of channels vary fastest, tiles of time slowest."""
     pid = tl.program_id(0)
-    # Unsigned, for division is shorter; two of them.
+    # Unsigned division takes fewer instructions, and two divisions suffice.
     row = (pid.to(tl.uint32) // blocks.to(tl.uint32)).to(tl.int32)
     tile = (row.to(tl.uint32) // B.to(tl.uint32)).to(tl.int32)
     return tile, (row - tile * B).to(tl.int64), pid - row * blocks
@@ -246,12 +248,12 @@ def program_position(B, blocks):
 
 @cache
 def pass_code(pack: int) -> PassCode:
-    """Return the PTX that passes states on for ``pack`` channels of a thread at once.
+    """Return the PTX that passes states from tile to tile for ``pack`` channels of a thread at once.
 
-    Operands, ``pack`` of each: the state (out; 0 where the channel is not this thread's to pass on), the addresses of
-    the word to read and of the word to write, the thread's turn (the number of its tile; tile 0 has no predecessor and
-    reads nothing, -1 takes no part), the number of the call, the first state, and the map a, b from a state before the
-    tile to the one behind it.
+    Operands, ``pack`` of each: the state before the tile (output; 0 in threads that do not take part), the addresses of
+    the word to read and of the word to write, the turn (the number of the tile; tile 0 has no predecessor and reads
+    nothing; -1 for a channel that this thread does not pass on), the number of the call, the first state, and the map
+    a, b from the state before the tile to the state after it.
     """
     each = range(pack)
     state, before, after, turn, call, first, a, b = ([f"${group * pack + n}" for n in each] for group in range(8))
@@ -265,7 +267,7 @@ def pass_code(pack: int) -> PassCode:
             f"selp.f32 {state[n]}, {first[n]}, 0f00000000, part{n};",
             f"mov.b64 word{n}, {{{state[n]}, {call[n]}}};",
         ]
-    # Two words an access, which count as two to the memory model: half as many polls are on their way.
+    # Two words per access halve the number of loads in flight; the memory model treats them as two separate accesses.
     pairs = [(n, f"{{word{n}, word{n + 1}}}") for n in range(0, pack, 2)] if pack > 1 else [(0, "word0")]
     kind = "v2.b64" if pack > 1 else "b64"
     lines += ["again:"]
@@ -289,14 +291,14 @@ def pass_state(
     word_ptr, call, B, C, batch, tile, tiles, first, after_a, after_b, offs_c, mask_c,
     PASS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the state before a tile, publish the one behind it, and return the former [1, BLOCK_C].
+    """Wait for the state before a tile, publish the state after it, and return the former [1, BLOCK_C].
 
-    The tile's last row, whose map after_a, after_b leads behind the tile, does so for all.
+    The threads of the tile's last row do this for the whole tile: there after_a, after_b is the map of the whole tile.
 
     Args:
-        word_ptr: words [tiles, B, C]; a tile publishes in its own and reads that of the tile before.
+        word_ptr: words [tiles, B, C]; a tile writes its own word and reads the word of the tile before.
         call: number of the call, which no word holds before the launch.
-        tile, tiles: number of the tile in the order that states travel, and how many there are.
+        tile, tiles: number of the tile in the order in which states are passed, and how many tiles there are.
         first: state before the first tile [1, BLOCK_C].
         PASS: :func:`pass_code` for as many channels as a thread holds; its code is "" in the interpreter, where
             programs run one after the other and a word of another call is read as NaN.
@@ -306,8 +308,8 @@ def pass_state(
     after_ptr = word_ptr + (tile * B.to(tl.int64) + batch) * C + offs
     before_ptr = after_ptr - B.to(tl.int64) * C
     state = tl.where(last_row, first, 0.0)
-    # One tile alone passes nothing on. Without a branch the compiler moves what comes behind the wait to before it,
-    # addresses of outputs above all, and registers run out.
+    # A single tile passes nothing on. The branch also keeps the compiler from moving later code to before the wait,
+    # mainly the computation of output addresses, for which registers would run out.
     if tiles > 1:
         if PASS.code == "":
             word = tl.load(before_ptr, mask=last_row & (tile > 0), other=0)

@@ -1,9 +1,10 @@
-"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: one tile after the other, or tiles that look back.
+"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: a look-back scan, and a walk tile after tile.
 
-Channels alone do not fill a GPU, so time is split too. ``look_back_kernel`` reads and writes everything once: a program
-makes its tile's elements and the map that the tile is to a state, waits for the state before it, publishes the state
-behind it, and only then runs through its elements again, in registers. ``walk_kernel`` walks a stretch of time whose
-first state is known: all of it (the naive scan), or a chunk between reduce.py's states (reduce, then scan).
+Channels alone do not fill a GPU, so time is split over programs too. ``look_back_kernel`` reads and writes everything
+once: a program computes the elements of its tile and from them the map h -> a h + b of the whole tile, waits for the
+state before the tile, publishes the state after it, and only then computes its outputs, from the elements in registers.
+``walk_kernel`` processes a stretch of time whose first state is known, tile after tile: the whole sequence (the naive
+scan), or one chunk, whose first state reduce.py has computed (reduce, then scan).
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), for the composition
 of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the order.
@@ -31,7 +32,8 @@ from .elements import (
 
 @triton.jit
 def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
-    """Return the elements a, b of a tile, and the maps from its first state to behind and to before each row."""
+    """Return the elements a, b of a tile, and the maps from the state before the tile to those after and before each
+    row."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -88,10 +90,10 @@ def look_back_kernel(
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order that a GPU starts programs in, as prefix scans of CUB
-    rely on too: a program waits for one that runs already. Reads x, r, i [B, T, C], c [C] and the first state [B, C];
-    writes h [B, T, C], the last state [B, C], saved states [B, S, C]; passes states on in the words [tiles, B, C],
-    beside the number of the call.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in order of their number, on which CUB's prefix
+    scans rely too, so a program only waits for programs that run already. Reads x, r, i [B, T, C], c [C] and the first
+    state [B, C]; writes h [B, T, C], the last state [B, C] and saved states [B, S, C]; passes states on through words
+    [tiles, B, C], which hold the number of the call too.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -155,10 +157,10 @@ def walk_kernel(
     SAVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk one chunk of L steps, tile by tile, from the state before it.
+    """Walk through one chunk of L steps, tile by tile, from the state before it.
 
     Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C], c [C] and the states before the chunks
-    [N, B, C]; writes h [B, T, C], the state behind the last chunk [B, C] and saved states [B, S, C].
+    [N, B, C]; writes h [B, T, C], the state after the last chunk [B, C] and saved states [B, S, C].
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

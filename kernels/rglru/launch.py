@@ -1,8 +1,8 @@
 """Launches and autograd of the kernels for diagonal recurrences h_t = a_t h_{t-1} + b_t.
 
 A call has a strategy: "look_back" (one pass over memory, time split over programs that wait for each other's states),
-"chunked" (reduce, then scan) or "walk" (one program a sequence and block of channels). Nothing but the inputs and a
-float32 state every few steps is kept for the backward pass; elements are recomputed there.
+"chunked" (reduce, then scan) or "walk" (one program per sequence and block of channels). Only the inputs and a float32
+state every few steps are saved for the backward pass, which recomputes the elements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SUM_BLOCK_N, SUM_BLOCK_C = 128, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What one call computes, beside its tensors: operation, strategy, chunk length in steps, launches."""
+    """Everything about one call but its tensors: operation, strategy, chunk length in steps, launches, and whether to
+    return the last state and to save states for a backward pass."""
 
     op: str
     strategy: str
@@ -58,7 +59,7 @@ def run(
         op: "rglru" or "linear_scan", see elements.py.
         tensors: x, r, i [B, T, C] and c [C], or x and a.
         strategy: "look_back", "chunked" or "walk".
-        chunk_size: of "chunked", a power of two >= 16; None chooses one.
+        chunk_size: for "chunked", a power of two >= 16; None chooses one.
 
     Raises:
         ValueError: on a dtype, device, number of channels, chunk length or launches that the kernels do not take.
@@ -131,7 +132,7 @@ def run_step(
 def run_forward(
     problem: Problem, x: Tensor, r: Tensor, i: Tensor | None, c: Tensor | None, first: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return h [B, T, C], the last state [B, C] and the states [B, S, C] that the backward pass starts rows from."""
+    """Return h [B, T, C], the last state [B, C] and the states [B, S, C] from which rows start in the backward pass."""
     B, T, C = x.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
     slots = triton.cdiv(T, save)
@@ -196,7 +197,7 @@ def run_backward(
 
 @on_device_of("parts")
 def _sum_parts(parts: Tensor) -> Tensor:
-    """Return the sum [C] of parts [N, B, C], in one short launch."""
+    """Return the sum [C] of parts [N, B, C]."""
     C = parts.shape[2]
     total = torch.empty(C, device=parts.device, dtype=torch.float32)
     sum_parts_kernel[(triton.cdiv(C, SUM_BLOCK_C),)](
@@ -216,7 +217,7 @@ def _chunk_states(
     dh: Tensor | None,
     first: Tensor | None,
 ) -> Tensor:
-    """Return the state before every chunk [N, B, C]; with dh, the w behind every chunk, the last one's first."""
+    """Return the state before every chunk [N, B, C]; given dh, the w after every chunk, the last chunk's first."""
     B, T, C = x.shape
     chunks = triton.cdiv(T, problem.chunk)
     a, b, states = (torch.empty(chunks, B, C, device=x.device, dtype=torch.float32) for _ in range(3))
@@ -230,5 +231,5 @@ def _chunk_states(
 
 
 def _pass_code(tile: TileConfig, x: Tensor) -> PassCode:
-    """Return how a kernel's threads pass states on; nothing waits in the interpreter, which runs no PTX."""
+    """Return the PTX by which a kernel's threads pass states on, or none in the interpreter."""
     return NO_CODE if x.device.type == "cpu" and triton.knobs.runtime.interpret else pass_code(tile.channels)

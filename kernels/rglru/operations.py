@@ -15,7 +15,7 @@ from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
 
 STRATEGIES = {"fused": "look_back", "scan": "look_back", "chunked": "chunked", "naive": "walk"}
-"""Implementation in Triton -> how it goes through time, see launch.py."""
+"""Triton implementation -> strategy, see launch.py."""
 
 
 def rglru(
@@ -42,10 +42,10 @@ def rglru(
         impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
             and takes each chunk in order; ``naive``, where one program takes all of time for a block of channels;
             ``torch``, the portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors.
-        chunk_size: steps, of ``chunked`` (a power of two >= 16) and ``torch`` (at least 1), need not divide T; None
+        chunk_size: steps; for ``chunked`` (a power of two >= 16) and ``torch`` (at least 1). It need not divide T; None
             chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
-        initial_state: h_0 [B, C], as c; None is zero.
+        initial_state: h_0 [B, C], in c's dtype; None is zero.
         return_last_state: also return h_T.
         config: launches of the kernels; chosen for the device when None.
 
@@ -95,8 +95,8 @@ def rglru_layer(
         x: [B, T, C].
         w_a, w_x: [C, C], from x's channels to those of r and i, in x's dtype.
         c: [C].
-        impl: ``fused`` or ``torch``, RG-LRU's.
-        keywords: as :func:`rglru` takes them.
+        impl: RG-LRU's implementation, ``fused`` or ``torch``.
+        keywords: see :func:`rglru`.
 
     Result, errors and source as in :func:`rglru`.
     """

@@ -1,8 +1,8 @@
 """The diagonal recurrence h_t = a_t h_{t-1} + b_t in plain torch, chunk by chunk; runs anywhere.
 
-All chunks advance together, one step at a time, from a zero state, and then take the states before them. Where batch
-and channels alone keep a processor busy there is one chunk, and the recurrence is run as it stands. The gradient is the
-same scan backwards in time.
+All chunks advance together, one step at a time, from a zero state; then the contribution of the state before each chunk
+is added. If the chunk size covers the sequence, the recurrence is run directly. The gradient is the same scan,
+backwards in time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[T
 
 
 class _Scan(torch.autograd.Function):
-    """All states, with gradients of a, b and the first state; keeps a and h."""
+    """All states, with gradients of a, b and the first state; saves a, h and the first state."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> Tensor:
@@ -35,7 +35,7 @@ class _Scan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         a, h, first = ctx.saved_tensors
-        # w_t = a_t (dh_t + w_{t+1}) is what step t passes to the step before.
+        # w_t = a_t (dh_t + w_{t+1}) is the part of h_{t-1}'s gradient that comes from step t on.
         w = _scan(a, a * dh, None, ctx.chunk_size, backward=True)
         g = dh.clone()
         g[:, :-1] += w[:, 1:]

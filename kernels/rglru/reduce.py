@@ -1,8 +1,8 @@
-"""Reduce, then scan: what each chunk of time is to a state, and the states between chunks.
+"""Reduce, then scan: the map of a state that each chunk of time is, and the states between chunks.
 
-A chunk maps the state before it, h, to a h + b. ``reduce_kernel`` computes a and b of every chunk at once, forward in
-time for the states or backward for the gradients that pass between steps (see backward.py); ``merge_kernel`` runs
-through the chunks. The price is a second reading of the inputs.
+A chunk maps the state before it, h, to a h + b. ``reduce_kernel`` computes a and b of all chunks in parallel, forward
+in time for the states, or backward in time for w (see backward.py). ``merge_kernel`` then computes the states between
+chunks, one chunk after the other. The cost is that the inputs are read twice.
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
 """
@@ -40,10 +40,10 @@ def reduce_kernel(
     OP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Reduce one chunk of L steps to the map that it is to a state, or with dh to w, where the last chunk comes first.
+    """Compute the map of one chunk of L steps: of the state or, given dh, of w, backwards in time.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (or r, c and dh [B, T, C]);
-    writes a and b [N, B, C].
+    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (given dh: r, dh [B, T, C] and c);
+    writes a and b [N, B, C], given dh the last chunk's first.
     """
     BACKWARD: tl.constexpr = dh_ptr is not None
     PRECISE: tl.constexpr = r_ptr.dtype.element_ty == tl.float32
@@ -98,10 +98,9 @@ def reduce_kernel(
 
 @triton.jit(do_not_specialize=["E", "N"])
 def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, BLOCK_E: tl.constexpr):
-    """Run through N chunks' maps and store the state before each.
+    """Apply N chunks' maps one after the other and store the state before each chunk.
 
-    Grid: (ceil(E / BLOCK_E),) over E = B * C channels of sequences. Reads a, b [N, E] and the first state [E]; writes
-    states [N, E].
+    Grid: (ceil(E / BLOCK_E),), where E = B * C. Reads a, b [N, E] and the first state [E]; writes states [N, E].
     """
     offs = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
     mask = offs < E

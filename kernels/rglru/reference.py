@@ -4,9 +4,9 @@
     linear scan   h_t = a_t h_{t-1} + x_t                                   a_t of any sign and size
     layer         RG-LRU of x, r = x W_a and i = x W_x
 
-Each is a diagonal recurrence h_t = a_t h_{t-1} + b_t. Forms here compute float64 inputs in float64, all else in
-float32, and return h [B, T, C] in x's dtype, or (h, h_T) with ``return_last_state``. ``state_dtype`` is taken for the
-common signature: states have the dtype of the computation.
+Each is a diagonal recurrence h_t = a_t h_{t-1} + b_t. Functions here compute in float64 for float64 inputs, else in
+float32, and return h [B, T, C] in x's dtype, or (h, h_T) with ``return_last_state``. ``state_dtype`` is ignored; it is
+there because all operations share one signature.
 
 Sources: De et al., Griffin (2024), section 2.4, equations 1 to 4, where a = sigma(Lambda) and softplus(c) = -log a, so
 c = -Lambda; the layer is without biases, as in the published byte counts of its kernel. Martin and Cundy,
@@ -37,8 +37,8 @@ def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the same in ceil(log2 T) steps: maps h -> a h + b of runs of 1, 2, 4, ... steps, composed with the run
-    before.
+    """Compute the same as :func:`recurrent` in ceil(log2 T) passes: the maps h -> a h + b of runs of 1, 2, 4, ... steps
+    are composed with those of the runs before them.
 
     Source: Hillis and Steele, "Data parallel algorithms" (1986); Martin and Cundy (2018), section 2.
     """
@@ -57,9 +57,9 @@ def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Ten
 def rglru_elements(x: Tensor, r: Tensor, i: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Return RG-LRU's a and b = sqrt(1 - a^2) sigma(i) x [B, T, C], in float32 (float64 beside float64 inputs).
 
-    softplus(c) is -log sigma(-c), exact for c of any size and either sign; torch's own turns linear, or overflows.
-    1 - a^2 is -expm1(2 log a), which keeps its bits for a -> 1. Where a gate is so closed that a is 1, b is 0, and so
-    is its gradient: the limit of log(a) / sqrt(1 - a^2).
+    softplus(c) is computed as -log sigma(-c), which is exact for c of any size and either sign; torch's own softplus
+    becomes linear, or overflows. 1 - a^2 is computed as -expm1(2 log a), which loses no bits for a -> 1. Where a gate
+    is so closed that a rounds to 1, b and its gradient are 0, the limit of log(a) / sqrt(1 - a^2).
     """
     dtype = compute_dtype(x.dtype)
     log_a = 8.0 * logsigmoid(-c.to(dtype)) * torch.sigmoid(r.to(dtype))
@@ -123,8 +123,8 @@ def rglru_inputs(
 ) -> dict[str, Tensor]:
     """Draw x and the pre-activations r, i ~ N(0, 1), as a layer's initial weights make them, and c as Griffin does.
 
-    c is such that a, behind an open gate, is uniform in [0.9, 0.999] over the channels. It is float32 (float64 beside
-    float64 inputs), as are parameters in mixed precision, with values that the inputs' dtype holds too.
+    c is such that a, with the gate open, is uniform in [0.9, 0.999] over the channels. As parameters in mixed precision
+    it is float32 (float64 beside float64 inputs), with values that the inputs' dtype represents exactly.
     """
     generator = torch.Generator(device).manual_seed(seed)
     draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32

@@ -1,8 +1,8 @@
-"""What the gates become in the portable chunkwise form: weights of keys, states and rows, chunk by chunk.
+"""The weights that the portable chunkwise form computes from its gates, chunk by chunk.
 
-With b the inclusive cumulative sum of the log decay within a chunk and u the log input gate, every weight of the form
-is exp(c_j - r_i) with c_j = u_j - b_j; that of the state before the chunk is exp(p - r_i). chunkwise.py says how r and
-p are chosen. All of it is computed in float64 for the whole sequence at once and then cut into groups of chunks.
+With b the inclusive cumulative sum of the log decay within a chunk, u the log input gate and c_j = u_j - b_j, key j has
+the weight exp(c_j - r_i) in output i, and the state before the chunk has the weight exp(p - r_i). chunkwise.py says how
+r and p are chosen. All exponents are computed in float64 for the whole sequence and then cut into groups of chunks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from ..common.arguments import compute_dtype
 from .reference import MIN_LOG_DECAY
 
 MIN_LOG_INPUT = -1e30
-"""Stands for minus infinity: differences of two of them stay finite."""
+"""Used in place of minus infinity, because the difference of two of them is finite."""
 
 FACTORED_RANGE = (-60.0, 40.0)
-"""Least c_j - e and largest e - r_i of a group with which float32 neither underflows nor overflows."""
+"""Smallest c_j - e and largest e - r_i of a factored group: within these bounds float32 neither underflows nor
+overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairwise:
-    """What a group needs where its weights are computed pair by pair: G chunks of length L, S = B * H sequences.
+    """Exponents of a group whose weights are computed pair by pair: G chunks of length L, S = B * H sequences.
 
     column, column_rest, row: [G, S, L] with c_j = column + column_rest and r_i = row; column_rest is None in float64.
-    inter: [G, B, H, L, 1], exp(p - r_i): weight of the state before the chunk in h_i.
+    inter: [G, B, H, L, 1], exp(p - r_i), the weight of the state before the chunk in h_i.
     """
 
     column: Tensor
@@ -41,7 +42,7 @@ class Pairwise:
         log_weights = self.column[..., :, None] - self.row[..., None, :]
         if self.column_rest is not None:
             log_weights += self.column_rest[..., :, None]
-        # Below the diagonal the exponential may be inf; triu_ overwrites, it does not multiply.
+        # Below the diagonal the exponential may be inf, which triu_ overwrites (a product with 0 would give nan).
         return log_weights.exp_().triu_()
 
 
@@ -49,12 +50,12 @@ class Pairwise:
 class Group:
     """The gates of consecutive chunks of equal length L: G chunks, S = B * H sequences.
 
-    update: [G, B, H, L, 1], exp(c_j - e): weight of position j in the state after the group (pairwise: after the
+    update: [G, B, H, L, 1], exp(c_j - e), the weight of position j in the state after the group (pairwise: after the
         chunk), with e = m_end - b_end (plain: m = 0).
-    decay: [G, S, 1, 1], exp(p - e): what becomes of the state before the chunk. Factored: the first is that of the
-        state before the group, the others do not count.
-    floor: [G, S, L], exp(-(b_i + r_i)): the least denominator, or the plain form's only one.
-    pairwise: None where factored.
+    decay: [G, S, 1, 1], exp(p - e), the factor of the state before the chunk. Factored: the first one is the factor of
+        the state before the group, the others are not used.
+    floor: [G, S, L], exp(-(b_i + r_i)), the smallest denominator; in the plain form the denominator.
+    pairwise: None in a factored group.
     """
 
     update: Tensor
@@ -70,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Time steps from start to stop in chunks of equal length, and those in groups of ``size``, the last one of fewer.
+    """Time steps from start to stop in chunks of equal length, in groups of ``size`` chunks (the last may have fewer).
 
     groups: the gates of every group.
     """
@@ -87,20 +88,20 @@ class Segment:
         return chunks.permute(1, 0, 3, 2, *range(4, chunks.dim()))
 
     def cut(self, *tensors: Tensor) -> list[tuple[Any, ...]]:
-        """Return every group with its part of each tensor [B, T, H, D], a view [G, B, H, L, D]."""
+        """Return for every group its gates and its part of each tensor [B, T, H, D], as a view [G, B, H, L, D]."""
         return list(zip(self.groups, *(self.view(x).split(self.size) for x in tensors), strict=True))
 
 
 def plan(
     a: Tensor, u: Tensor | None, m: Tensor | None, chunk_size: int, rows_per_group: int, dtype: torch.dtype
 ) -> tuple[list[Segment], Tensor | None]:
-    """Cut a sequence into groups of whole chunks and a ragged rest.
+    """Cut a sequence into groups of whole chunks and a shorter last chunk.
 
     Args:
         a, u: log decay and log input gate [B, T, H]; None means 0.
         m: stabiliser [S] of the initial state, None in the plain form.
         chunk_size: may exceed T.
-        rows_per_group: B * H * time steps that a group covers at most, if that is a chunk or more.
+        rows_per_group: largest B * H * time steps of a group; a group has at least one chunk.
         dtype: of q, k and v.
 
     Returns:
@@ -133,12 +134,13 @@ def _groups(
     b = b.cumsum(-1)
     column = u - b
     total = b[..., -1].cumsum(0) - b[..., -1]
-    # r of the first and the last row of every chunk, [N, S]: r never decreases within a chunk.
+    # p, and r of the first and the last row of every chunk, [N, S]; r never decreases within a chunk.
     if m is None:
         before = torch.zeros_like(total)
         first, end = -b[..., 0], -b[..., -1]
     else:
-        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of c less the decay so far.
+        # m_k = b_L + max(m_{k-1}, max_j c_j), for all chunks at once: a running maximum of max_j c_j minus the sum of
+        # the log decays before the chunk.
         peak = column.amax(-1)
         before = torch.cat((m[None], peak[:-1] - total[:-1])).cummax(0).values + total
         first, end = torch.maximum(before, column[..., 0]), torch.maximum(before, peak)
@@ -148,7 +150,7 @@ def _groups(
     starts = range(0, num_chunks, size)
     factored = [False] * len(starts)
     if dtype == compute:
-        # e of the group, as the chunk counts: without the decay from the start of the chunk.
+        # e of the group in the coordinates of each chunk, whose b starts at the chunk's own first step.
         ends = end - total
         ends = torch.cat((ends[size - 1 :: size], ends[-1:]))[: len(starts)]
         group_end = total + ends.repeat_interleave(size, 0)[:num_chunks]

@@ -1,12 +1,12 @@
-"""The recurrent kernel of the engine: the matrix memory at every chunk edge, forward in time or backward.
+"""The engine's recurrent kernel: computes the state C at every chunk edge, forward in time or backward.
 
 Forward (paper, appendix B.2):
     C_k = exp2(g_k + m_{k-1} - m_k) C_{k-1} + sum_t exp2(w_t - m_k) k_t v_t^T
 Backward (paper, appendix B.3):
     dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
 
-with m = 0 where an operation has no stabiliser. A chunk is processed tile by tile with the state in registers; a state
-is written once per chunk, so a longer chunk moves fewer bytes.
+with m = 0 for operations without a stabiliser. A chunk is processed tile by tile with the state in registers. One state
+is written per chunk, so a longer chunk moves fewer bytes.
 """
 
 import triton
@@ -42,13 +42,13 @@ def chunk_h_kernel(
 ):
     """Process the chunks in order with one [BLOCK_K, BLOCK_V] tile of the state in registers.
 
-    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then every chunk starts from zero and
-    leaves its own contribution, which chunk_h_merge_kernel adds up.
+    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then one program computes one chunk's
+    contribution to the state, starting from zero, and chunk_h_merge_kernel combines the contributions.
     Forward: reads k [B, T, H / group_x, K], v [B, T, H, V] and the gate vectors; writes the state before each chunk
     [B, H, N, K, V] and, where asked for, n [B, H, N, K] and the last state. REVERSE: reads q, dh, the gate vectors and
     the forward states; writes the gradient of the state after each chunk, that of the initial state and, where asked
     for, the anchors: <C, dC> at each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions,
-    states are kept every L.
+    states are written every L.
     """
     H: tl.constexpr = SHAPE.heads
     K: tl.constexpr = SHAPE.dim_x
@@ -191,9 +191,11 @@ def chunk_h_merge_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Turn every chunk's own contribution into the state that enters it: C_k = decay_k C_{k-1} + local_k, in place.
+    """Replace every chunk's contribution by the state that enters the chunk: C_k = decay_k C_{k-1} + local_k.
 
-    The transition of a chunk is one scalar, so the merge is exact. Grid: (ceil(K V / BLOCK_E) * B * H,).
+    A chunk multiplies the state by one scalar, so the merge is exact.
+
+    Grid: (ceil(K V / BLOCK_E) * B * H,).
     Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [B, H, N, K, V] and n [B, H, N, K].
     """
     WITH_N: tl.constexpr = n_states_ptr is not None

@@ -4,10 +4,10 @@ It computes the four products of roles.py, out = rows(W_in) (X S) + ((X Y^T) * W
 (TFLA's second level of sequence parallelism), so the chunk length is independent of the tile size. Transposed products
 are computed from loaded tiles, never by transposing an accumulator.
 
-Gate weights are exp2(b_t - m_t - log2 denom_t - b_s + u_s) for t >= s. Let R be b - m at the first row of a past tile
-and at the last row of a future tile. Because m_t - b_t never falls with t, the row factor exp2(b_t - m_t - R) and the
-column factor exp2(u_s - b_s + R) are both at most one for tiles off the diagonal: two vectors replace a matrix of
-exponentials, and nothing overflows. On the diagonal tile the exponents are added first.
+Gate weights are exp2(b_t - m_t - log2 denom_t - b_s + u_s) for t >= s. Let R be b - m at the first row of a tile with
+the past role, or at the last row of one with the future role. Because m_t - b_t never decreases with t, the row factor
+exp2(b_t - m_t - R) and the column factor exp2(u_s - b_s + R) are both at most one for tiles off the diagonal. There two
+vectors replace a matrix of exponentials, and nothing overflows. On the diagonal tile the exponents are added first.
 """
 
 import triton
@@ -50,7 +50,7 @@ def _contract(
     BLOCK_X: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return X Y^T for one pair of tiles, block by block of the contraction; one block covering D is ``x`` itself."""
+    """Return X Y^T for a pair of tiles, in blocks of BLOCK_X; if one block covers D, ``x`` is the loaded tile of X."""
     NX: tl.constexpr = (D + BLOCK_X - 1) // BLOCK_X
     MASK_X: tl.constexpr = D % BLOCK_X != 0
     product = tl.zeros((offs_t.shape[0], offs_s.shape[0]), dtype=tl.float32)
@@ -67,7 +67,8 @@ def _contract(
             x = _load_tile(x_rows, offs_t, block * BLOCK_X + offs_x, mask_t, ROW, D, MASK_X)
             y = _load_tile_transposed(y_cols, offs_s, block * BLOCK_X + offs_x, mask_s, ROW, D, MASK_X)
             if PRECISION == "ieee":
-                # Sums of blocks lose less than one long sum; the factor keeps the compiler from joining them again.
+                # Summing blocks separately rounds less than one long sum. The factor ``unit`` (1, unknown to the
+                # compiler) keeps the compiler from merging the sums again.
                 product += tl.dot(x, y, input_precision=PRECISION) * unit
             else:
                 product = tl.dot(x, y, product, input_precision=PRECISION)
@@ -76,7 +77,7 @@ def _contract(
 
 @triton.jit
 def _query_gate(gates, offs, mask, DENOM: tl.constexpr):
-    """Return b_t - m_t - log2 denom_t in float64, minus infinity in the padding."""
+    """Return b_t - m_t - log2 denom_t in the dtype of the gates, NEG in the padding."""
     gate = tl.load(gates.b + offs, mask=mask, other=0.0)
     if gates.m is not None:
         gate -= tl.load(gates.m + offs, mask=mask, other=0.0)
@@ -87,7 +88,7 @@ def _query_gate(gates, offs, mask, DENOM: tl.constexpr):
 
 @triton.jit
 def _key_gate(gates, offs, mask):
-    """Return u_s - b_s in float64, minus infinity in the padding."""
+    """Return u_s - b_s in the dtype of the gates, NEG in the padding."""
     gate = -tl.load(gates.b + offs, mask=mask, other=0.0)
     if gates.u is not None:
         gate += tl.load(gates.u + offs, mask=mask, other=0.0)
@@ -96,7 +97,7 @@ def _key_gate(gates, offs, mask):
 
 @triton.jit
 def _split(gate):
-    """Return a float64 as two float32: the nearest, and what it misses."""
+    """Split a float64 into two float32: the rounded value and the remainder."""
     high = gate.to(tl.float32)
     return high, (gate - high).to(tl.float32)
 
@@ -223,7 +224,7 @@ def chunk_o_kernel(
         acc *= inter_factor
         denom *= inter_factor
 
-    # Tiles off the diagonal: their column factors ride on the product, their row factors follow the loop.
+    # Tiles off the diagonal: column factors are applied to the product, row factors once, after the loop.
     if FUTURE:
         first = row0 + BLOCK_T
         last = end
@@ -288,7 +289,7 @@ def chunk_o_kernel(
             col = _key_gate(gates, offs_col, mask_s)
             causal = (col0 + offs_s)[None, :] <= (row0 + offs_t)[:, None]
         col_high, col_low = _split(col)
-        # The high parts first: their sum is small and exact where its weight counts.
+        # High parts are added first: where the weight is not negligible, their sum is small and exact.
         exponent = (row_high[:, None] + col_high[None, :]) + (row_low[:, None] + col_low[None, :])
         weights = tl.where(causal, tl.math.exp2(exponent), 0.0)
         product *= weights * scale

@@ -6,25 +6,26 @@ before the chunk,
     h_i = scale (sum_{j<=i} exp(b_i - b_j + u_j) (q_i . k_j) v_j + exp(b_i) C^T q_i)
     C'  = exp(b_L) C + sum_j exp(b_L - b_j + u_j) k_j v_j^T
 
-With c_j = u_j - b_j and r_i = -b_i every weight is exp(c_j - r_i), that of the state before the chunk is exp(p - r_i)
-with p = 0, and the weights of row L are those that update the state. The normalised form (see reference.py) differs in
-r alone: r_i = max(p, max_{j<=i} c_j), where p is the stabiliser m of the state before the chunk. Then b cancels, every
-exponent is <= 0, and m_i = b_i + r_i. TFLA paper, section 3, appendices A and B.
+With c_j = u_j - b_j and r_i = -b_i, key j has the weight exp(c_j - r_i) in row i. The state before the chunk has the
+weight exp(p - r_i) with p = 0, and the weights of row L are those that update the state. The normalised form (see
+reference.py) differs in r and p alone: r_i = max(p, max_{j<=i} c_j), where p is the stabiliser m of the state before
+the chunk. Then b cancels, every exponent is <= 0, and m_i = b_i + r_i. TFLA paper, section 3, appendices A and B.
 
-Numbers: [B, T, H] gate values are float64. r is rounded to the accumulators' dtype, which a factor per row of h makes
-good, and c is split in two parts, so that differences of large cumulative sums keep their digits. Weights, states and
-accumulators are float32; operands of matrix products are rounded to the inputs' dtype. Float64 inputs: all float64.
+Precision: gate values [B, T, H] are float64. r is rounded to the accumulators' dtype, and a factor per row of h
+corrects for the rounding; c is split in two parts, so that differences of large cumulative sums keep their digits.
+Weights, states and accumulators are float32; operands of matrix products are rounded to the inputs' dtype. For float64
+inputs everything is float64.
 
-Speed: a CPU's time goes into matrix products if everything between them stays in its caches. Chunks are therefore taken
-in groups: q, k and v of a group are copied into matrices that every group uses anew, and all but the recurrence of the
-state is one batched product, or one elementwise pass, for the whole group. What the denominator needs of n is a column
-of the scores: n stands among the keys. The backward pass recomputes the weights, and the states from one kept for each
-group.
+Speed: matrix products dominate on a CPU only if everything between them stays in its caches. Chunks are therefore taken
+in groups: q, k and v of a group are copied into matrices that are reused for every group, and everything but the
+recurrence of the state is one batched product, or one elementwise pass, over the whole group. The denominators' n^T q
+are computed along with the scores, since n is stored as one more key. The backward pass recomputes the weights, and
+the states from one that is kept per group.
 
-Where the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), every row of the group takes the same r_i = e,
-that of its end: the weights become factors exp(c_j - e) of the keys, and neither q nor the state is touched between the
-group's chunks. Elsewhere, and in low precision, where scaled keys would be rounded, the weights are computed pair by
-pair.
+If the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), the group is factored: all its rows take the same
+r_i = e, the r of the group's last row. The weights then become factors exp(c_j - e) of the keys, and between the chunks
+of the group neither q nor the state is scaled. Otherwise, and in low precision, where scaled keys would be rounded, the
+weights are computed pair by pair.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .chunk_gates import Group, Segment, plan
 from .reference import State, zero_state
 
 ROWS_PER_GROUP = {"cpu": 1024, "cuda": 32768}
-"""Rows (B * H * chunks * L) of a group: few enough for a core's cache, or enough to fill a GPU."""
+"""Rows (B * H * chunks * L) of a group: few enough for a CPU core's cache, enough to fill a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class _Options:
 
 
 class _Matrices:
-    """Matrices [G, S, R, D] of a group's chunks and every view of them that is used, so that none is made twice.
+    """Matrices [G, S, R, D] of a group's chunks and the views of them in use, each made once.
 
     heads: [G, B, H, R, D], as Segment.view of the arguments. flat: [G * S, R, D]. chunks: G of [S, R, D].
     """
@@ -70,15 +71,16 @@ class _Matrices:
 
 
 class _Workspace:
-    """The matrices of a group, written anew for every group of the same shape (G, S, L).
+    """The matrices of a group, overwritten for every group of the same shape (G, S, L).
 
-    query: q, scaled.
-    columns: n (normalised), then key: the keys, times their weights in the state where the group is factored.
+    query: q times the scale.
+    columns: n (normalised form only), then the keys. key: the view of the keys; in a factored group they are multiplied
+        by their weights in the state.
     value: v.
-    weighted: weighted products of columns and queries, a row for every column; scores: those of the keys.
-    out: sum of weighted values; in the backward pass dh over the denominator.
+    weighted: weighted products of columns and queries, one row per column. scores: the view of the keys' rows.
+    out: sum of weighted values; in the backward pass dh divided by the denominator.
     row: [G, S, L], first n^T q of every query, then the inverse of its denominator.
-    n: [1 + G, S, K], n before every chunk and after the last, where factored.
+    n: [1 + G, S, K], n before every chunk and after the last one, used in factored groups.
     """
 
     def __init__(self, shape: tuple[int, int, int], q: Tensor, v: Tensor, *, normalize: bool) -> None:
@@ -111,7 +113,7 @@ class _Workspace:
         return x if self.exact else x.to(self.dtype).to(self.compute)
 
     def round_(self, x: Tensor) -> Tensor:
-        """Round an operand of a matrix product to the inputs' dtype, in place."""
+        """Round in place, as :meth:`round`."""
         return x if self.exact else x.copy_(x.to(self.dtype))
 
     def load(self, q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float) -> None:
@@ -127,7 +129,7 @@ class _Workspace:
             self.key.heads.copy_(k)
 
     def run_normalizer(self, n: Tensor, key: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-        """Return n before every chunk of the group [G, S, K] (factored: decayed to its end), and n [S, K] after it.
+        """Return n before every chunk [G, S, K] (factored: decayed to the group's end), and n [S, K] after the group.
 
         Args:
             n: before the group.
@@ -162,12 +164,12 @@ class _Workspace:
         return weights
 
     def invert_denominator(self, group: Group) -> None:
-        """Replace n^T q in row by 1 / max(|n^T q|, floor); the plain form has no n."""
+        """Replace n^T q in row by 1 / max(|n^T q|, floor), or by 1 / floor in the plain form, which has no n."""
         denominator = torch.maximum(self.row.abs_(), group.floor, out=self.row) if self.normalize else group.floor
         torch.reciprocal(denominator, out=self.row)
 
     def store(self, x: Tensor, value: _Matrices, factor: Tensor | float) -> None:
-        """Write matrices times a number or [G, B, H, L, 1] into a view [G, B, H, L, D]."""
+        """Write matrices times ``factor``, a number or [G, B, H, L, 1], into a view [G, B, H, L, D]."""
         if self.exact:
             torch.mul(value.heads, factor, out=x)
         else:
@@ -187,7 +189,7 @@ class _States(NamedTuple):
         return cls(*(x.flatten(0, 1) for x in parts))
 
     def unflatten(self, shape: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Split S into B and H and round m, C and n making good for it: the state as the caller sees it."""
+        """Return the state for the caller: S split into B and H, m rounded, C and n scaled to match the rounded m."""
         if self.n is None or self.m is None:
             return (self.c.unflatten(0, shape),)
         rounded, rest = _round_stabilizer(self.m, self.c.dtype)
@@ -196,7 +198,7 @@ class _States(NamedTuple):
 
 
 def _round_stabilizer(m: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return m in ``dtype`` and the factor exp(m - rounded m) that C and n take for it."""
+    """Return m in ``dtype`` and exp(m - rounded m), by which C and n are to be multiplied."""
     rounded = m.to(dtype)
     return rounded, torch.exp(m - rounded).to(dtype)
 
@@ -225,9 +227,9 @@ def _forward(
     options: _Options,
     checkpoints: list[_Checkpoint] | None = None,
 ) -> tuple[Tensor, _States]:
-    """Return h and the last state; append what the backward pass needs of every group to ``checkpoints``."""
+    """Return h and the last state; append a checkpoint per group for the backward pass to ``checkpoints``."""
     h, c, n, work = torch.empty_like(v), state.c.clone(), state.n, None
-    # Of a thousand small calls: what they do for autograd even without gradients is 2 % of the time of 2 CPU cores.
+    # There are a thousand small calls; without inference mode autograd's bookkeeping takes 2 % of the time of 2 cores.
     with torch.inference_mode():
         segments, m = _plan(a, u, state, options, v.dtype)
         for group, q_g, k_g, v_g, h_g in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
@@ -260,7 +262,7 @@ def _forward(
                     c.mul_(decay).baddbmm_(key_c, v_c)
             work.invert_denominator(group)
             work.store(h_g, work.out, work.factor)
-    # What was made in inference mode stays there: autograd takes nothing of it.
+    # Autograd does not accept tensors made in inference mode, so n and m are copied.
     return h, _States(c, *(None if x is None else x.clone() for x in (n, m)))
 
 
@@ -298,7 +300,7 @@ class _Chunkwise(torch.autograd.Function):
 class _BackwardWorkspace(_Workspace):
     """The matrices of a group in the backward pass.
 
-    dscores, pairs: gradient of scores, and its product with them.
+    dscores, pairs: gradient of scores, and its elementwise product with the scores.
     dquery, dkey, dvalue: gradients of query, key and value.
     """
 
@@ -309,7 +311,7 @@ class _BackwardWorkspace(_Workspace):
         self.dquery, self.dkey, self.dvalue = (self.empty(length, dim) for dim in (dim_k, dim_k, dim_v))
 
     def denominator_gradient(self, h: Tensor, dh: Tensor, group: Group) -> Tensor:
-        """Replace n^T q in row as :meth:`invert_denominator` and return its gradient [G, S, L]."""
+        """Replace n^T q in row by the inverse denominator and return the gradient of n^T q [G, S, L]."""
         slope = torch.where(self.row.abs() > group.floor, self.row.sign(), 0.0)
         self.invert_denominator(group)
         if not self.exact:
@@ -317,7 +319,7 @@ class _BackwardWorkspace(_Workspace):
         return (h * dh).sum(-1).view(self.shape).mul_(self.row).mul_(slope).neg_()
 
     def sweep_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
-        """As :meth:`sweep_pairwise`; of <C, dC> return only that of the last chunk, [1, S]."""
+        """Do the same as :meth:`sweep_pairwise`, but return <C, dC> of the last chunk only, [1, S]."""
         c = c * group.decay[0]
         for chunk, (dout_c, dquery_c) in enumerate(zip(self.out.chunks, self.dquery.chunks, strict=True)):
             if chunk:
@@ -336,13 +338,14 @@ class _BackwardWorkspace(_Workspace):
         return last
 
     def sweep_pairwise(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
-        """Run C forwards and dC backwards through the group and take what goes through them.
+        """Run C forwards and dC backwards through the group and compute the gradients that pass through the states.
 
-        Writes dquery and dkey, as of the operands that meet the states, and adds to dvalue.
+        Writes dquery and dkey, gradients of the weighted queries and keys that are multiplied with states, and adds to
+        dvalue.
 
         Args:
-            c: before the group.
-            dc: after the group; replaced by that before it.
+            c: C before the group.
+            dc: dC after the group; overwritten with dC before the group.
 
         Returns:
             <C, dC> [G, S] of C before and dC after every chunk.
@@ -367,17 +370,17 @@ class _BackwardWorkspace(_Workspace):
             torch.bmm(dout_c, self.round(c_c).mT, out=dquery_c)
             torch.bmm(v_c, dc_n.mT, out=dkey_c)
             dvalue_c.baddbmm_(key_c, dc_n)
-            # Not a product of matrices: K * V terms of either sign want torch.sum's pairwise summation.
+            # torch.sum, not a matrix product: its pairwise summation is more exact for K * V terms of either sign.
             torch.sum(torch.mul(c_c, dc, out=scratch), (1, 2), out=product)
             dc.mul_(decay).baddbmm_(query_c, dout_c)
         return products
 
     def run_normalizer_gradient(self, dn: Tensor, dnq: Tensor | None, group: Group) -> tuple[Tensor, Tensor]:
-        """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before it.
+        """Return the gradient of n after every chunk of the group [G, S, K], and of n [S, K] before the group.
 
         Args:
-            dn: after the group.
-            dnq: gradient of n^T q, [G, S, L, 1], as of the queries without their weights.
+            dn: gradient of n after the group.
+            dnq: gradient of n^T q, [G, S, L, 1], times the queries' weights, so that it applies to unweighted queries.
         """
         sums = torch.zeros_like(self.n_sums) if dnq is None else (self.query.data * dnq).sum(-2)
         if group.pairwise is None:
@@ -403,7 +406,7 @@ def _backward(
     dh: Tensor,
     dlast: tuple[Tensor | None, ...],
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output where dh reaches n."""
+    """Return the gradients of q, k, v, a, u and C, n; ``h`` is the output, or None if n gets no gradient from dh."""
     segments, m_last = _plan(a, u, state, options, v.dtype)
     dc, dn = _last_state_gradients(state, m_last, dlast, n_matters=h is not None)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -428,7 +431,7 @@ def _backward(
             torch.bmm(work.value.flat, work.out.flat_t, out=work.dscores.flat)
             if dnq is not None:
                 work.dscores.data += dnq[..., None, :]
-            # What stays within the chunk: the sums of this product over keys are q . dq, those over queries k . dk.
+            # Contribution of pairs within the chunk: summed over keys it is q . dq, summed over queries k . dk.
             pairs = torch.mul(work.dscores.data, work.scores.data, out=work.pairs.data)
             query_dq, key_dk = pairs.sum(-2), pairs.sum(-1)
             if weights is None:
@@ -454,7 +457,8 @@ def _backward(
             state_dq = (work.dquery.data * work.query.data).sum(-1)
             state_dk = (work.dkey.data * work.key.data).sum(-1)
             if factored:
-                # On to the chunk before, its successor's queries bring their part to <C, dC>; its keys take theirs.
+                # From a chunk to the one before, <C, dC> grows by q . dq of the later chunk's queries (through states)
+                # and loses k . dk of the earlier chunk's keys.
                 steps = state_dq[1:].sum(-1) - state_dk[:-1].sum(-1)
                 products = torch.cat((steps, products)).flip(0).cumsum(0).flip(0)
             else:
@@ -481,9 +485,9 @@ def _backward(
 def _last_state_gradients(
     state: _States, m_last: Tensor | None, dlast: tuple[Tensor | None, ...], *, n_matters: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of C and n as the last chunk leaves them: the converse of _States.unflatten.
+    """Return the gradients of C and n after the last chunk: the backward pass of _States.unflatten.
 
-    None for n if nothing differentiates through it, neither the denominators (``n_matters``) nor the last n.
+    The gradient of n is None if n gets no gradient, neither from the denominators (``n_matters``) nor from the last n.
     """
     dc = torch.zeros_like(state.c) if dlast[0] is None else dlast[0].reshape(state.c.shape).clone()
     if state.n is None or m_last is None:
@@ -509,7 +513,7 @@ def chunkwise(
     normalize: bool = False,
     normalizer_gradient: bool = False,
 ) -> Tensor | tuple[Tensor, Any]:
-    """Compute the recurrence of reference.py chunk by chunk, with a backward pass of its own.
+    """Compute the recurrence of reference.py chunk by chunk, with a hand-written backward pass.
 
     Args:
         q, k: [B, T, H, K], contiguous; float64, float32, float16 or bfloat16.
@@ -542,7 +546,7 @@ def chunkwise(
         h, *last = _Chunkwise.apply(options, *inputs)
     else:
         if any(x is not None and unpack_dual(x).tangent is not None for x in inputs):
-            # Inference mode would drop the tangents without a word.
+            # Inference mode would silently drop the tangents.
             raise NotImplementedError("the portable form has no forward-mode derivative, got an input with a tangent")
         h, last_state = _forward(q, k, v, log_decay, log_input, _States.flatten(parts), options)
         last = last_state.unflatten((v.shape[0], v.shape[2])) if return_last_state else ()

@@ -14,7 +14,8 @@ FUSED_CHUNK = "fused_chunk"
 WHOLE_STATE = "whole_state"
 """Name of the one whose programs hold the whole state of a head, on Hopper."""
 
-HOPPER = "9.0"
+HOPPER, GLUON_TRITON = "9.0", "3.6"
+"""Compute capability and Triton that it is written for."""
 
 IMPLEMENTATIONS = {
     FUSED_CHUNK: ("chunk_size",),
@@ -82,6 +83,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             state_dtypes=("fp32", "bf16"),
             architectures=(HOPPER,),
             requires=("triton",),
+            triton_versions=f"=={GLUON_TRITON}.*",
             preferred_chunk="kernels.scalar_decay.config:preferred_whole_state_chunk",
         ),
         Implementation(

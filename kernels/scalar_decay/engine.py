@@ -49,6 +49,7 @@ from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T, default_chunk_size, fit_chunk
 from .declare import (
     FUSED_CHUNK,
+    GLUON_TRITON,
     HOPPER,
     IMPLEMENTATIONS,
     SCHEMES,
@@ -181,7 +182,7 @@ def why_not_whole_state(q: Tensor, v: Tensor, chunk_size: int | None, scale: flo
         return f"whole_state is written for compute capability {HOPPER}, got {here}"
     from .launch import HAS_WHOLE_STATE
 
-    return None if HAS_WHOLE_STATE else "whole_state is written in Gluon as Triton 3.6 has it, which is not here"
+    return None if HAS_WHOLE_STATE else f"whole_state is written for Triton {GLUON_TRITON}, which is not here"
 
 
 def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None, scale: float, *, values: str) -> None:

@@ -12,10 +12,10 @@ log decay ``a`` and the log input ``u`` differ, chosen by the constexpr ``GATE``
 
 Per chunk of length L (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g`` its last value and
 ``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the chunk's last state. All are
-in base 2. Sums run in float64 and are stored in the dtype of their tensors: float64 where a chunk is swept, since
-differences of b over a long chunk, or of large u and m, would otherwise lose the bits that neighbouring positions need;
-float32 where they span one tile of a half-precision problem. The stabiliser m_t is a free choice, so float32 serves:
-all that matters is that everyone uses the same number.
+in base 2. Sums are computed in float64 and stored in the dtype of their tensors. That is float64 where they run over a
+whole chunk, because differences of b over a long chunk, or of large u and m, would lose the bits that neighbouring
+positions need in float32. It is float32 where they span one tile of a half-precision problem. The stabiliser m_t is
+stored in float32: its value is arbitrary, and rounding it does no harm as long as every kernel uses the rounded value.
 """
 
 import triton
@@ -24,12 +24,13 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
-"""Stands for minus infinity: differences of two of them stay finite."""
+"""Used in place of minus infinity, because the difference of two of them is finite."""
 
 MIN_LOG_DECAY = tl.constexpr(-150.0)
 MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
-"""Where the log decay is cut, so that a gate of -1e30 or minus infinity (a document's start) costs the cumulative sums
-no more bits than it must: exp of it is zero in float32, beside mLSTMexp's input gates of a few hundred too."""
+"""Lower bounds of the log decay. Without them a gate of -1e30 or minus infinity (at the start of a document) would take
+all bits of the cumulative sums. The decay at the bound is zero in float32, for mLSTMexp even when multiplied by the
+exponential of an input gate of a few hundred."""
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _log_sigmoid(x):
 
 @triton.jit
 def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
-    """Return a in float64 for gate elements ``offs``; padding has decay one."""
+    """Return the log decay a in float64 for gate elements ``offs``; 0 in the padding."""
     if GATE == "slope":
         a = tl.zeros(offs.shape, dtype=tl.float64) - head_value
     else:
@@ -59,13 +60,13 @@ def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
 
 @triton.jit
 def _max(x, y):
-    """Return the larger of two, for scans."""
+    """Return the larger of x and y, as a function that associative_scan can take."""
     return tl.maximum(x, y)
 
 
 @triton.jit
 def _max_plus(shift_x, max_x, shift_y, max_y):
-    """Compose two steps m -> max(m + shift, max)."""
+    """Compose two maps m -> max(m + shift, max), x first."""
     return shift_x + shift_y, tl.maximum(max_x + shift_y, max_y)
 
 
@@ -153,8 +154,8 @@ def stabiliser_scan_kernel(
 
     Grid: (B * H,).
     Reads g and the chunk maxima [B, H, N] and the initial m [B, H] (base e); writes m at every chunk edge,
-    [B, H, N + 1], and the last one in base e [B, H]. That one is what the last state refers to outside, so the last
-    edge is exactly its float32 value.
+    [B, H, N + 1], and the last one in base e [B, H]. The caller gets the last m in base e as float32, so the last edge
+    is that rounded value, converted back to base 2.
     """
     pid_bh = tl.program_id(0).to(tl.int64)
     dtype = edge_ptr.dtype.element_ty
@@ -199,7 +200,7 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
 
 @triton.jit
 def _row_sums(q_dq_ptr, k_dk_ptr, offs_t, mask_t, plane, NUM_SUMS: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Return sum_k q dq and sum_k k dk in float64, added up over the tiles that computed them."""
+    """Return sum_k q dq and sum_k k dk in float64, summed over the NUM_SUMS partial sums."""
     p = tl.zeros((BLOCK_T,), dtype=tl.float64)
     c = tl.zeros((BLOCK_T,), dtype=tl.float64)
     for n in tl.static_range(NUM_SUMS):
@@ -238,9 +239,10 @@ def gates_backward_kernel(
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 
-    which is appendix B.3 of the TFLA paper with its sums collected. Anchors keep rounding from piling up over T, and
-    what a stretch misses the next anchor by (END_IS_KNOWN: the last one ends at zero) is spread over it by p^2 + c^2,
-    the variance of its rounding.
+    which is appendix B.3 of the TFLA paper with its sums collected. Anchors keep rounding errors from accumulating over
+    T. At the end of a stretch the sum differs from the next anchor (from zero in the last stretch if END_IS_KNOWN) by
+    the rounding errors in the stretch; this difference is distributed over the positions in proportion to p^2 + c^2,
+    which estimates the variance of each position's error.
 
     Grid: (N stretches * B * H,).
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
@@ -289,8 +291,8 @@ def gates_backward_kernel(
             d_head -= tl.sum(tl.where(mask_t, da, 0.0), axis=0)
         else:
             x = tl.load(decay_ptr + offs_gate, mask=mask_t, other=1.0).to(tl.float64)
-            # Nothing passes a decay this small (a document's start): what is left of da there is rounding. mLSTMexp's
-            # input gates may outweigh a decay by exp(2 * 60).
+            # No state passes a decay this small (at the start of a document), so da consists of rounding errors only.
+            # The bound for mLSTMexp is lower, since its input gates may outweigh a decay by exp(2 * 60).
             if GATE == "exp":
                 da = tl.where(x < -200.0, 0.0, da)
             elif GATE == "ssd":
@@ -302,7 +304,7 @@ def gates_backward_kernel(
             if GATE == "log":
                 dx = da
             elif GATE == "ssd":
-                # The input's weight is dt itself: where that is zero, c is too, and says nothing of the gradient.
+                # The input's weight is dt itself. Where dt is zero, c is zero too, and c / dt is undefined.
                 dx = da * head_value + tl.where(x > 0.0, c / x, 0.0)
                 d_head += tl.sum(tl.where(mask_t, da * x, 0.0), axis=0)
             else:

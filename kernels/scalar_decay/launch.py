@@ -1,4 +1,4 @@
-"""Launches of the engine's kernels: what each allocates, its grid and its configuration. autograd.py orders them."""
+"""Launchers of the engine's kernels: output tensors, grids and configurations. autograd.py calls them in order."""
 
 from __future__ import annotations
 
@@ -28,26 +28,24 @@ from .config import (
     WholeStateConfig,
     select_config,
 )
+from .declare import GLUON_TRITON
 from .fused_chunk import fused_chunk_kernel
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import GateVectors, Role, Shape
 from .step import step_kernel
 
-try:
+HAS_WHOLE_STATE = triton.__version__.startswith(f"{GLUON_TRITON}.") and not triton.knobs.runtime.interpret
+"""Whether whole_state.py runs: Gluon's names change from one Triton to the next, and it has no interpreter."""
+if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
-except (ImportError, AttributeError):
-    # Gluon is experimental, and whole_state.py is written for its interface in Triton 3.6.
-    HAS_WHOLE_STATE = False
-else:
-    HAS_WHOLE_STATE = not triton.knobs.runtime.interpret
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What one call computes, beside its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
+    """Everything about one call but its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
 
     gate: str
     scale: float
@@ -66,7 +64,7 @@ class Problem:
 
     @property
     def anchor_every(self) -> int:
-        """Positions between anchors of the decay gradient in the fused kernel: never across a chunk's edge."""
+        """Positions between anchors of the decay gradient in the fused kernel; no interval crosses a chunk's edge."""
         return min(self.chunk, ANCHOR_EVERY.get(self.gate, DEFAULT_ANCHOR_EVERY))
 
 
@@ -106,7 +104,7 @@ def run_gates(
     """Launch the gate kernels: log gates cumulative over ``stretch`` positions and, for mLSTMexp, the stabiliser.
 
     Returns:
-        the gate vectors in ``dtype``, log_denom yet to be written, and the last m [B, H] in base e.
+        The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
     """
     B, T, H, _ = v.shape
     N = triton.cdiv(T, stretch)
@@ -136,10 +134,10 @@ def run_gates(
 
 @dataclass(slots=True, kw_only=True)
 class ChunkStates:
-    """What a pass over the chunks leaves.
+    """The results of a pass over the chunks.
 
     Attributes:
-        states: [B, H, N, K, V], before each chunk; of a pass backward in time, after it.
+        states: [B, H, N, K, V], the state before each chunk; in a pass backward in time, its gradient after the chunk.
         n_states: n before each chunk [B, H, N, K].
         last: [B, H, K, V], after the last step of the pass.
         n_last: [B, H, K].
@@ -169,8 +167,8 @@ def run_chunk_h(
     reverse: bool = False,
     forward_states: Tensor | None = None,
 ) -> ChunkStates:
-    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh), ``forward_states`` are for its
-    anchors. Gate vectors are cumulative over ``stretch`` positions."""
+    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh). If ``forward_states`` are given
+    it computes anchors from them. Gate vectors are cumulative over ``stretch`` positions."""
     B, T, H, V = values.shape
     K = keys.shape[3]
     N = triton.cdiv(T, problem.chunk)
@@ -212,7 +210,8 @@ def run_normaliser(
     heads: int,
     want_last: bool,
 ) -> Tensor | None:
-    """Launch the normaliser's kernels: fill ``gates.log_denom``; return the last n [B, H, K] of a single chunk."""
+    """Launch the normaliser's kernels: fill ``gates.log_denom``; with ``want_last`` (a single chunk), return the last n
+    [B, H, K]."""
     B, T, _, K = q.shape
     N = triton.cdiv(T, problem.chunk)
     blocks = triton.cdiv(K, config.block_k)
@@ -233,14 +232,14 @@ def run_normaliser(
 
 @dataclass(slots=True, kw_only=True)
 class Product:
-    """What one of the four products leaves.
+    """The results of one of the four products.
 
     Attributes:
         out: [B, T, H, DZ] in z's dtype.
-        row_sums: of out * pair [tiles, B, H, T], where a pair was given.
+        row_sums: row sums of out * pair [tiles, B, H, T], if a pair was given.
         last: the state after the last step of a single chunk, in the layout of the states.
-        anchor_states: states at the anchors, of a past role with a pair.
-        anchors: <C, dC> there [tiles, B, H, ceil(T / every)], of a future role with a pair.
+        anchor_states: states at the anchors, from a past role with a pair.
+        anchors: <C, dC> at the anchors [tiles, B, H, ceil(T / every)], from a future role with a pair.
     """
 
     out: Tensor
@@ -301,8 +300,8 @@ def run_fused_chunk(
 ) -> Product:
     """Launch a kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
 
-    A past role with a ``pair`` (dq) leaves the states at the anchors, the future role that gets them (dk) the anchors.
-    ``want_last`` needs a single chunk.
+    A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
+    ``anchor_states`` and returns the anchors. ``want_last`` needs a single chunk.
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
@@ -333,7 +332,8 @@ def run_fused_chunk(
         if result.anchors is not None:
             result.anchors = result.anchors.flatten(0, 1)
         return result
-    # One extra bf16 rounding costs less accuracy than the traffic of a float32 partial costs time; more would not.
+    # With two blocks, a bf16 partial result is rounded once more than a float32 one. That costs little accuracy and
+    # saves memory traffic. With more blocks the rounding errors would add up.
     partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     if B * H * num_anchors * config.block_x >= 2**31:
@@ -368,7 +368,7 @@ def run_gates_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant.
 
-    ``every`` is the distance of the anchors; without anchors one stretch covers T.
+    ``every`` is the distance between anchors; without anchors one stretch covers T.
     """
     NUM_SUMS, B, H, T = q_dq.shape
     N = 1 if anchors is None else anchors.shape[3]
@@ -400,7 +400,7 @@ def run_step(
     n: Tensor | None,
     m: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Launch the decoding step: h [B, 1, H, V] and the new C, n and m; the state given is left as it is."""
+    """Launch the decoding step; return h [B, 1, H, V] and the new C, n and m. The given state is not overwritten."""
     B, _, H, V = v.shape
     K = q.shape[3]
     h, c_out = torch.empty_like(v), _empty(B, H, K, V, like=v)

@@ -2,9 +2,9 @@
 
     n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t        denom_t = max(|scale n_t^T q_t|, exp(-m_t))
 
-Source: TFLA paper, equations 4 to 7. n is a state of one column. In a kernel of its own it needs neither values nor the
-registers of the output, and is computed once instead of for every block of value columns; the output then takes
-1 / denom_t as one more gate, as its gradients do.
+Source: TFLA paper, equations 4 to 7. n is a state of one column. A separate kernel needs neither the values nor
+registers for the output, and computes n once instead of once per block of value columns. The kernels of the output and
+of its gradients then take 1 / denom_t as one more gate.
 """
 
 import triton
@@ -33,7 +33,7 @@ def normaliser_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Process one chunk for BLOCK_K columns of q and k.
+    """Compute scale n^T q of one chunk for BLOCK_K columns of q and k.
 
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
     Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
@@ -88,7 +88,7 @@ def normaliser_kernel(
 
 @triton.jit(do_not_specialize=["count", "blocks"])
 def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
-    """Add up the parts of n^T q and write log2 of max(|n^T q|, exp(-m)).
+    """Sum the parts of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
 
     Grid: (ceil(count / BLOCK),). Reads the parts [blocks, count] and m [count]; writes log_denom [count].
     """

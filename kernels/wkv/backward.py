@@ -1,4 +1,4 @@
-"""The backward pass of WKV: gradients of k, v, w, u and the first state, everything between recomputed.
+"""The backward pass of WKV: gradients of k, v, w, u and the first state, recomputing states from saved ones.
 
 With D_t the denominator of y_t, P_t = dy_t / D_t and R_t = -P_t y_t are the gradients of y_t's numerator and
 denominator. A and B, those of num and den after a step, and dk, dv, du follow from
@@ -8,11 +8,12 @@ denominator. A and B, those of num and den after a step, and dk, dv, du follow f
     dk_t = e^(u + k_t) (P_t v_t + R_t) + e^k_t (A_t v_t + B_t)
     du = sum e^(u + k_t) (P_t v_t + R_t)
 
-Kept relative to the exponents of the states that they belong to, A and B run backwards through the very weights that
-the states ran forward through: no exponent of their own, and no rounding of one. Only between tiles they are sums
-(o, A, B) as in elements.py, with o the negative exponent of the state. dw comes from the derivatives X and Z of num and
-den by w, which run through a row forward in time and meet its outputs and, at its end, A and B. Row o of a tile holds
-the stretch BLOCK_O - 1 - o of time, so that gradients run down the rows; the forward pass left the state before each.
+A and B are kept relative to the exponents of the states that they belong to. They are then multiplied by the same
+weights as the states in the forward pass, so they need no exponent of their own, which would be rounded. Only between
+tiles are they sums (o, A, B) as in elements.py, with o the negative exponent of the state. dw is computed from X and Z,
+the derivatives of num and den by w. These run through a row forward in time and are multiplied by the gradients P and R
+of its outputs and, at its end, by A and B. Row o of a tile holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that
+gradients run from the first row to the last. The forward pass has saved the state before each row.
 """
 
 import triton
@@ -49,8 +50,8 @@ def _next_exponent(
     saved_ptr, size, last_ptr, last_row, last_size, offs_t, offs_c, m, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Return the exponent on which gradients reach rows whose ends are steps offs_t: the next state's, at the end of
-    time the last state's, and where no gradient comes from there the row's own, m."""
+    """Return the exponents that gradients entering rows refer to, where offs_t are the steps after the rows: that of
+    the next row's state, after the last step that of the last state, or m if the last state has no gradient."""
     offs = (offs_t // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
     before_end = (left > SAVE) & mask_c
     exponent = tl.load(saved_ptr + 2 * size + offs, mask=before_end, other=0.0)
@@ -72,18 +73,19 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 @triton.jit
 def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
-    """Run forward through step n of a row, whose k, v and dy have the inputs' dtype, from the state on m - n slow.
+    """Run forward through step n of a row from the state before it, whose exponent is m - n slow.
 
-    Returns the past's weight in the output, the token's times P, P and R, the gradient of u + k, the weights of past
-    and token in the state, and the state; a step that is not ``inside`` leaves the state as it is.
+    k, v and dy have the inputs' dtype. Returns the past's weight in the output, the token's weight times P, P and R,
+    the gradient of u + k, the weights of past and token in the state, and the state after the step; a step that is not
+    ``inside`` does not change the state.
     """
     k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
-    # A token left out, with no past either, is its own output.
+    # The bound by EMPTY makes the output v if the token is left out (k = -inf) and there is no past either.
     past, now = relative_weights(m, tl.maximum(tl.fma(slow, n, k) + u, EMPTY))
     inverse = reciprocal(tl.fma(past, den, now), PRECISE)
     p = dy * inverse
     y = tl.fma(past, num, now * v) * inverse
-    # Zero where the output is the token's own value, which p v - p y need not be.
+    # Exactly 0 if the output is v, which p v - p y need not be.
     d_token = now * p * (v - y)
     m -= tl.where(inside, fast, 0.0)
     key = tl.fma(slow, n + 1.0, k)
@@ -97,10 +99,11 @@ def _run(
     k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
     PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run forward through SUB steps from step ``start`` of a row, from states, derivatives and sums to those behind
-    them; steps beyond the end of time leave them as they are.
+    """Run forward through SUB steps from step ``start`` of a row; return states, derivatives and sums after them. Steps
+    beyond the end of the sequence do not change these.
 
-    a and b gather what the steps add to the gradients of the first state, where c is what is left of it.
+    a and b sum what the steps add to the gradients of the state before the row; c is the factor by which that state
+    has decayed.
     """
     for n in tl.static_range(SUB):
         inside = left > n
@@ -120,7 +123,7 @@ def _run(
 
 @triton.jit
 def _add_up(total, lost, part):
-    """Return a sum and what its rounding lost so far, after one more part: as exact as two floats are."""
+    """Add ``part`` to a sum by Kahan summation; return the sum and its rounding error so far."""
     part -= lost
     after = total + part
     return after, (after - total) - part
@@ -128,7 +131,8 @@ def _add_up(total, lost, part):
 
 @triton.jit
 def _change(m, end_m, slow, left, BLOCK_I: tl.constexpr):
-    """Return what gradients on the exponent end_m behind rows are worth on m, which slow rates have not lowered."""
+    """Return the factor from gradients after rows relative to exponent end_m to those relative to m, which is not
+    lowered by slow rates."""
     steps = tl.minimum(tl.maximum(left, 0), BLOCK_I).to(tl.float32)
     return exp(m - end_m) * decay_factor(steps * slow)
 
@@ -138,8 +142,8 @@ def _run_back(
     dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run forward through SUB steps from step ``start`` of a row and the state before it, then backward from the
-    gradients of the state behind them; store dk and dv and return the gradients of the state before them."""
+    """Run forward through SUB steps from step ``start`` of a row and the state before them, then backward from the
+    gradients a, b of the state after them. Store dk and dv; return the gradients of the state before them."""
     steps = ()
     for n in tl.static_range(SUB):
         past, d_v, p, r, d_token, old, new, m, num, den = _step(
@@ -160,7 +164,8 @@ def _run_back(
 
 @triton.jit
 def _join(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
-    """Join two runs of rows, the second earlier in time: gradients a -> c a + a', and the same without the last row."""
+    """Join two runs of rows, the second earlier in time. A run maps a gradient g to c g + a (for den: c g + b); the run
+    without its last row maps it to gap g + p (for den: gap g + q)."""
     return c1 * c2, tl.fma(c2, a1, a2), tl.fma(c2, b1, b2), c1 * gap2, tl.fma(gap2, a1, p2), tl.fma(gap2, b1, q2)
 
 
@@ -184,7 +189,7 @@ def _select(values, index, N: tl.constexpr):
 
 @triton.jit
 def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask):
-    """Return the gradients (o, A, B) [1, BLOCK_C] of the last state: those given, or none."""
+    """Return the gradients (o, A, B) [1, BLOCK_C] of the last state: those given, or an empty sum."""
     o = tl.full(offs.shape, EMPTY, tl.float32)
     a = tl.zeros(offs.shape, dtype=tl.float32)
     b = tl.zeros(offs.shape, dtype=tl.float32)
@@ -197,7 +202,7 @@ def _load_last(last_ptr, size, dnum_ptr, dden_ptr, offs, mask):
 
 @triton.jit
 def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
-    """Store the gradients of the first state's num and den, brought from the exponent m to the one it was given on."""
+    """Store the gradients of the first state's num and den, converted from exponent m to the first state's max."""
     scale = exp(tl.load(max_ptr + offs, mask=mask, other=0.0) - m)
     tl.store(dfirst_ptr + offs, a * scale, mask=mask)
     tl.store(dfirst_ptr + size + offs, b * scale, mask=mask)
@@ -229,12 +234,12 @@ def scan_gradient_kernel(
     LOOK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute the gradients of one tile in a single pass over memory, tiles in order from the end of time.
+    """Compute the gradients of one tile in a single pass over memory; tiles start from the end of the sequence.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in order as forward. Reads k, v, dy [B, T, C], w, u [C], the saved
-    states [3, B, S, C], the last state's exponent and gradients and the first one's exponent [B, C]; writes dk, dv
-    [B, T, C], the parts of dw and du [tiles, B, C] and the first state's gradients [2, B, C]; sums pass through words
-    as in the forward pass.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of scan_kernel. Reads k, v, dy [B, T, C], w, u [C], the
+    saved states [3, B, S, C], the last state's exponent and gradients and the first state's exponent [B, C]; writes dk,
+    dv [B, T, C], the parts of dw and du [tiles, B, C] and the first state's gradients [2, B, C]; sums pass through
+    words as in the forward pass.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -278,7 +283,7 @@ def scan_gradient_kernel(
         m, num, den, x, z, dw, du, c, a, b = _run(
             k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, part * SUB, rest, PRECISE, SUB
         )
-    # Where gradients come in they lie on the exponent of the state behind a row, and leave on that of its own.
+    # Gradients that enter a row refer to the exponent of the state after it, and are converted to the row's own.
     end_m = _next_exponent(
         saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
@@ -295,7 +300,7 @@ def scan_gradient_kernel(
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
         o, a, b = add(behind_o, behind_a, behind_b, o, a, b)
-    # In the last tile nothing but the last state's gradients comes in, on its own exponent.
+    # The last tile only gets the last state's gradients, which refer to that state's exponent already.
     end = tl.load(
         saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
         mask=mask_c & (behind > 0), other=0.0,
@@ -303,7 +308,7 @@ def scan_gradient_kernel(
     scale = exp(tl.where(behind > 0, o + end, 0.0))
     a, b = tl.fma(in_c, a * scale, in_a) * change, tl.fma(in_c, b * scale, in_b) * change
     dw = tl.where(used, dw + tl.fma(a, x, b * z), 0.0)
-    # Forward again, a few steps at once: what all steps of a row need to run backward would not fit the registers.
+    # Run forward again and then backward, SUB steps at a time: the values of a whole row would not fit into registers.
     for step in range(PARTS):
         part = PARTS - 1 - step
         at, rest = base + part * SUB * C, left - part * SUB
@@ -346,9 +351,10 @@ def walk_gradient_kernel(
     C: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk backwards through all of time, BLOCK_I steps at once.
+    """Walk backwards through all of time, loading BLOCK_I steps at once.
 
-    Grid: (B * ceil(C / BLOCK_C),). Reads and writes what the scan's gradient kernel does; one part a sequence.
+    Grid: (B * ceil(C / BLOCK_C),). Reads and writes the same as scan_gradient_kernel, without words; dw and du have one
+    part per sequence.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

@@ -1,4 +1,4 @@
-"""Launches of WKV's kernels: one frozen value a call, and one predicate that says what is valid. Imports no torch."""
+"""Launch configurations of WKV's kernels and which of them are valid. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from ..common.channels import TileConfig
 
 MAX_NARROW = 2048
-"""Channels of all sequences up to which a sum takes longer from tile to tile than their data do, unless tiles are long
-and sums are looked for far behind."""
+"""Up to this many channels (batch * channels), passing sums from tile to tile takes longer than moving the data. Tiles
+are then longer, and a program looks back over more of them."""
 
 MIN_SERIAL = 4096
-"""Channels of all sequences from which the data of a tile of time take longer than the hop of a state past it: at 6
-bytes an element of 128 steps, or 12 of 64, 3 MB, 0.8 us."""
+"""From this many channels (batch * channels) on, moving the data of a stretch of tiles takes longer than passing a
+state to the next tile (0.8 us): 3 MB, at 6 bytes per element and 128 steps or 12 bytes and 64 steps."""
 
 AHEAD = 128
-"""Programs ahead of which the forward scan brings k and v into the L2 cache, of the 528 that an H200 runs at once: at
-batch 8 and 768 channels 7 % of its time, while 256 ahead, a tile of 2048 channels, costs 3 %."""
+"""How many programs ahead the forward scan prefetches k and v into the L2 cache; an H200 runs 528 programs at once. At
+batch 8 and 768 channels this saves 7 % of its time; 256 ahead, one tile of time at 2048 channels, costs 3 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,17 @@ class WkvConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        reload: whether the forward scan reads k and v again, from the cache, instead of holding them in registers.
-        hold: whether it holds k and v as they came and makes weights again, which neither loads nor holds weights;
-            ``reload`` does not matter then.
-        serial: whether its states pass from tile to tile, each waiting for the one before, instead of being added up
-            from the tiles' sums, and the sums of a tile's rows are shown to all its threads instead of being scanned.
-            Both ways stay: passing states alone would make problems of few channels 30 % to 100 % slower, and adding up
-            sums alone takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
-        look: sums that a scan's program loads at once: of up to that many earlier tiles, one of them of all further.
-        ahead: how many programs ahead at most the forward scan brings k and v into the L2 cache, in whole tiles of
-            time.
+        reload: whether the forward scan reads k and v a second time, from the cache, instead of holding v and the
+            weights in registers.
+        hold: whether it holds k and v in registers in the inputs' dtype and computes weights twice; overrides
+            ``reload``.
+        serial: whether states are passed from tile to tile, each tile waiting for the one before, instead of being
+            summed from the tiles' sums; and whether all threads of a tile get the sums of its rows, instead of scanning
+            them. Both ways are needed: passing states would make problems of few channels 30 % to 100 % slower, and
+            summing takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
+        look: sums that a program of a scan loads at once: of single earlier tiles, and one of all tiles before those.
+        ahead: how many programs ahead the forward scan prefetches k and v into the L2 cache; rounded down to whole
+            tiles of time.
     """
 
     forward: TileConfig
@@ -49,7 +50,7 @@ class WkvConfig:
 
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
-    """Return why the launches cannot run, or None; a walk has rows of a single warp's threads, one a tile."""
+    """Return why the launches cannot run, or None. A tile of a walk has a single row."""
     if config.serial and config.forward.channels not in (1, 2, 4):
         return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     if config.look < 2 or config.look & (config.look - 1):
@@ -61,7 +62,7 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
             return f"{name}.block_o must be 1 for a walk, got {tile.block_o}"
         if not walk and tile.block_o < 2:
             return f"{name}.block_o must be at least 2 for a scan, got {tile.block_o}"
-        # Otherwise two threads would hold the same word and might read it at different times.
+        # Otherwise two threads would load the same word, possibly at different times and with different values.
         if not walk and config.look * tile.block_c < 32 * tile.num_warps:
             threads = 32 * tile.num_warps
             return f"look * {name}.block_c must be at least the {threads} threads, got {config.look} * {tile.block_c}"
@@ -73,29 +74,31 @@ def select_config(
 ) -> WkvConfig:
     """Choose the launches.
 
-    As measured on an H200, batch 8 and 4096 steps, 768 and 2048 channels: where 16-bit inputs are held as they came and
-    states passed from tile to tile, adding states up from sums takes 21 % and 30 % longer, reading k and v again 8 %
-    and 17 %, 96 registers, which spill, 33 % and 29 %; with a backward pass, adding up takes 3 % and 4 % longer, of
-    float32 inputs forward 8 % and 19 %, which may be held as weights too. Adding up, loading 8 sums at once is ahead of
-    16 by 2 % to 3 %, tiles of 8 warps are behind by 14 %, rows held as weights are behind with 16-bit inputs, with
-    float32 inputs ahead by 8 % at 168 registers. Held and passed, the forward scan of 16-bit inputs takes about 30
-    instructions an element, where an H200 that moves 6 bytes an element at full speed has time for 40; the backward
-    scan about 105, for 10 bytes.
+    Measured on an H200 at batch 8 and 4096 steps, with 768 and 2048 channels (two percentages). With ``hold`` and
+    ``serial`` as chosen for 16-bit inputs, the forward scan takes longer
+    - by 21 % and 30 % without ``serial`` (by 3 % and 4 % if states are saved for a backward pass; with float32 inputs
+      by 8 % and 19 %, and those may be held as weights too),
+    - by 8 % and 17 % with k and v read again,
+    - by 33 % and 29 % with 96 registers, which spill.
+    Without ``serial``, loading 8 sums at once is 2 % to 3 % faster than 16, tiles of 8 warps are 14 % slower, and
+    holding weights is slower with 16-bit inputs but 8 % faster with float32 inputs at 168 registers. With ``hold`` and
+    ``serial`` the forward scan of 16-bit inputs takes about 30 instructions per element; an H200 has time for 40 while
+    it moves an element's 6 bytes. The backward scan takes about 105, for 10 bytes.
 
     Args:
-        strategy: "scan" or "walk" (one program a sequence and block of channels).
+        strategy: "scan" or "walk" (one program per sequence and block of channels).
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         batch: B.
         channels: C.
-        saving: whether a backward pass follows: what it needs takes registers.
+        saving: whether states are saved for a backward pass, which takes registers.
     """
     if strategy == "walk":
-        # Narrow blocks, for programs are few; a warp alone needs no shared memory.
+        # Narrow blocks give more programs; a single warp needs no shared memory.
         tile = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
         return WkvConfig(forward=tile, backward=tile)
     backward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=8, maxnreg=128)
-    # Four blocks of 4 warps a multiprocessor at 128 registers a thread, three at 168.
+    # A multiprocessor runs four programs of 4 warps at 128 registers per thread, three at 168.
     if batch * channels <= MAX_NARROW:
         if item_bytes == 4:
             forward = TileConfig(block_i=16, block_o=16, block_c=32, num_warps=8, maxnreg=128)

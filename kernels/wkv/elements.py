@@ -1,9 +1,10 @@
-"""The elements that RWKV-4's WKV is made of: exponentially weighted sums (m, a, b), which stand for a e^m and b e^m.
+"""The elements of WKV's scans: exponentially weighted sums (m, a, b), which stand for a e^m and b e^m.
 
-Forward in time a and b are the numerator and the denominator of a state, backward they are the gradients of the two;
-between steps both decay by e^-w. Adding two elements shifts the earlier one by its distance times w and keeps the
-larger exponent, so exponents are differences of neighbours however long the sequence is. An empty element has the
-exponent -1e38, whose differences are finite.
+In the forward pass a and b are the numerator and the denominator of a state, in the backward pass the gradients of the
+two. Each step multiplies both by e^-w. To add two elements, the exponent of the earlier one is lowered by w times their
+distance, and the sum gets the larger exponent. Only differences of nearby exponents enter an exponential, so precision
+does not depend on the sequence length. An empty element has the exponent -1e38 instead of minus infinity, because
+differences of it are finite.
 """
 
 import triton
@@ -15,51 +16,55 @@ EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
 
 EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
-"""The word of that exponent."""
+"""The word that holds EMPTY, with its flag set."""
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Whether kernels run in the interpreter, which knows no PTX."""
+"""Whether kernels run in the interpreter, which cannot run PTX."""
 
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_RATIO = tl.constexpr(40.0)
-"""Logarithm of how much heavier than a token its past can be: e^-40 is far below float32's epsilon, and two such
-ratios multiplied do not overflow."""
+"""Upper bound of log(weight of the past / weight of the token): e^-40 is far below float32's epsilon, and the product
+of two such ratios does not overflow."""
 
 MAX_BONUS = tl.constexpr(20.0)
 MAX_LEAD = tl.constexpr(20.0)
 LEAST = tl.constexpr(2.0**-60)
-"""Of u, of a state's exponent above a run's and of denominators under a run's one exponent: terms lost below 2^-126,
-which e^u raises by 2^29 at most, are too small to be seen beside such a denominator."""
+"""Bounds within which a run of steps can share one exponent: u at most MAX_BONUS, the exponent of the state before the
+run at most MAX_LEAD above the run's, and denominators, relative to that exponent, at least LEAST. Terms below 2^-126
+are lost, and e^u multiplies them by at most 2^29, so they are negligible next to such a denominator."""
 
 MIN_BONUS = tl.constexpr(-10.0)
 LEAST_PAIR = tl.constexpr(2.0**-44)
-"""Of u and of denominators behind every second step, which stand for both: half of one that large comes from the step,
-whose weight e^u lowers by 2^-15 at most, or is what the step before found."""
+"""Bounds for testing denominators after every second step only: u at least MIN_BONUS and the denominator at least
+LEAST_PAIR. At least half of such a denominator comes either from the last step, whose weight e^u lowers by 2^-15 at
+most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
 
 SLOW_RATE = tl.constexpr(0.25)
-"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
+"""Rates w below this count as slow. Many steps then contribute to a state; subtracting w, small compared with the
+exponent, at each of them would round in the same direction every time, and the errors would add up."""
 
 RENEWAL = tl.constexpr(16.0)
-"""By how much a stale exponent is lowered: a number that float32 subtracts without rounding."""
+"""By how much a stale exponent is lowered at a time. An exponent is stale if decay has made both a and b small; float32
+subtracts 16 without rounding."""
 
 LEAST_STATE = tl.constexpr(2.0**-12)
 LEAST_GRADIENT = tl.constexpr(2.0**-60)
-"""Of num and den, and of their gradients, below which the exponent is stale. A heavy past's weight is cut at e^40
-beside a den of order 1; gradients may all be small."""
+"""The exponent of num and den (of their gradients) is stale if both are smaller than this. den should be of order 1,
+because the weight of the past is bounded by e^MAX_RATIO; gradients may all be small."""
 
 LEAST_NORMAL = tl.constexpr(2.0**-126)
-"""Of a given state's den, below which there is no state."""
+"""An initial state with a smaller den counts as empty."""
 
 SUBROW = tl.constexpr(8)
-"""Steps that are summed under one exponent."""
+"""Steps of a run: slow rates lower an exponent once a run, and the backward pass loads one run at a time."""
 
 
 @triton.jit
 def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Bring TILE steps, all of which are there, of BLOCK_C channels into the L2 cache, sector by sector: for a later
-    program, so that memory stays busy while this one computes."""
+    """Prefetch TILE steps, none beyond the end of the sequence, of BLOCK_C channels into the L2 cache, sector by
+    sector, for a later program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
-    # As many rows at once as take the threads one sector each, so that addresses differ by constants.
+    # PIECE rows at once take about one sector per thread; the addresses of further pieces differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
     channels = first_c + tl.arange(0, SECTORS) * SECTOR
@@ -96,7 +101,7 @@ def add(m1, a1, b1, m2, a2, b2):
 
 @triton.jit
 def advance(m, num, den, k, v, w):
-    """Return a state after one more token."""
+    """Return the state (m, num, den) after one more token."""
     m -= w
     old, new = relative_weights(m, k)
     return tl.maximum(m, k), tl.fma(old, num, new * v), tl.fma(old, den, new)
@@ -104,7 +109,7 @@ def advance(m, num, den, k, v, w):
 
 @triton.jit
 def reciprocal(x, PRECISE: tl.constexpr):
-    """Return 1 / x for x from 2^-60 to e^80, of one special function; PRECISE corrects it."""
+    """Return 1 / x for x from 2^-60 to e^80, approximated by one special function; PRECISE corrects the result."""
     if INTERPRETED:
         y = 1.0 / x
     else:
@@ -116,7 +121,8 @@ def reciprocal(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def decay_factor(w):
-    """Return e^-w, for slow rates to half an ulp: an exponential's error would add up over the steps of a row."""
+    """Return e^-w; for slow rates by a series, exact to half an ulp, since errors would add up over the steps of a
+    row."""
     series = 1.0 - w * (1.0 / 5.0 - w * (1.0 / 30.0))
     series = 1.0 - w * (1.0 / 3.0 - w * (1.0 / 12.0) * series)
     series = 1.0 - w * (1.0 - w * 0.5 * series)
@@ -125,7 +131,7 @@ def decay_factor(w):
 
 @triton.jit
 def _renew(m, a, b, AT_LEAST: tl.constexpr):
-    """Return a sum on a lower exponent where decay, which slow rates leave to a and b, has made both small."""
+    """Lower a stale exponent by RENEWAL and scale a and b up to match. (With slow rates a and b decay, not m.)"""
     stale = tl.maximum(tl.abs(a), tl.abs(b)) < AT_LEAST
     scale = tl.where(stale, 8886110.520507872, 1.0)  # e^16
     return m - tl.where(stale, RENEWAL, 0.0), a * scale, b * scale
@@ -133,7 +139,7 @@ def _renew(m, a, b, AT_LEAST: tl.constexpr):
 
 @triton.jit
 def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
-    """As :func:`_renew`, by as many times e^16 as bring the larger of both near 1."""
+    """Lower a stale exponent by the multiple of RENEWAL that brings the larger of a and b near 1."""
     large = tl.maximum(tl.abs(a), tl.abs(b))
     stale = (large > 0) & (large < AT_LEAST)
     lowered = tl.floor(tl.log(tl.where(stale, large, 1.0)) * (-1.0 / RENEWAL)) * RENEWAL
@@ -143,9 +149,12 @@ def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
 
 @triton.jit
 def split_rate(m, w, BLOCK_I: tl.constexpr):
-    """Return the rates [BLOCK_O, BLOCK_C] that the exponents m of rows are not lowered by at every step, which would
-    round them the same way every time, and the rest: held are those that a row lowers exponents by no more than a
-    quarter of them, whose rounding they have anyway, and by so little that num and den can decay in their place."""
+    """Split w into a slow and a fast rate [BLOCK_O, BLOCK_C], one of which is 0: only fast rates are subtracted from
+    the exponents m of rows at every step, because subtracting slow ones would round m the same way every time.
+
+    A rate is slow if a row of steps lowers the exponent by at most a quarter of its size, so that its rounding error
+    does not grow, and by so little that num and den can decay instead.
+    """
     size = tl.where(m > EMPTY, tl.abs(m), 0.0)
     held = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
     slow = tl.where(BLOCK_I * w <= held, w, 0.0)
@@ -154,7 +163,7 @@ def split_rate(m, w, BLOCK_I: tl.constexpr):
 
 @triton.jit
 def tighten(m, num, den):
-    """Return a state on an exponent where den is of order 1, which decay within a run may have left small."""
+    """Return a state with the exponent changed so that den is of order 1, if decay within a run has made den small."""
     loose = (den > 0) & (den < LEAST_STATE)
     shift = tl.log(tl.where(loose, den, 1.0))
     scale = exp(-shift)
@@ -163,7 +172,7 @@ def tighten(m, num, den):
 
 @triton.jit
 def weights_under(k, top, nothing, SUB: tl.constexpr):
-    """Return e^(k - top) of SUB steps; ``nothing`` is added to the exponents."""
+    """Return e^(k - top) of SUB steps; ``nothing`` (zeros, see forward.py) is added to the exponents."""
     shift = tl.fma(top, -LOG2E, nothing)
     weights = ()
     for n in tl.static_range(SUB):
@@ -180,7 +189,7 @@ def weights_below(k, nothing, SUB: tl.constexpr):
 
 @triton.jit
 def _largest(k, nothing, SUB: tl.constexpr):
-    """Return the largest of the keys of SUB steps; half-precision ones are compared two channels at once."""
+    """Return the largest key of SUB steps; half-precision keys are compared two channels at once."""
     if INTERPRETED or k[0].dtype == tl.float32:
         top = tl.maximum(nothing + EMPTY, widen(k[0]))
         for n in tl.static_range(1, SUB):
@@ -198,8 +207,8 @@ def _largest(k, nothing, SUB: tl.constexpr):
 
 @triton.jit
 def widen_anew(x, SUB: tl.constexpr):
-    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: the compiler would
-    otherwise keep in registers what that returned for them earlier."""
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`. With the same instructions
+    the compiler would keep the earlier results of :func:`widen` in registers."""
     values = ()
     for n in tl.static_range(SUB):
         if INTERPRETED or x[n].dtype == tl.float32:
@@ -220,7 +229,7 @@ def widen_anew(x, SUB: tl.constexpr):
 
 @triton.jit
 def sum_run(weights, v, decay, SUB: tl.constexpr):
-    """Return what a run of steps adds to num and den behind it, on the exponent of the weights."""
+    """Return what a run of steps adds to num and den after it, relative to the exponent of the weights."""
     num = weights[0] * widen(v[0])
     den = weights[0]
     for n in tl.static_range(1, SUB):
@@ -231,15 +240,15 @@ def sum_run(weights, v, decay, SUB: tl.constexpr):
 
 @triton.jit
 def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
-    """Return whether all denominators are large enough for terms lost under their exponent not to matter."""
-    # As integers, which positive floats are ordered as, a warp has an instruction for it.
+    """Return whether all denominators are at least AT_LEAST."""
+    # Reduced as integers, because warps have a min instruction for those.
     x = tl.where(x >= AT_LEAST, 1, 0)
     return tl.min(tl.min(x, axis=1), axis=0) > 0
 
 
 @triton.jit
 def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
-    """Join two runs of rows, the second later: (decay, sum at the far end; the same without the last row)."""
+    """Join two runs of rows, the first one earlier. Each is (decay, sum at its end; the same without its last row)."""
     m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
     p, q, r = add(m1 - gap2, a1, b1, p2, q2, r2)
     return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
@@ -247,7 +256,8 @@ def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2
 
 @triton.jit
 def scan_rows(m, a, b, lag):
-    """Return for each row the sum up to its far end, itself included, and up to its near end; rows decay by ``lag``."""
+    """Return for each row the sum at its end, itself included, and the sum at its start; a row decays sums by
+    ``lag``."""
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
     lag = tl.broadcast_to(lag, m.shape)
@@ -259,7 +269,7 @@ def scan_rows(m, a, b, lag):
 def join_rows(
     m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
 ):  # fmt: skip
-    """Return the same as :func:`scan_rows` of rows whose sums are shown to all threads at once.
+    """Return the same as :func:`scan_rows`, but every thread gets the sums of all rows and adds those that it needs.
 
     Args:
         first_c: first channel of the tile.
@@ -290,7 +300,7 @@ def join_rows(
     in_b = in_a
     for j in tl.static_range(BLOCK_O - 1):
         weight = exp(tops[j] - in_m)
-        # Without earlier rows all weigh the same, as empty as they are.
+        # In the first row all exponents are EMPTY, so all weights would be 1.
         weight = tl.where((offs_o > j)[:, None], weight, 0.0)
         in_a = tl.fma(weight, rows[3 * j + 1], in_a)
         in_b = tl.fma(weight, rows[3 * j + 2], in_b)
@@ -300,8 +310,8 @@ def join_rows(
 
 @triton.jit
 def _holds_exponent(m, lag):
-    """Return whether a decay of e^-lag leaves an exponent m alone and scales num and den, as :func:`split_rate` says;
-    none that would leave nothing of them."""
+    """Return whether a decay of e^-lag is to scale num and den instead of lowering the exponent m, by the criterion of
+    :func:`split_rate`. MAX_RATIO keeps num and den from vanishing."""
     return lag <= tl.minimum(tl.maximum(SLOW_RATE, 0.25 * tl.abs(m)), MAX_RATIO)
 
 
@@ -310,18 +320,18 @@ def pass_state(
     word_ptr, call, size, tile, first_m, first_a, first_b, all_m, all_a, all_b, lag, offs_o, offs_c, first_c, mask_c,
     PASS: tl.constexpr, BLOCK_O: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the state before a tile, publish the one behind it, and return the former [BLOCK_O, BLOCK_C].
+    """Wait for the state before a tile, publish the state after it, and return the former [BLOCK_O, BLOCK_C].
 
-    A decay for which :func:`_holds_exponent` is true leaves the exponent alone: it would be rounded in the same way at
-    every tile.
+    A decay for which :func:`_holds_exponent` is true does not lower the exponent, which would be rounded in the same
+    way at every tile.
 
     Args:
-        word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile publishes in its own and reads that of
-            the tile before.
+        word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile writes its own word and reads the word
+            of the tile before.
         call: number of the call, which no word holds before the launch.
         first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
-        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
-        lag: by how much the tile decays a state.
+        all_m, all_a, all_b: in the last row, the tile's sum at its end.
+        lag: the tile decays a state by e^-lag.
         PASS: exchange.py's pass_code for the tile.
     """
     last_row = tl.broadcast_to((offs_o == BLOCK_O - 1)[:, None] & mask_c[None, :], all_m.shape)
@@ -351,7 +361,7 @@ def pass_state(
         waits = last_row & (tile > 0)
         low = tl.load(before_ptr, mask=waits, other=0)
         high = tl.load(before_ptr + 1, mask=waits, other=0)
-        # Programs run one after the other: a word of another call is an error.
+        # In the interpreter programs run one after the other, so a word of another call is an error: NaN.
         m = tl.where(high >> 32 == call, high.to(tl.int32).to(tl.float32, bitcast=True), float("nan"))
         m = tl.where(waits, m, first_m)
         a = tl.where(waits, low.to(tl.int32).to(tl.float32, bitcast=True), first_a)
@@ -376,8 +386,9 @@ def pass_state(
 def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
-    Value and flag of a word arrive in one access, so no fence is needed. The last bit of a is set for a flag: zero is
-    a word that is not written yet. Plain stores go to the L2 cache, and unlike atomics need not fetch what was there.
+    Value and flag of a word arrive in one access, so no fence is needed. A word of zero is not written yet; so that no
+    written word is zero, the last bit of a is set. Plain stores go to the L2 cache and, unlike atomics, do not fetch
+    the old value.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -389,7 +400,7 @@ def _publish(word_ptr, size, m, a, b, offs_c, mask):
 
 @triton.jit
 def _load_words(at, size, mask):
-    """Load words [LOOK, BLOCK_C]: zero where none is written yet, an empty sum's outside of the mask."""
+    """Load words [LOOK, BLOCK_C]: zero where not written yet, the words of an empty sum outside of the mask."""
     pair = tl.load(at, mask=mask, other=1 << 32, volatile=True)
     exponent = tl.load(at + size, mask=mask, other=EMPTY_WORD, volatile=True)
     return pair, exponent
@@ -397,7 +408,7 @@ def _load_words(at, size, mask):
 
 @triton.jit
 def _is_missing(pair, exponent):
-    """Return whether a word is still zero."""
+    """Return whether any word is not written yet."""
     there = ((pair >> 32).to(tl.int32) != 0) & ((exponent >> 32).to(tl.int32) != 0)
     return tl.min(tl.min(there.to(tl.int32), axis=1), axis=0) == 0
 
@@ -410,9 +421,9 @@ def _add_pairs(a1, b1, a2, b2):
 
 @triton.jit
 def program_position(B, C: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return (tile, batch, block of channels) of a program: channels first, time last."""
+    """Return (tile, batch, block of channels) of a program; blocks of channels vary fastest, tiles of time slowest."""
     blocks: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
-    # Unsigned, for division is shorter.
+    # Unsigned division takes fewer instructions.
     pid = tl.program_id(0).to(tl.uint32)
     row = pid // blocks
     tile = row // B.to(tl.uint32)
@@ -432,24 +443,26 @@ def look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
     BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at its near end.
+    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at the tile's start.
 
-    Tiles decay by ``lag`` and count from 0 on. LOOK / 2 of them are a group, whose last tile also publishes the sum of
-    all tiles up to its far end. A tile adds up the tiles of its own group before it, those of the group before, and
-    what the last tile of the group before that published, long ago: LOOK words that are loaded at once. The order of
-    the sum depends on neither time nor programs.
+    LOOK / 2 tiles are a group; the last tile of a group also publishes the sum of all tiles up to its end. A tile adds
+    the earlier tiles of its own group, all tiles of the group before, and the sum of everything before those, which
+    the last tile of the group before that published long ago. These are at most LOOK words, which are loaded at once.
+    The order of additions is fixed, so results do not depend on timing.
 
-    The sums up to groups' ends are a chain as long as the sequence. A slow rate decays a and b, not the exponent, whose
-    rounding would be the same at every link.
+    The sums at the ends of groups form a chain as long as the sequence. A slow rate therefore decays a and b and not
+    the exponent, which would be rounded the same way at every link.
 
-    A channel's word must not be held by two threads, one of which might read it later than the other: LOOK * BLOCK_C is
-    at least the number of threads.
+    No two threads may load the same word, because one might read it before and the other after it is written. LOOK *
+    BLOCK_C must therefore be at least the number of threads.
 
     Args:
-        word_ptr: [2, tiles + groups, stride], two words a channel, at the sequence's channels.
-        spare_ptr: the same of the call before, which are zeroed.
-        all_m, all_a, all_b: in the last row, the tile's sum at its far end.
-        AT_LEAST: of a and b, below which a group's sum gets a lower exponent.
+        word_ptr: [2, tiles + groups, stride], two words per channel, at the sequence's channels.
+        spare_ptr: the words of the call before, which are zeroed.
+        position: number of the tile, from 0 on.
+        lag: a tile decays sums by e^-lag.
+        all_m, all_a, all_b: in the last row, the tile's sum at its end.
+        AT_LEAST: a group's sum gets a lower exponent if its a and b are smaller than this.
     """
     GROUP: tl.constexpr = LOOK // 2
     size = (tiles + tl.cdiv(tiles, GROUP)) * stride
@@ -486,8 +499,8 @@ def look_back(
 
 @triton.jit
 def load_state(num_ptr, den_ptr, max_ptr, offs, mask):
-    """Return a state (max, num, den) [1, BLOCK_C]: the empty one where none is given (None), else the given one on an
-    exponent where den is of order 1. A den below float32's normal numbers counts as no state."""
+    """Return a state (max, num, den) [1, BLOCK_C]: the empty state if none is given (None), else the given one, with
+    max changed so that den is of order 1. A den below float32's normal numbers counts as no state."""
     m = tl.full(offs.shape, EMPTY, tl.float32)
     num = tl.zeros(offs.shape, dtype=tl.float32)
     den = tl.zeros(offs.shape, dtype=tl.float32)

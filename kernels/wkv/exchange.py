@@ -1,8 +1,8 @@
-"""How the programs of a scan pass on sums, or whole states: the memory, and the code.
+"""Memory and PTX by which the programs of a scan pass on sums or states.
 
-Sums go through two buffers that take turns: a kernel passes its own through one and zeroes what the call before left in
-the other, without a call of its own for it. States go from tile to tile as in :mod:`..common.exchange`, through words
-that hold num, den and m beside the number of the call. Either way a word is written once a launch.
+Sums go through two buffers in turn: a kernel writes its sums into one and zeroes the other, which the call before used,
+so that no extra launch is needed for it. States are passed from tile to tile as in :mod:`..common.exchange`, in words
+that hold num, den, m and the number of the call. In both cases a word is written once a launch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from torch import Tensor
 from ..common.exchange import MAX_KEPT, PassCode
 
 MAX_KEPT_BYTES = 16 * 2**20
-"""Of one of two buffers for sums; beside what a call with larger ones does, zeroing them takes little time."""
+"""Largest of the two buffers for sums that are kept. A call with larger ones takes so long that zeroing them costs
+little in comparison."""
 
 _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
 
 @contextmanager
 def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield words for one launch, which are zero, spare ones for it to zero, and how many sums a program loads.
+    """Yield zeroed words for one launch, spare words for the launch to zero, and how many sums a program loads.
 
-    One tile has no predecessor: words of any value, and 0.
+    A single tile passes nothing on, so it gets uninitialised words and 0 sums.
 
     Args:
         k: [B, T, C].
-        tiles: programs that one sequence's time is split over.
-        look: sums that a program loads where there are several tiles.
+        tiles: number of tiles into which a sequence is split.
+        look: sums that a program loads if there are several tiles.
     """
     B, _, C = k.shape
     if tiles == 1:
@@ -43,13 +44,14 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Te
     count = 2 * (tiles + triton.cdiv(tiles, look // 2)) * B * C
     stream = 0
     if k.device.type == "cuda":
-        # What a graph holds is not free for other calls.
+        # Memory that a CUDA graph uses must not be shared with other calls.
         if torch.cuda.is_current_stream_capturing() or 8 * count > MAX_KEPT_BYTES:
             words = torch.zeros(count, device=k.device, dtype=torch.int64)
             yield words, torch.empty_like(words), look
             return
         stream = torch.cuda.current_stream(k.device).cuda_stream
-    # Calls of one thread on one stream run one after the other, and equal ones zero just what the one before wrote.
+    # Calls of one thread on one stream run one after the other. A call zeroes the words that a call of the same sizes
+    # wrote, so buffers are kept per size.
     key = (threading.get_ident(), k.device.index or 0, stream, tiles, look, B, C)
     pair = _kept.pop(key, None)
     if pair is None or pair[0].device != k.device:
@@ -57,7 +59,7 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Te
         pair = words, words.clone()
     words, spare = pair
     yield words, spare, look
-    # A launch that failed has zeroed nothing, and its buffers are not kept.
+    # A launch that failed has not zeroed its spare words; the exception skips this line, and its buffers are dropped.
     _kept[key] = spare, words
     while len(_kept) > MAX_KEPT:
         _kept.pop(next(iter(_kept)), None)
@@ -65,9 +67,9 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Te
 
 @cache
 def gather_code(rows: int, channels: int, pack: int) -> PassCode:
-    """Return the PTX that gives every thread the sums of a tile's rows but the last.
+    """Return the PTX that gives every thread the sums of all rows of a tile but the last, through shared memory.
 
-    Operands, ``pack`` neighbouring channels of each: m, num and den of every such row (out), the thread's own m, num
+    Operands, ``pack`` neighbouring channels of each: m, num and den of every such row (output), the thread's own m, num
     and den, its row and its channel.
 
     Args:
@@ -95,15 +97,16 @@ def gather_code(rows: int, channels: int, pack: int) -> PassCode:
 
 @cache
 def pass_code(channels: int, pack: int) -> PassCode:
-    """Return the PTX by which a tile's last row waits for the state before the tile, publishes the one behind it at
-    once and shows the former to all threads of the tile.
+    """Return the PTX by which the threads of a tile's last row wait for the state before the tile, publish the state
+    after it at once, and pass the former to all threads of the tile through shared memory.
 
-    Operands, ``pack`` neighbouring channels of each: m, num and den of the state (out), the addresses of the word to
-    read and of the word to write, the thread's turn (the number of its tile; tile 0 has no predecessor and reads
-    nothing, -1 takes no part), the number of the call, the channel, the first state, the tile's sum, and by how much
-    the tile lowers a state's exponent or, where elements.py's _holds_exponent says so, scales its num and den instead.
+    Operands, ``pack`` neighbouring channels of each: m, num and den of the state (output), the addresses of the word to
+    read and of the word to write, the turn (the number of the tile; tile 0 has no predecessor and reads nothing; -1 for
+    threads of other rows), the number of the call, the channel, the first state, the tile's sum, and the tile's decay:
+    lag, by which a state's exponent is lowered, and e^-lag, by which num and den are multiplied instead where
+    _holds_exponent in elements.py is true.
 
-    A word of 128 bits, which is one access, holds num, den, m and the number of the call.
+    A word of 128 bits holds num, den, m and the number of the call, and is read or written in one access.
 
     Args:
         channels: of a tile.
@@ -181,7 +184,7 @@ def pass_code(channels: int, pack: int) -> PassCode:
             f"st.relaxed.gpu.global.b128 [{after[0]}+{16 * n}], word;",
         ]
     lines += [_store(f"base+{part * size}", state[part]) for part in range(3)]
-    # Threads of a warp may come from either branch, and the barrier wants whole warps.
+    # Threads of a warp may come from either branch, but the barrier needs whole warps.
     lines += ["shared:", "bar.warp.sync 0xffffffff;", "bar.sync 0;"]
     lines += [_load(f"base+{part * size}", state[part]) for part in range(3)]
     constraints = ["=&f"] * (3 * pack) + ["l"] * (2 * pack) + ["r"] * (3 * pack) + ["f"] * (8 * pack)

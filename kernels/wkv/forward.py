@@ -1,11 +1,12 @@
-"""The forward pass of WKV: tiles of time that look back for the sum of all before them, or one walk through time.
+"""The forward pass of WKV: a look-back scan over tiles of time, and a walk through all of time.
 
     y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
     num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
-Channels alone do not fill a GPU, so time is split too, and everything is read and written once. A program sums its
-tile, publishes the sum, adds up what the tiles before it published, and only then makes its outputs. Since w is
-constant, a sum's weight follows from its distance, so tiles are added directly.
+Channels alone do not fill a GPU, so the scan splits time over programs too, and reads and writes everything once. A
+program sums its tile, publishes the sum, adds the sums that the tiles before it have published, and only then computes
+its outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
+grouping. If there are enough channels, states are passed from tile to tile instead (config.py's ``serial``).
 
 Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
 decoupled look-back" (2016), for the order of programs.
@@ -68,7 +69,7 @@ def _save_state(saved_ptr, size, m, num, den, step, offs_c, mask, C: tl.constexp
 def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
     """Return y of one step from the state before it.
 
-    With the past's weight relative to the token's, e = e^(m - u - k), it is (e num + v) / (e den + 1): v itself where
+    With r = e^(m - u - k), the weight of the past relative to the token's, y = (r num + v) / (r den + 1), which is v if
     there is no past.
     """
     past = exp(tl.minimum(m - (k + u), MAX_RATIO))
@@ -77,13 +78,13 @@ def _output(m, num, den, k, v, u, PRECISE: tl.constexpr):
 
 @triton.jit
 def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Load PARTS runs of SUB steps of every row, all of which are there."""
+    """Load PARTS runs of SUB steps of every row, none beyond the end of the sequence."""
     runs = ()
     for part in tl.static_range(PARTS):
         steps = ()
         for n in tl.static_range(SUB):
             at = ptr + (part * SUB + n) * C + offs
-            # A mask costs a register to be cleared at every load.
+            # A masked load takes an instruction to clear its register.
             steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
         runs = runs + (steps,)
     return runs
@@ -91,7 +92,7 @@ def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS:
 
 @triton.jit
 def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Return zeros in the place of PARTS runs of SUB steps."""
+    """Return zeros shaped as PARTS runs of SUB steps."""
     runs = ()
     for _ in tl.static_range(PARTS):
         steps = ()
@@ -103,10 +104,10 @@ def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
 
 @triton.jit
 def _nothing(w_ptr, offs_c, mask_c):
-    """Return zeros that are there no sooner than all loads before this line have been issued.
+    """Return zeros that are available only after all loads before this line have been issued.
 
-    Whatever depends on them waits for that. The assembler otherwise moves loads down to their first use, one wait
-    behind the other; but none past a barrier.
+    Adding them to a value makes all that depends on it wait for that. Otherwise the assembler moves each load down to
+    its first use, so that they wait one after the other; it moves none past a barrier.
     """
     tl.debug_barrier()
     return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0
@@ -114,8 +115,8 @@ def _nothing(w_ptr, offs_c, mask_c):
 
 @triton.jit
 def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Return what each row adds to a state behind it, the least of its runs' sums of weights, the exponents of the runs
-    and the weights of all steps."""
+    """Return for each row its sum at its end (m, num, den), the smallest den of its runs, the exponents of the runs and
+    the weights of all steps."""
     decay = decay_factor(w)
     m, weights = weights_below(k[0], nothing, SUB)
     num, den = sum_run(weights, v[0], decay, SUB)
@@ -136,10 +137,11 @@ def _run(
     y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run through steps START to START + SUB of every row from the states before them, all on the exponents ``top``.
+    """Run through steps START to START + SUB of every row from the states before them, all relative to exponent
+    ``top``.
 
-    Stores y and the states to be saved but the first of a row; returns the states behind the steps and the least
-    denominator of those that are tested: behind every second step, which stand for the steps before and after.
+    Stores y and the states to be saved except those before a row's first step. Returns the states after the steps and
+    the smallest of the tested denominators, which are those after every second step (see LEAST_PAIR).
     """
     least = tl.full(den.shape, 1.0, tl.float32)
     for n in tl.static_range(SUB):
@@ -164,8 +166,8 @@ def _run_rows(
 ):  # fmt: skip
     """Run through whole rows from the states before them; store y and the states to be saved.
 
-    Returns the states behind the rows, and whether everything is right: no denominator too small under its run's
-    exponent, no past too heavy.
+    Returns the states after the rows, and whether the results are accurate: u, denominators and exponents of states are
+    within the bounds for one exponent per run (see LEAST and LEAST_PAIR in elements.py).
     """
     decay = decay_factor(w)
     bonus = exp(u)
@@ -186,8 +188,8 @@ def _run_rows(
 
 @triton.jit
 def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return the rates [BLOCK_O, BLOCK_C] that a row's exponents are not lowered by at every step, else 0: those that a
-    run lowers them by no more than a quarter of the largest key, whose rounding they have anyway."""
+    """Return the rates [BLOCK_O, BLOCK_C] that count as slow for a row, 0 for others: a run of steps lowers the
+    exponent by at most a quarter of the largest key, so that its rounding error does not grow (compare split_rate)."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     largest = tl.zeros(offs.shape, dtype=tl.float32)
     for n in range(BLOCK_I):
@@ -198,10 +200,10 @@ def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.conste
 
 @triton.jit
 def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return what each row adds to a state behind it, with an exponent of its own at every step.
+    """Return for each row its sum at its end, with a new exponent at every step.
 
-    A rate is not subtracted from the exponent at every step, which would round it the same way every time: the sum
-    before step n of a run lies on m - n slow.
+    Slow rates are not subtracted from m at every step, which would round it the same way every time: the exponent of
+    the sum before step n of a run is m - n slow.
     """
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
@@ -224,7 +226,7 @@ def _rerun_rows(
     y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Run through the rows with an exponent of its own at every step; return the states after the last ones."""
+    """Run through the rows with a new exponent at every step (see _resum_rows); return the states after the rows."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     for start in range(0, BLOCK_I, RUN):
@@ -274,14 +276,17 @@ def scan_kernel(
 ):
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program waits
-    for one that runs already. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
-    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C]. Sums pass through the words
-    [2, tiles + groups, B, C], zero beforehand; the spare ones are zeroed. LOOK = 0 says that all of time is one tile.
-    KEEP says what of k and v stays in registers for the outputs: "nothing" (they are read again, from the cache),
-    "tokens" (as they came, which needs B * T of a tile at least), or "weights" (v and the weights). With PASS states go
-    from tile to tile, through words [tiles, B, C] of two int64, beside the number of the call; GATHER and PASS are
-    exchange.py's code, and without PASS sums are added up.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program only
+    waits for programs that run already. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C];
+    writes y [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
+
+    Without PASS (None) sums pass through words [2, tiles + groups, B, C], which are zero before the launch, and the
+    spare words are zeroed; LOOK = 0 means that the sequence is one tile. With PASS states are passed from tile to tile,
+    through words [tiles, B, C] of two int64, which hold the number of the call too; GATHER and PASS are the code of
+    exchange.py.
+
+    KEEP says what stays in registers for the outputs: "nothing" (k and v are read again, from the cache), "tokens" (k
+    and v in their dtype, which needs B * T of at least a tile), or "weights" (v and the weights).
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     SERIAL: tl.constexpr = PASS is not None
@@ -309,8 +314,8 @@ def scan_kernel(
     row_den = row_num
     tops = _none(row_num, 1, PARTS)[0]
     if KEEP == "tokens":
-        # Values of one branch alone would be taken apart, and held in twice the registers: a tile that is not whole
-        # loads others.
+        # Loaded outside of the branch, since half-precision values from one branch only would be unpacked into twice
+        # the registers. A tile that is not whole loads values that it does not use.
         there = tl.where(whole, base, 0)
         k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
@@ -327,8 +332,8 @@ def scan_kernel(
                 prefetch(k_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
                 prefetch(v_ptr + base + then, block * BLOCK_C, C, STEPS, BLOCK_C)
                 if SERIAL:
-                    # A program that waits for a word of this tile would first wait for memory. With channels enough
-                    # to keep that busy, which need nothing ahead, reading words costs more.
+                    # Otherwise a program that waits for a word of this tile would first wait for memory. If channels
+                    # alone keep memory busy (ahead is 0), prefetching words costs more than it saves.
                     words = word_ptr + 2 * C * (tile.to(tl.int64) * B + batch)
                     prefetch(words, 2 * block * BLOCK_C, 2 * C, 1, 2 * BLOCK_C)
         nothing = _nothing(w_ptr, offs_c, mask_c) if PARTS == 1 else 0.0
@@ -385,7 +390,7 @@ def scan_kernel(
         )  # fmt: skip
     if right == 0:
         tl.debug_barrier()
-        # What is cut of a heavy past's weight is nothing beside a den of order 1.
+        # With a den of order 1, bounding the weight of the past by e^MAX_RATIO does not change the result.
         m, num, den = tighten(m, num, den)
         last_m, last_num, last_den = _rerun_rows(
             y_ptr + base, saved_ptr, states, k_ptr + base, v_ptr + base, m, num, den, w, u, step, offs_c, offs, left,
@@ -416,7 +421,7 @@ def walk_kernel(
     SAVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk through all of time, BLOCK_I steps at once.
+    """Walk through all of time, loading BLOCK_I steps at once.
 
     Grid: (B * ceil(C / BLOCK_C),). Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
     [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
@@ -442,7 +447,7 @@ def walk_kernel(
         offs, left, mask = tile_offsets(offs_o, offs_c, mask_c, C, T - start)
         k = load_rows(k_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
         v = load_rows(v_ptr + base, offs, left, mask, C, 0.0, BLOCK_I)
-        # The state before step n of the row lies on m - n slow, and behind the row num and den decay.
+        # The exponent of the state before step n of the row is m - n slow; after the row num and den decay instead.
         slow, fast = split_rate(m, w, BLOCK_I)
         for n in tl.static_range(BLOCK_I):
             if SAVE > 0:

@@ -1,6 +1,6 @@
 """Launches and autograd of WKV's kernels: the parallel scan, the walk and the decoding step.
 
-Nothing but the inputs, a float32 state every few steps and the last state is kept for the backward pass.
+Only the inputs, a float32 state every few steps and the last state are saved for the backward pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ STEP_BLOCK = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What one call computes, beside its tensors: strategy ("scan" or "walk"), launches, what is returned and kept."""
+    """Everything about one call but its tensors: strategy ("scan" or "walk"), launches, whether to return the last
+    state and to save states for a backward pass."""
 
     strategy: str
     config: WkvConfig
@@ -50,7 +51,7 @@ def run(
     k = tensors[0]
     check_kernel_support("k", k)
     num, den, top = initial_state or (None, None, None)
-    # A state's max has no gradient, so it alone asks for none.
+    # A state's max has no gradient, so it does not count here.
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, num, den))
     if config is None:
         config = select_config(
@@ -85,7 +86,7 @@ class _Wkv(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if last is None:
             return y, None, None, None
-        # Copies: what a caller does to a state must not change what is kept.
+        # Copies, so that a caller who modifies the state does not change the saved one.
         parts = tuple(x.clone() for x in last)
         ctx.mark_non_differentiable(parts[2])
         return y, *parts
@@ -130,7 +131,7 @@ def run_forward(
     den: Tensor | None,
     top: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] that the backward pass starts from."""
+    """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] from which the backward pass starts."""
     B, T, C = k.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
     slots = triton.cdiv(T, save)
@@ -143,7 +144,7 @@ def run_forward(
         walk_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
         return y, last, saved
     config = problem.config
-    # A sequence shorter than a tile has nothing to hold, and one alone no steps to load in their place.
+    # With ``hold`` a program always loads a whole tile of k and v, so all sequences together must have that many steps.
     hold = config.hold and tile.steps <= B * T
     flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
     grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
@@ -193,5 +194,5 @@ def run_backward(
 
 
 def _states(k: Tensor) -> Tensor:
-    """Return room for a state [3, B, C]."""
+    """Allocate a state [3, B, C]."""
     return torch.empty(3, k.shape[0], k.shape[2], device=k.device, dtype=torch.float32)

@@ -14,7 +14,7 @@ from .config import WkvConfig
 from .reference import State, associative
 
 STRATEGIES = {"scan": "scan", "naive": "walk"}
-"""Implementation in Triton -> how it goes through time, see launch.py."""
+"""Triton implementation -> strategy, see launch.py."""
 
 
 def wkv4(
@@ -39,14 +39,14 @@ def wkv4(
         k, v: [B, T, C], contiguous; float32, float16 or bfloat16, for the forms in torch float64 too. C is a multiple
             of 8 for the kernels. A key of minus infinity leaves its token out.
         w: [C], positive, float32 (float64 beside float64 inputs); a step decays the past by e^-w.
-        u: [C], bonus of the current token, as w.
+        u: [C], bonus of the current token, in w's dtype.
         impl: ``scan``, one pass over memory, time split over programs; ``naive``, where one program walks all of
             time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative_scan`` and
             ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator.
-        chunk_size: steps, of ``torch``; at least 1, need not divide T; None chooses one.
+        chunk_size: steps, for ``torch``; at least 1, need not divide T; None chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
-        initial_state: (num, den, max) [B, C], as w, for num e^max and den e^max; None has seen nothing. max carries no
-            gradient.
+        initial_state: (num, den, max) [B, C] in w's dtype, which stand for num e^max and den e^max; None is the state
+            before the first token. max carries no gradient.
         return_last_state: also return (num, den, max) after the last token.
         config: launches of the kernels; chosen for the device when None.
 

@@ -1,8 +1,8 @@
 """WKV in plain torch, chunk by chunk; runs anywhere.
 
-The sum of every chunk is taken at once, then the states between chunks, then all chunks run through their tokens side
-by side, one step at a time. The gradients of the states are a diagonal recurrence, whose coefficients are the weights
-that the states ran through; backward.py has the formulas.
+The sums of all chunks are computed at once, then the states between chunks, and then all chunks advance together, one
+step at a time. The gradients of the states are a diagonal recurrence, whose coefficients are the weights of past and
+token in the states; backward.py has the formulas.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from ..common.arguments import compute_dtype
 from .reference import EMPTY, State, add, first_state
 
 MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
-"""What logarithms of weights are cut at: nothing beside 1, yet no denormal number, which processors are slow at."""
+"""Lower bounds of logarithms of weights: negligible next to 1, but not denormal, since processors are slow at those."""
 
 MAX_RATIOS = {torch.float32: 40.0, torch.float64: 200.0}
-"""Logarithm of how much heavier than a token its past can be: the token is then far below the dtype's epsilon."""
+"""Upper bounds of log(weight of the past / weight of the token): beyond, the token is far below the dtype's epsilon."""
 
 RUN = 8
-"""Steps after which exponents get a new origin."""
+"""Steps after which an exponent is lowered by the slow rates of all of them at once."""
 
 SLOW_RATE = 0.25
-"""Rates below which many steps matter and a rate, small beside the exponent, is rounded the same way at all of them."""
+"""Rates w below this count as slow. Many steps then contribute to a state; subtracting w, small compared with the
+exponent, at each of them would round in the same direction every time, and the errors would add up."""
 
 USUAL_DEN = (1e-6, 1e6)
-"""Denominators of a given state that are left as they are."""
+"""A given state whose den is within these bounds is not rescaled."""
 
 
 def chunkwise(
@@ -52,7 +53,7 @@ def chunkwise(
 
 
 class _Chunkwise(torch.autograd.Function):
-    """y and the last state, with gradients of k, v, w, u and the first state; keeps a state a chunk."""
+    """y and the last state, with gradients of k, v, w, u and the first state; saves one state per chunk."""
 
     @staticmethod
     def forward(
@@ -62,7 +63,7 @@ class _Chunkwise(torch.autograd.Function):
         steps = torch.arange(size, dtype=k.dtype, device=k.device)[:, None]
         start = top
         sums = _sum(keys - (size - 1 - steps) * w, values)
-        # Where the denominator is of order 1 a state's exponent says how heavy it is.
+        # Rescale the first state so that den is of order 1, since MAX_RATIOS bounds the weight of the past by its max.
         scale = torch.where((den > 0) & ((den < USUAL_DEN[0]) | (den > USUAL_DEN[1])), den, 1.0)
         first = (num / scale, den / scale, torch.where(den > 0, top + scale.log(), EMPTY))
         states, last = _run_through(first, sums, size * w)
@@ -91,9 +92,9 @@ class _Chunkwise(torch.autograd.Function):
         keys, values, dys = _chunks(k, size), _chunks(v, size), _chunks(dy, size)
         behind, first = torch.cat((top[:, 1:], end[:, None]), dim=1), top[:, 0]
         rates = _rates(w)
-        # All relative to the exponents of the states: none of the weights exceeds 1, and the gradients (a, b) of a
-        # state's num and den run backwards through those that it ran forward through. What is left of them at a chunk's
-        # start, and what the chunk adds, comes with the states.
+        # Gradients (a, b) of a state's num and den are relative to the exponent of that state, so all weights are at
+        # most 1 and are the same as those of the states in the forward pass. The first loop recomputes the states and,
+        # for each chunk, the factor ``left`` from gradients after it to those before it, and the sums that it adds.
         left, sum_a, sum_b = torch.ones_like(num), torch.zeros_like(num), torch.zeros_like(num)
         steps = []
         for t, n, key, value in _tokens(keys, values, rates):
@@ -103,7 +104,7 @@ class _Chunkwise(torch.autograd.Function):
             inverse = torch.addcmul(now, past, den).reciprocal_()
             mean = torch.addcmul(past * num, now, value).mul_(inverse)
             p = inverse.mul_(dys[:, :, t])
-            # Zero where the output is the token's own value, which p v - p y need not be.
+            # Exactly 0 if the output is v, which p v - p y need not be.
             d_token = (value - mean).mul_(p).mul_(now)
             d_value, d_num = now.mul_(p), past.mul_(p)
             d_den = mean.mul_(d_num).neg_()
@@ -154,7 +155,7 @@ def _exp_(x: Tensor) -> Tensor:
 
 
 def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State]:
-    """Return the states before all chunks [B, N, C] and the state behind them [B, C]."""
+    """Return the states before all chunks [B, N, C] and the state after the last one [B, C]."""
     states = tuple(torch.empty_like(x) for x in sums)
     state = first
     for n in range(sums[0].shape[1]):
@@ -171,10 +172,11 @@ def _rates(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tokens(keys: Tensor, values: Tensor, rates: tuple[Tensor, Tensor]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Yield every step of all chunks [B, N, size, C], its place n in a run of RUN steps, keys + n slow, and values.
+    """Yield for every step of all chunks [B, N, size, C] its number t, its number n in a run of RUN steps, keys + n
+    slow, and values.
 
-    A slow rate is not subtracted from the exponent at every step, which would round it the same way every time: the
-    state before the step lies on max - n slow.
+    Slow rates are not subtracted from max at every step, which would round it the same way every time: the exponent of
+    the state before the step is max - n slow.
     """
     for t in range(keys.shape[2]):
         n = t % RUN
@@ -188,7 +190,8 @@ def _ends_run(t: int, size: int) -> bool:
 def _advance(
     num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], run: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return num, den and max after one more token, and the weights of past and token; ``run`` steps end with it."""
+    """Return num, den and max after one more token, and the weights of past and token. If the token ends a run, ``run``
+    is the run's number of steps, else 0."""
     slow, fast = rates
     k, top = k + slow, top - fast
     after = torch.maximum(top, k)

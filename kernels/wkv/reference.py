@@ -3,9 +3,9 @@
     y_t = (num_{t-1} + e^(u + k_t) v_t) / (den_{t-1} + e^(u + k_t))
     num_t = e^-w num_{t-1} + e^k_t v_t        den_t = e^-w den_{t-1} + e^k_t
 
-A state is (num, den, max) and stands for num e^max and den e^max, so that no exponential overflows; its max is the
-implementation's choice and carries no gradient. Before the first token it is (0, 0, -1e38), and y_1 = v_1. Nothing is
-ever multiplied by e^(t w): exponents are relative to the position they are at, and so keep their digits at any length.
+A state (num, den, max) stands for num e^max and den e^max, so that no exponential overflows; implementations may choose
+max, which carries no gradient. Before the first token the state is (0, 0, -1e38), and y_1 = v_1. Exponents are relative
+to their own position; no factor e^(t w), which grows with the position t, is used, so precision does not depend on T.
 
 Source: Peng et al., RWKV: Reinventing RNNs for the Transformer Era (2023), equations 16 and 22 to 26, with w the
 positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for the associative form.
@@ -24,7 +24,7 @@ from ..common.arguments import compute_dtype
 TORCHS_OWN = "torch._higher_order_ops.associative_scan"
 
 EMPTY = -1e38
-"""max of a state that has seen nothing; differences of it are finite."""
+"""max of the state before the first token; finite, so that differences are finite too."""
 
 State = tuple[Tensor, Tensor, Tensor]
 """num, den, max [B, C]."""
@@ -41,14 +41,14 @@ def first_state(k: Tensor, initial_state: State | None) -> State:
 
 
 def add(num1: Tensor, den1: Tensor, max1: Tensor, num2: Tensor, den2: Tensor, max2: Tensor) -> State:
-    """Return the sum of two weighted sums at the same position."""
+    """Return the sum of two states at the same position."""
     top = torch.maximum(max1, max2).detach()
     first, second = torch.exp(max1 - top), torch.exp(max2 - top)
     return first * num1 + second * num2, first * den1 + second * den2, top
 
 
 def outputs(num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """Return y from the states before the tokens k, v; v where the token is left out and nothing is before it."""
+    """Return y from the states before the tokens k, v; y is v if the token is left out (k = -inf) and has no past."""
     num, den, _ = add(num, den, top, v, torch.ones_like(v), (u + k).clamp(min=EMPTY))
     return num / den
 
@@ -69,9 +69,9 @@ def recurrent(
         k, v: [B, T, C]; float64 is computed in float64, all else in float32.
         w: [C], positive; a step decays the past by e^-w.
         u: [C], bonus of the current token.
-        initial_state: (num, den, max) [B, C]; None has seen nothing. max carries no gradient.
+        initial_state: (num, den, max) [B, C]; None is the state before the first token. max carries no gradient.
         return_last_state: also return (num, den, max) after the last step.
-        state_dtype: taken for the common signature; states have the dtype of the computation.
+        state_dtype: ignored, there because all operations share one signature.
 
     Returns:
         y [B, T, C] in v's dtype, or (y, (num, den, max)).
@@ -92,12 +92,12 @@ def associative(
 ) -> tuple[Tensor, State]:
     """Compute y [B, T, C] and the last state as one associative scan over time.
 
-    In ceil(log2 T) steps, sums of runs of 1, 2, 4, ... tokens are added to the run before, which decays over the run's
-    length. Source: Hillis and Steele, "Data parallel algorithms" (1986).
+    In ceil(log2 T) passes, sums of runs of 1, 2, 4, ... tokens are added to the sum of the run before, decayed over the
+    run's length. Source: Hillis and Steele, "Data parallel algorithms" (1986).
 
     Args:
-        torchs_own: by torch's own associative_scan, a prototype higher-order operator, which is what torch.compile has
-            for such recurrences; eager mode runs it in log2(T) passes over whole tensors, forward and backward.
+        torchs_own: use torch's own associative_scan instead, a prototype higher-order operator made for torch.compile;
+            eager mode runs it in log2(T) passes over whole tensors, forward and backward.
     """
     dtype = compute_dtype(v.dtype)
     keys, values, rate, bonus = (x.to(dtype) for x in (k, v, w, u))
@@ -126,7 +126,8 @@ def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Te
 
 
 def tokens(k: Tensor, v: Tensor) -> State:
-    """Return every token as a sum of one: (v, 1, k). max is a constant to all that adds, so k's gradient is den's."""
+    """Return the state (v, 1, k) that each token adds. max carries no gradient, so den = e^(k - max) is 1 and carries
+    k's gradient."""
     top = k.detach().clamp(min=EMPTY)
     den = torch.exp(k.clamp(min=EMPTY) - top)
     return den * v, den, top

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lrbench.bench.run import Outcome
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
 from lrbench.tests.command_line import Lrbench
+from lrbench.tests.results.test_store import RECORD
 
 TINY = Form(dtypes=("fp32", "fp64"), fma=False, budget_s=0.0, ci_target=1.0, max_sample_s=1e-4)
 
@@ -117,6 +120,23 @@ def test_what_cannot_be_calibrated_leaves_no_file(
     assert (code, "calibrations must be parquet files, got" in err) == (2, True)
 
 
+def test_calibrate_shows_what_it_could_not_write(
+    short: Calibration, tmp_path: Path, lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: object, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(calibrate, "calibrate", lambda **_: short)
+    monkeypatch.setattr(session, "write_roofs", full)
+    code, out, err = lrbench("calibrate", "--output", tmp_path, "--format", "json")
+    path = tmp_path / "roofs.parquet"
+    assert (code, len(json.loads(out))) == (2, len(short.rows))
+    assert err.endswith(f"lrbench: --output must be a file that can be written, got {path}: No space left on device\n")
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, short: pytest.fail("measured before the output was tried"))
+    path.mkdir()
+    assert lrbench("calibrate", "--output", tmp_path)[0] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "asked", "failure"),
     [
@@ -139,7 +159,7 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     """A calibration that fails does not keep the sweep from running."""
     seen: dict[str, Any] = {}
     answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
-    done = Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=False, recovered=[])
+    done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False, recovered=[])
     monkeypatch.setattr(calibrate, "calibrate", lambda **given: seen.update(asked=given) or answer)
     monkeypatch.setattr(session, "sweep", lambda _, __, settings, ___: seen.update(roofs=settings.roofs) or done)
     monkeypatch.setattr(session, "probe_environment", lambda: short.environment)

@@ -20,6 +20,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
+from lrbench.bench.environment import version_of
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.kernels import get_operation
@@ -174,6 +175,13 @@ REFUSALS: tuple[tuple[dict[str, Any], dict[str, Any], str, str], ...] = (
     ({}, {"devices": ("cuda",)}, "unsupported", "right runs on cuda, this device is cpu"),
     ({"mode": "step"}, {}, "unsupported", "mode must be one of fw, fwbw, bw for right, got step"),
     ({"dtype": "bf16"}, {}, "unsupported", "dtype must be one of fp32 for right, got bf16"),
+    ({}, {"architectures": ("9.0",)}, "unsupported", "right is written for compute capability 9.0, got None"),
+    (
+        {},
+        {"triton_versions": "==2.0.*"},
+        "unsupported",
+        f"right is written for triton ==2.0.*, got {version_of('triton')}",
+    ),
     ({"state_dtype": "bf16"}, {}, "unsupported", "state_dtype must be one of fp32 for right, got bf16"),
     ({}, {"requires": ("no-such",)}, "unavailable", "no-such is not installed: pip install no-such"),
     ({"chunk_size": 48}, {"supports": ENGINE}, "unsupported", "chunk_size must be a power of two >= 16, got 48"),

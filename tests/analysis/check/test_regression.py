@@ -128,7 +128,7 @@ def test_what_worked_and_does_not_always_fails(status: str) -> None:
 def test_what_did_not_work_before_does_not_fail() -> None:
     assert verdict(failed("oom", ""), failed("timeout", "")) == "not measured"
     assert verdict(timed(2.0), failed("crash", "")) == "fixed"
-    assert judge(failed("oom", ""), failed("timeout", "")).passed
+    assert judge(failed("oom", ""), failed("timeout", "")).failures == ()
 
 
 def test_a_vanished_case_fails_unless_allowed() -> None:
@@ -141,6 +141,19 @@ def test_a_vanished_case_fails_unless_allowed() -> None:
         assert allowed.passed
         assert "1 missing (allowed)" in summary(allowed)
     assert check(old, old[:2], COMMITTED).counts == {"new": 1, "ok": 2}
+
+
+def test_a_share_of_the_planned_cases_must_be_compared() -> None:
+    """New cases count as planned, absent ones do not; what broke was compared, what began to work was not."""
+    old = [*run_of(3, seed=1), failed("oom", "", mode="bw")]
+    new = [failed("crash", "", chunk_size=16), *run_of(2, seed=1)[1:], timed(2.0, mode="bw"), timed(2.0, mode="fwbw")]
+    found = check(new, old, COMMITTED, allow_missing=True)
+    assert found.counts == {"failed": 1, "missing": 1, "fixed": 1, "new": 1, "ok": 1}
+    assert (found.compared, found.planned, found.too_few) == (2, 4, False)
+    # 3 of 30 are a tenth, whatever 0.1 * 30 is.
+    many = [*run_of(3), *(failed("unavailable", "", chunk_size=16 * n) for n in range(4, 31))]
+    shares = {share: check(many, run_of(30), COMMITTED, min_compared=share).too_few for share in (0.1, 0.11)}
+    assert shares == {0.1: False, 0.11: True}
 
 
 def test_unclear_fails_only_where_asked() -> None:
@@ -339,7 +352,10 @@ def mixed() -> CheckResult:
 def test_worst_first(mixed: CheckResult) -> None:
     assert [case.verdict for case in mixed.cases] == ["failed", "missing", "regression", "unclear", "ok", "ok"]
     assert [row["verdict"] for row in table_rows(noteworthy(mixed))] == ["failed", "missing", "regression", "unclear"]
-    assert summary(mixed) == "FAILED on h200_sxm: 1 failed, 1 missing, 1 regression, 1 unclear, 2 ok"
+    assert (
+        summary(mixed)
+        == "FAILED on h200_sxm: 1 failed, 1 missing, 1 regression, 1 unclear, 2 ok; compared 5 of 5 cases"
+    )
 
 
 def test_json(mixed: CheckResult) -> None:

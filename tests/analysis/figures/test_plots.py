@@ -193,7 +193,7 @@ def test_suspect_points_are_ringed_and_explained(sweep: pd.DataFrame) -> None:
     figure = plot("runtime", impossible)
     assert "Ringed, suspect: fused_chunk fw: " in text(figure)
     assert "Ringed, suspect: fused_chunk fw L = 256: " in text(roofline(impossible, "h200"))
-    rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
+    rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep))
 

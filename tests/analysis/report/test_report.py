@@ -475,10 +475,9 @@ def test_command_writes_a_page_and_says_where(lrbench: Lrbench, here: Path) -> N
         (("cut.parquet",), "results must be parquet files, got cut.parquet"),
         ((".", "--gpu", "h1000"), "accelerator must be one of "),
         (("cut.parquet", "-o", "report.docx"), "output must end in .html, got 'report.docx'"),
-        (("cut.parquet", "-o", "folder.html"), "output must be a file, got the folder folder.html"),
-        (
-            ("cut.parquet", "-o", "cut.parquet/page.html"),
-            "--output must be a file that can be written, got cut.parquet/page.html: ",
+        *(
+            (("cut.parquet", "-o", name), f"--output must be a file that can be written, got {name}: ")
+            for name in ("folder.html", "cut.parquet/page.html")
         ),
     ],
 )
