@@ -688,7 +688,7 @@ def predict(
     kernel: FamilyOrOp,
     impl: Impl = None,
     gpu: Gpu = "h100",
-    chunk_size: Annotated[str | None, option("Chunk length [128; outside packages: theirs].")] = None,
+    chunk_size: Annotated[str | None, option("Chunk length [the implementation's own, else 128].")] = None,
     results: Fitted = None,
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",

@@ -221,7 +221,9 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     elsewhere = run(*MAMBA.split(), "--gpu", "h100")
     assert " on h100_sxm: at least 0.8188 ms, no fit: 3 rows; not measured there\n" in elsewhere
     fitted = run("predict", "tfla", "--gpu", "h200").splitlines()
-    assert re.search(r": measured 2\.\d+ ms on h200_sxm, commit \w+; the model says 2\.\d+ ms, 2\.\d+ to ", fitted[0])
+    # Its own chunk length: the whole sequence.
+    own = r", chunks of 8192: measured 0\.\d+ ms on h200_sxm, commit \w+; the model says 0\.\d+ ms, 0\.\d+ to "
+    assert re.search(own, fitted[0])
     assert "fitted_rows" not in "".join(fitted)
     assert "\nfitted_rows " in run("predict", "tfla", "--gpu", "h200", "--all")
 

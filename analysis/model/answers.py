@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, why_unsupported
 from ...kernels.baselines.spec import Baseline
+from ...kernels.spec import resolve
 from ...results.arguments import parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
@@ -37,7 +38,8 @@ def prediction(
     Args:
         impl: an implementation of ``op``.
         sizes: batch, seq_len and every size that an operation may have; those of ``op`` are taken.
-        chunk_size: as written on the command line; None is 128, or what an outside package recommends.
+        chunk_size: as written on the command line; None is what the implementation chooses itself or an outside
+            package recommends, else 128.
         results: where to look the case up and what to fit to; empty: the committed results.
         fit: False takes the model's bounds.
         roofs: which roofs ``accelerator`` has: spec, measured or a path.
@@ -47,7 +49,7 @@ def prediction(
     """
     heads = ("num_heads",) if has_heads(op) else ()
     own = {name: sizes[name] for name in ("batch", "seq_len", *heads, *sizes_of(op))}
-    chunk = _chunk_of(op, impl, mode, dtype, own["seq_len"], chunk_size)
+    chunk = _chunk_of(op, impl, mode, dtype, own, chunk_size)
     own |= {} if chunk is None else {"chunk_size": chunk}
     if reason := why_unsupported(op, impl, mode, dtype, own):
         raise ValueError(f"{op} {impl} cannot run this: {reason}")
@@ -88,7 +90,7 @@ def prediction(
     }
 
 
-def _chunk_of(op: str, impl: str, mode: str, dtype: str, seq_len: int, given: str | None) -> int | None:
+def _chunk_of(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int], given: str | None) -> int | None:
     """Return the chunk length of a case, None where the implementation has none to choose.
 
     Raises:
@@ -99,8 +101,11 @@ def _chunk_of(op: str, impl: str, mode: str, dtype: str, seq_len: int, given: st
         if given is not None:
             raise ValueError(f"chunk_size must be left out for {op} {impl} {mode}, got {given!r}")
         return None
+    seq_len = sizes["seq_len"]
     if given is None:
-        return known.chunk_sizes[0] if isinstance(known, Baseline) else min(128, seq_len)
+        if isinstance(known, Baseline):
+            return known.chunk_sizes[0]
+        return min(resolve(known.preferred_chunk)(sizes) if known.preferred_chunk else 128, seq_len)
     chunk = parse_size(given, "chunk_size")
     if chunk > seq_len:
         raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")
