@@ -650,7 +650,7 @@ def chunk_size(
     operation, mode, dtype = problem.operation(kernel), problem.mode, problem.dtype
     accelerator = _accelerator(gpu, roofs)
     check_chunkwise(operation, mode)
-    chosen = _implementation(operation, impl, chunked=True)
+    chosen = _implementation(operation, impl, accelerator, chunked=True)
     folders = tuple(results or committed_results())
     fit, rows = stored_fit(folders, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
     sizes = problem.sizes(operation)
@@ -699,16 +699,16 @@ def predict(
     from .analysis.model.answers import prediction, prediction_in_words
     from .bench import display
 
-    operation = problem.operation(kernel)
+    operation, accelerator = problem.operation(kernel), _accelerator(gpu, roofs)
     row = prediction(
         operation,
-        _implementation(operation, impl),
+        _implementation(operation, impl, accelerator),
         mode=problem.mode,
         dtype=problem.dtype,
         state_dtype=_dtype(problem.state_dtype, "state_dtype"),
         sizes=problem.sizes(operation),
         chunk_size=chunk_size,
-        accelerator=_accelerator(gpu, roofs),
+        accelerator=accelerator,
         results=results or (),
         fit=fit,
         roofs=roofs,
@@ -775,8 +775,12 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
     return accelerator
 
 
-def _implementation(op: str, impl: str | None, *, chunked: bool = False) -> str:
-    """Return the implementation asked for, else the first; of ``chunked``, of those with a choice of chunk lengths."""
+def _implementation(op: str, impl: str | None, accelerator: Accelerator, *, chunked: bool = False) -> str:
+    """Return the implementation asked for, else the first; of ``chunked``, of those with a choice of chunk lengths.
+
+    Raises:
+        ValueError: an unknown one, or one written for accelerators of another compute capability.
+    """
     from .bench.inventory import implementation_names
     from .kernels.baselines import get_implementation
     from .results.names import current_name
@@ -788,6 +792,10 @@ def _implementation(op: str, impl: str | None, *, chunked: bool = False) -> str:
     if impl not in known:
         choice = " to choose a chunk length" if chunked else ""
         raise ValueError(f"impl must be one of {', '.join(known)} for {op}{choice}, got {impl!r}")
+    written = getattr(get_implementation(op, impl), "architectures", ())
+    if written and accelerator.capability not in (None, *written):
+        needed = f"compute capability {' or '.join(written)}"
+        raise ValueError(f"{impl} is written for {needed}, {accelerator.key} has {accelerator.capability}")
     return impl
 
 

@@ -41,6 +41,7 @@ class Accelerator:
         smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
         sms: multiprocessors, compute units or cores.
         source: where the figures are stated.
+        capability: CUDA's compute capability such as "9.0", None of others and where it is not known.
         measured: rates measured on this part, or None.
         device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
     """
@@ -55,6 +56,7 @@ class Accelerator:
     smem_bytes: int
     sms: int
     source: str
+    capability: str | None = None
     measured: Roofs | None = None
     device_names: tuple[str, ...] = ()
 

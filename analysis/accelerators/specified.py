@@ -27,6 +27,7 @@ _TABLE = (
         l2_bytes=6 * _MIB,
         smem_bytes=96 * _KIB,
         sms=80,
+        capability="7.0",
         source="NVIDIA V100 datasheet, SXM2 column (the TFLA paper's table 18 has 120e12 FLOP/s for fp16); caches and "
         "multiprocessors: Volta architecture white paper",
     ),
@@ -40,6 +41,7 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
+        capability="8.0",
         source="NVIDIA A100 datasheet, 40 GB columns; L2 and multiprocessors: Ampere architecture white paper; shared "
         "memory: CUDA programming guide, compute capability 8.0",
     ),
@@ -53,6 +55,7 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
+        capability="8.0",
         source="NVIDIA A100 datasheet, 80 GB PCIe column, the part of the TFLA paper's table 18; L2 and "
         "multiprocessors: Ampere architecture white paper; shared memory: CUDA programming guide, compute capability "
         "8.0",
@@ -67,6 +70,7 @@ _TABLE = (
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
+        capability="8.0",
         source="NVIDIA A100 datasheet, 80 GB SXM column; L2 and multiprocessors: Ampere architecture white paper; "
         "shared memory: CUDA programming guide, compute capability 8.0",
     ),
@@ -80,6 +84,7 @@ _TABLE = (
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=114,
+        capability="9.0",
         source="NVIDIA H100 datasheet and Hopper architecture white paper, PCIe column, sparse figures halved; shared "
         "memory: CUDA programming guide, compute capability 9.0",
     ),
@@ -93,6 +98,7 @@ _TABLE = (
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
+        capability="9.0",
         source="NVIDIA H100 datasheet and Hopper architecture white paper, SXM column, sparse figures halved, the part "
         "of the TFLA paper's table 18; shared memory: CUDA programming guide, compute capability 9.0",
     ),
@@ -106,6 +112,7 @@ _TABLE = (
         l2_bytes=60 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
+        capability="9.0",
         source="NVIDIA H200 datasheet, SXM column, sparse figures halved; L2 (62,914,560 bytes), shared memory "
         "(232,448 bytes a block) and multiprocessors as the driver reports them on one H200: the datasheet states none "
         "and the H100's 50 MB do not hold for this part",
@@ -126,6 +133,7 @@ _TABLE = (
         l2_bytes=126 * _MIB,
         smem_bytes=227 * _KIB,
         sms=148,
+        capability="10.0",
         source="NVIDIA Blackwell datasheet, HGX B200 column, sparse figures halved; 7.7e12 bytes/s as in the TFLA "
         "paper's table 18 (GB200 parts state 8e12); L2: CUDA Blackwell tuning guide; shared memory: CUDA programming "
         "guide, compute capability 10.0; multiprocessors as the driver reports them",
@@ -140,6 +148,7 @@ _TABLE = (
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=142,
+        capability="8.9",
         source="NVIDIA L40S datasheet; L2 and multiprocessors: Ada GPU architecture white paper; fp64 (1/64 of fp32) "
         "and shared memory: CUDA programming guide, compute capability 8.9",
     ),
@@ -153,6 +162,7 @@ _TABLE = (
         l2_bytes=72 * _MIB,
         smem_bytes=99 * _KIB,
         sms=128,
+        capability="8.9",
         source="NVIDIA Ada GPU architecture white paper, appendix A, fp32 accumulation; shared memory: CUDA "
         "programming guide, compute capability 8.9",
     ),
@@ -166,6 +176,7 @@ _TABLE = (
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=170,
+        capability="12.0",
         source="NVIDIA RTX Blackwell GPU architecture white paper, appendix A, fp32 accumulation; shared memory: CUDA "
         "programming guide, compute capability 12.0",
     ),
