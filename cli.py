@@ -783,6 +783,7 @@ def _implementation(op: str, impl: str | None, accelerator: Accelerator, *, chun
     """
     from .bench.inventory import implementation_names
     from .kernels.baselines import get_implementation
+    from .kernels.spec import Implementation
     from .results.names import current_name
 
     known = [name for name in implementation_names(op) if not chunked or get_implementation(op, name).chunked]
@@ -792,10 +793,10 @@ def _implementation(op: str, impl: str | None, accelerator: Accelerator, *, chun
     if impl not in known:
         choice = " to choose a chunk length" if chunked else ""
         raise ValueError(f"impl must be one of {', '.join(known)} for {op}{choice}, got {impl!r}")
-    written = getattr(get_implementation(op, impl), "architectures", ())
-    if written and accelerator.capability not in (None, *written):
-        needed = f"compute capability {' or '.join(written)}"
-        raise ValueError(f"{impl} is written for {needed}, {accelerator.key} has {accelerator.capability}")
+    target = get_implementation(op, impl)
+    reason = target.why_not_on(accelerator.capability) if isinstance(target, Implementation) else None
+    if reason and accelerator.capability is not None:
+        raise ValueError(f"impl must be one for {accelerator.key}: {reason}")
     return impl
 
 

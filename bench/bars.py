@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ..analysis import counts
 from ..analysis.accelerators.roofs import write_roofs
 from ..analysis.check.statistics import Interval, median, ratio_interval
-from ..kernels import baselines, resolve
+from ..kernels import baselines
 from ..kernels.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import Case, Environment, Record
@@ -30,7 +30,7 @@ from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
 from .derived import Run, build_record
-from .plan import PlannedCase, find_target
+from .plan import PlannedCase
 from .run import file_name, run_in_turn
 from .workers import Limits, ReplaceableWorker, probe_environment
 
@@ -244,14 +244,14 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         op = side.op or problem.op
         given: dict[str, Any] = {**problem.sizes, **side.sizes}
         sizes = {name: size for name, size in given.items() if name in baselines.get_operation(op).sizes}
-        target = find_target(op, impl)
+        target = baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
         preferred = None
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
-            preferred = resolve(target.preferred_chunk)(sizes) if target.preferred_chunk else None
+            preferred = target.chosen_chunk(sizes)
         elif problem.options:
             # Modes are declared for the operation without options, of which its gradients may not be.
             target = replace(target, modes=MODES)

@@ -94,11 +94,6 @@ class PlannedCase:
         return describe(dataclasses.asdict(self.case))
 
 
-def find_target(op: str, impl: str) -> Implementation | Baseline:
-    """Return the declaration of an implementation, ours or ``provider.variant``; ValueError lists the known ones."""
-    return baselines.get_baseline(op, impl) if "." in impl else baselines.get_operation(op).implementation(impl)
-
-
 def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
     """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
     groups: dict[tuple[str, str], list[PlannedCase]] = {}
@@ -350,8 +345,8 @@ def _plan_ours(
             chunks: list[int | None] = [None]
             if implementation.chunked and mode != "step":
                 axis = request.chunk_sizes or preset.chunk_sizes
-                if implementation.preferred_chunk and not request.chunk_sizes:
-                    axis = (*axis, kernels.resolve(implementation.preferred_chunk)(sizes))
+                if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes)):
+                    axis = (*axis, chosen)
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.
             axis_of_states: Sequence[str | None] = state_dtypes

@@ -31,7 +31,7 @@ from ..results.select import Row
 from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
-from .plan import PlannedCase, find_target, group_by_implementation
+from .plan import PlannedCase, group_by_implementation
 from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started
 
 EXECUTORS = ("local", "ray")
@@ -231,14 +231,8 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
         for distribution in target.requires:
             if version_of(distribution) is None:
                 return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
-        if target.architectures and environment.capability not in target.architectures:
-            written = " or ".join(target.architectures)
-            reason = f"{target.name} is written for compute capability {written}, got {environment.capability}"
-            return _refusal("unsupported", reason)
-        if target.triton_versions and not baselines.matches_version(version_of("triton"), target.triton_versions):
-            reason = f"{target.name} is written for triton {target.triton_versions}, got {version_of('triton')}"
-            return _refusal("unsupported", reason)
-        reason = target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
+        reason = target.why_not_on(environment.capability) or target.why_not_with(environment.triton_version)
+        reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
 
 
@@ -336,7 +330,7 @@ def planned_case(row: Row) -> PlannedCase:
     """Return the case of a row with the code it runs; ValueError where nothing of that name is declared any more."""
     names = [each.name for each in dataclasses.fields(Case)]
     case = Case(**{name: row[name] for name in names})
-    return PlannedCase(case=case, target=find_target(case.op, case.impl))
+    return PlannedCase(case=case, target=baselines.get_implementation(case.op, case.impl))
 
 
 def why_not_again(rows: Sequence[Row], environment: Environment) -> str | None:

@@ -105,6 +105,22 @@ class Implementation(Counted):
             return f"state_dtype must be fp32 in mode step, got {state_dtype}"
         return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
 
+    def why_not_on(self, capability: str | None) -> str | None:
+        """Return why it does not run on a GPU of a compute capability, such as "9.0", or None."""
+        if self.architectures and capability not in self.architectures:
+            return f"{self.name} is written for compute capability {' or '.join(self.architectures)}, got {capability}"
+        return None
+
+    def why_not_with(self, triton: str | None) -> str | None:
+        """Return why it does not run with a version of Triton, or None."""
+        if self.triton_versions and not matches_version(triton, self.triton_versions):
+            return f"{self.name} is written for triton {self.triton_versions}, got {triton}"
+        return None
+
+    def chosen_chunk(self, sizes: Mapping[str, int]) -> int | None:
+        """Return the chunk length that it chooses itself (``preferred_chunk``), None where it does not say."""
+        return None if self.preferred_chunk is None else int(resolve(self.preferred_chunk)(sizes))
+
     def launches(self, mode: str, dtype: str, sizes: Mapping[str, int], capability: tuple[int, int]) -> Any:
         """Return the launches that it chooses for a problem (``default_config``), None where it does not say."""
         if self.default_config is None or mode == "step":
@@ -181,6 +197,13 @@ class Operation:
         for name, tensor in inputs.items():
             tensor.requires_grad_(gradients and name in self.differentiable)
         return {name: tensor for name, tensor in inputs.items() if name in self.differentiable}
+
+
+def matches_version(version: str | None, specifier: str) -> bool:
+    """Return whether a version, None where nothing is installed, is in a specifier such as "==3.6.*"."""
+    from packaging.specifiers import SpecifierSet
+
+    return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def resolve(target: str) -> Callable[..., Any]:

@@ -391,9 +391,12 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict tfla --chunk-size=", "chunk_size must be a positive integer such as 512 or 8k, got ''"),
         (
             "chunk-size tfla --impl whole_state --gpu b200",
-            "whole_state is written for compute capability 9.0, b200 has 10.0",
+            "impl must be one for b200: whole_state is written for compute capability 9.0, got 10.0",
         ),
-        ("predict tfla --impl whole_state --gpu a100", "capability 9.0, a100_80_pcie has 8.0"),
+        (
+            "predict tfla --impl whole_state --gpu a100",
+            "one for a100_80_pcie: whole_state is written for compute capability 9.0, got 8.0",
+        ),
         ("predict tfla --impl zzz", "for mlstm_sig, got 'zzz'"),
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),

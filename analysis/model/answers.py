@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, why_unsupported
 from ...kernels.baselines.spec import Baseline
-from ...kernels.spec import resolve
 from ...results.arguments import parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
@@ -105,7 +104,7 @@ def _chunk_of(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int
     if given is None:
         if isinstance(known, Baseline):
             return known.chunk_sizes[0]
-        return min(resolve(known.preferred_chunk)(sizes) if known.preferred_chunk else 128, seq_len)
+        return min(known.chosen_chunk(sizes) or 128, seq_len)
     chunk = parse_size(given, "chunk_size")
     if chunk > seq_len:
         raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")

@@ -15,7 +15,7 @@ from typing import Any
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
-from ..spec import Implementation, Operation, resolve
+from ..spec import Implementation, Operation, matches_version, resolve
 from . import (
     accelerated_scans,
     flash_attention,
@@ -45,7 +45,6 @@ __all__ = [
     "get_operation",
     "installed_versions",
     "known_bad_here",
-    "matches_version",
     "plan_sizes",
     "unsupported",
     "why_unsupported",
@@ -210,13 +209,6 @@ def plan_sizes(
 
 def _normalise(distribution: str) -> str:
     return distribution.lower().replace("_", "-")
-
-
-def matches_version(version: str | None, specifier: str) -> bool:
-    """Return whether a version, None where nothing is installed, is in a specifier such as "==3.6.*"."""
-    from packaging.specifiers import SpecifierSet
-
-    return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def _module_exists(name: str) -> bool:

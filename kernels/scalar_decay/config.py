@@ -136,16 +136,15 @@ def default_chunk_size(*, seq_len: int, rows: int, head_dim: int, scheme: str = 
     return max(256, next_power_of_two(seq_len) // next_power_of_two(-(-wanted // programs)))
 
 
-def preferred_chunk(sizes: Mapping[str, int]) -> int:
+def preferred_chunk(sizes: Mapping[str, int], scheme: str = "walk") -> int:
     """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, num_heads, head_dim_v)."""
     rows = sizes["batch"] * sizes["num_heads"]
-    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"])
+    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"], scheme=scheme)
 
 
 def preferred_whole_state_chunk(sizes: Mapping[str, int]) -> int:
-    """Return :func:`default_chunk_size` of whole_state for a case's sizes."""
-    rows = sizes["batch"] * sizes["num_heads"]
-    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"], scheme="whole_state")
+    """Return :func:`preferred_chunk` of whole_state."""
+    return preferred_chunk(sizes, "whole_state")
 
 
 def whole_state_reason(dim_x: int, dim_z: int, chunk: int) -> str | None:

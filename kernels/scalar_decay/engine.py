@@ -108,6 +108,8 @@ def scalar_decay(
         TypeError: on an option that it does not have.
     """
     scale = resolve_scale(scale, q.shape[3])
+    if chunk_size is not None and impl in (None, *SCHEMES):
+        check_chunk_size(chunk_size, minimum=16, power_of_two=True)
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
     if impl not in IMPLEMENTATIONS:
@@ -137,8 +139,6 @@ def scalar_decay(
 
     if normalizer_gradient:
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
-    if chunk_size is not None:
-        check_chunk_size(chunk_size, minimum=16, power_of_two=True)
     check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE

@@ -329,25 +329,23 @@ def run_fused_chunk(
             result.anchors, math.log2(problem.scale), T, problem.chunk, N, B * H, every,
             SHAPE=shape, ROLE=role, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
-        if result.anchors is not None:
-            result.anchors = result.anchors.flatten(0, 1)
-        return result
-    # With two blocks, a bf16 partial result is rounded once more than a float32 one. That costs little accuracy and
-    # saves memory traffic. With more blocks the rounding errors would add up.
-    partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
-    partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
-    if B * H * num_anchors * config.block_x >= 2**31:
-        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-    for block in range(blocks):
-        fused_chunk_kernel[(tiles_z * N * B * H,)](
-            x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last,
-            None if result.anchor_states is None else result.anchor_states[block],
-            None if result.anchors is None else result.anchors[block],
-            problem.scale, T, problem.chunk, N, B * H, every, block,
-            SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=block == blocks - 1, TILE=config,
-            num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+    else:
+        # With two blocks, a bf16 partial result is rounded once more than a float32 one. That costs little accuracy and
+        # saves memory traffic. With more blocks the rounding errors would add up.
+        partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
+        partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
+        if B * H * num_anchors * config.block_x >= 2**31:
+            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
+        for block in range(blocks):
+            fused_chunk_kernel[(tiles_z * N * B * H,)](
+                x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last,
+                None if result.anchor_states is None else result.anchor_states[block],
+                None if result.anchors is None else result.anchors[block],
+                problem.scale, T, problem.chunk, N, B * H, every, block,
+                SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=block == blocks - 1, TILE=config,
+                num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
     if result.anchors is not None:
         result.anchors = result.anchors.flatten(0, 1)
     return result

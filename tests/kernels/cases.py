@@ -15,7 +15,7 @@ from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common.channels import TileConfig
 from lrbench.kernels.gated_mlp import config as mlp
 from lrbench.kernels.rglru.config import ScanConfig
-from lrbench.kernels.scalar_decay.declare import SCHEMES
+from lrbench.kernels.scalar_decay.declare import SCHEMES, WHOLE_STATE
 from lrbench.kernels.wkv.config import WkvConfig, select_config
 from lrbench.tests.kernels.laws import EXTREMES, LAYOUTS, Case
 
@@ -24,7 +24,7 @@ DTYPES = (F64, F32, F16, BF16)
 
 OPERATIONS = [name for names in FAMILIES.values() for name in names if name in EXTREMES]
 """Those held to the laws."""
-ENGINE = tuple(impl for impl in SCHEMES if impl != "whole_state")
+ENGINE = tuple(impl for impl in SCHEMES if impl != WHOLE_STATE)
 """The engine's implementations in Triton; whole_state, in Gluon, has no interpreter."""
 LIGHTNING = ("lightning1", "lightning2")
 """The implementations of Lightning's authors' algorithms."""
