@@ -46,8 +46,9 @@ from typing import Any, NamedTuple
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
 from ...kernels.scalar_decay.config import (
-    ANCHOR_EVERY,
-    DEFAULT_ANCHOR_EVERY,
+    KEPT_STATES,
+    WholeStateConfig,
+    anchor_every,
     default_chunk_size,
     fit_chunk,
     next_power_of_two,
@@ -130,6 +131,19 @@ class Run:
         return -(-self.length // self.chunk)
 
     @property
+    def contributing_chunks(self) -> int:
+        """Number of chunks that a states pass takes: taken by themselves, not the last one, which no state needs."""
+        return self.chunks - self.config.states.parallel
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
+        inputs = self.length * (2 * self.qk_share * self.d_qk + self.d_v) * self.widths.qkv
+        states = self.chunks * self.d_qk * self.d_v * self.widths.state
+        same_chunks = self.formulation in WALKS and self.of_pass("backward").chunk == self.chunk
+        return same_chunks and KEPT_STATES * states <= inputs
+
+    @property
     def vector_bytes(self) -> int:
         """Bytes of an element of b, u and w: float64 where differences over a whole chunk are taken; 0 of none."""
         if self.op == "lightning" and self.formulation.startswith("lightning"):
@@ -154,7 +168,7 @@ class Run:
     @property
     def anchor_every(self) -> int:
         """Positions between the states that a walk keeps for the gradient of the decay."""
-        return min(self.chunk, ANCHOR_EVERY.get("ssd" if self.op == "mamba2_ssd" else "", DEFAULT_ANCHOR_EVERY))
+        return anchor_every(self.formulation, self.chunk, sums_decay=self.op == "mamba2_ssd")
 
     @property
     def states_tiles(self) -> tuple[int, int]:
@@ -295,11 +309,13 @@ def executed(run: Run, direction: str) -> Executed:
     """
     total = Executed(Counter(), Counter(), Counter())
     backward = direction == "backward"
+    has_states = backward and run.keeps_states
     run = run.of_pass(direction)
     if not backward:
         _gates(run, total)
     if run.several:
-        _states(run, total, "state", recomputed=run.walks or backward, normaliser=run.stabilised and not backward)
+        if not has_states:
+            _states(run, total, "state", recomputed=run.walks or backward, normaliser=run.stabilised and not backward)
         if backward:
             _states(run, total, "state_gradient", recomputed=run.walks)
     if run.walks and run.stabilised and not backward:
@@ -318,10 +334,20 @@ def padded_dim(dim: int) -> int:
     return max(MIN_TILE, next_power_of_two(dim))
 
 
+def _launch_of(run: Run, role: Role) -> Any:
+    return getattr(run.config, "output" if role.name == "h" else role.name)
+
+
+def _row_sums(run: Run, role: Role) -> int:
+    """Return how many sums a row has: one a program or, holding whole states, one a warp."""
+    launch, columns = _launch_of(run, role), blocks_of(run, role)[-1]
+    return columns * launch.groups * 4 if isinstance(launch, WholeStateConfig) else columns
+
+
 def blocks_of(run: Run, role: Role) -> tuple[int, int, int, int, int, int]:
     """Return DX, DZ, BLOCK_X, BLOCK_Z and how many of each cover them."""
     dx, dz = (run.d_qk, run.d_v) if role.x_is_qk else (run.d_v, run.d_qk)
-    launch = getattr(run.config, "output" if role.name == "h" else role.name)
+    launch = _launch_of(run, role)
     # A Lightning kernel takes the whole contraction at once.
     block_x = min(getattr(launch, "block_x", MAX_HEAD_DIM), padded_dim(dx))
     block_z = min(launch.block_z, padded_dim(dz))
@@ -335,18 +361,22 @@ def _again(name: str) -> str:
 def _walk(run: Run, role: Role, total: Executed) -> None:
     """Add a walk's products.
 
-    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ). Of a whole role, a tile of t
-    rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
+    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + G BT^2 BX + BT^2 BZ), where each of G groups
+    makes the scores. Of a whole role, a tile of t rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
     """
     dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
+    groups = getattr(_launch_of(run, role), "groups", 1)
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
-    needed = _role_products(role, rank, scores, outputs, columns)
+    needed = _role_products(role, rank, scores, outputs, columns * groups)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
-    per_tile = 2 * (2 * block_t * block_x * block_z + block_t**2 * (block_x + block_z))
-    needed["padding"] = tiles * launches * columns * per_tile - needed.total()
+    widths = [block_x] * launches
+    if isinstance(launch := _launch_of(run, role), WholeStateConfig):
+        widths = [launch.narrowed(dx - n * block_x).block_x for n in range(launches)]
+    per_tile = sum(2 * (2 * block_t * x * block_z + block_t**2 * (groups * x + block_z)) for x in widths)
+    needed["padding"] = tiles * columns * per_tile - needed.total()
     _add(total.flops, role.name, needed)
 
 
@@ -443,24 +473,29 @@ def _sweep_grid(run: Run, role: Role) -> SweepGrid:
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
     """Add the pass that makes the states between chunks, or their gradients: Y^T Z tile by tile.
 
-    k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves are merged in
-    place. Sweeping, the gradients' pass also loads the states, for the gradient of the decay.
+    k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves, of which the
+    last one of the pass is left out, are merged in place. Sweeping, the gradients' pass also loads the states, for the
+    gradient of the decay.
     """
     states, gradient = run.config.states, name == "state_gradient"
     block_t, (columns_k, columns_v) = min(states.block_t, run.chunk), run.states_tiles
-    needed = Counter({_again(name) if recomputed else name: 2 * run.length * run.d_qk * run.d_v})
-    padded = -(-run.length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
+    left_out = 0
+    if states.parallel:
+        left_out = run.chunk if gradient else run.length - (run.chunks - 1) * run.chunk
+    length = run.length - left_out
+    needed = Counter({_again(name) if recomputed else name: 2 * length * run.d_qk * run.d_v})
+    padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
     needed["padding"] = padded - needed.total()
     _add(total.flops, f"{name} pass", needed)
 
     kept = run.chunks * run.d_qk * run.d_v * run.widths.state
-    weights = run.length * (_query_bytes(run) if gradient else run.vector_bytes)
-    keys, values = run.length * run.d_qk * run.widths.qkv, run.length * run.d_v * run.widths.qkv
-    stored = kept + (run.chunks * run.d_qk * FP32_BYTES if normaliser else 0)
+    weights = length * (_query_bytes(run) if gradient else run.vector_bytes)
+    keys, values = length * run.d_qk * run.widths.qkv, length * run.d_v * run.widths.qkv
+    state_bytes = run.d_qk * run.d_v * run.widths.state + (run.d_qk * FP32_BYTES if normaliser else 0)
     moved = {
         "load": run.qk_share * keys + values + weights,
-        "store": stored,
-        "merge": 2 * stored if states.parallel else 0,
+        "store": run.contributing_chunks * state_bytes,
+        "merge": (run.contributing_chunks + run.chunks) * state_bytes * states.parallel,
         "decay gradient": kept if gradient and not run.walks and GATE_MODELS[run.op].gates else 0,
     }
     _add(total.bytes, f"{name} pass", moved)
@@ -475,12 +510,13 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     loaded; states once a chunk. For the gates' gradients one more tensor like Z, row sums for each column block and,
     walking, states at anchors in between (stored by dq, loaded by dk). Whatever else programs load is read again.
     """
-    dx, dz, block_x, _, blocks, columns = blocks_of(run, role)
+    dx, dz, block_x, _, blocks, _ = blocks_of(run, role)
     launches = blocks if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
     normalises = run.stabilised and not run.walks and role.name == "h"
-    partial = run.widths.qkv if run.bf16 and launches == 2 else FP32_BYTES
+    # As run_fused_chunk has it.
+    partial = run.widths.qkv if launches == 2 and (run.bf16 or run.formulation == "whole_state") else FP32_BYTES
     sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
     pair = z if sums else 0
     moved = {
@@ -488,7 +524,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
         "store": z + (run.length * run.vector_bytes if normalises else 0),
         "partial results": 2 * (launches - 1) * run.length * dz * partial,
         "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several,
-        "row sums": columns * run.length * FP32_BYTES * sums,
+        "row sums": _row_sums(run, role) * run.length * FP32_BYTES * sums,
         "anchors": -(-run.length // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
     }
@@ -545,8 +581,8 @@ def _gates(run: Run, total: Executed) -> None:
 def _gates_backward(run: Run, total: Executed) -> None:
     """Add the gates' gradients: row sums and gates loaded, but for an exponential input gate, and gradients stored."""
     gates = GATE_MODELS[run.op].gates
-    columns = sum(blocks_of(run, role)[-1] for role in BACKWARD_ROLES if role.gate_sums)
-    loaded = columns * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
+    sums = sum(_row_sums(run, role) for role in BACKWARD_ROLES if role.gate_sums)
+    loaded = sums * FP32_BYTES + (gates - run.stabilised) * run.widths.gate
     moved = {"load": run.length * loaded, "store": run.length * gates * run.widths.gate}
     _add(total.bytes, "gate gradients", moved)
 

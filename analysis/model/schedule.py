@@ -6,7 +6,8 @@ they are spread over the device: how many programs there are, and how many steps
 is
 
     forward:  gates - states of the chunks (- their merge) (- mLSTMexp's denominators) - walk for h
-    backward: states (- merge) - walk for dq - state gradients (- merge) - walks for dk and dv - gate gradients
+    backward: states unless kept (- merge) - walk for dq - state gradients (- merge) - walks for dk and dv - gate
+              gradients
 
 where one chunk has no states, few programs split the states pass into chunks that are merged, and a walk over a long
 contraction is one launch for each block of it. Tiles are those of compute capability 9.0.
@@ -90,6 +91,7 @@ class _Parts:
 
 def _pass(run: Run, direction: str) -> Iterator[Launch]:
     parts = _Parts(run, direction)
+    has_states = run.keeps_states
     run = run.of_pass(direction)
     tile = run.block_t
     if direction == "forward":
@@ -104,7 +106,8 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
         for role in FORWARD_ROLES:
             yield from _walk(run, parts, role)
         return
-    yield from _states(run, parts, "state pass")
+    if not has_states:
+        yield from _states(run, parts, "state pass")
     for role in BACKWARD_ROLES:
         if role.name == "dk":
             yield from _states(run, parts, "state_gradient pass")
@@ -120,7 +123,7 @@ def _states(run: Run, parts: _Parts, name: str) -> Iterator[Launch]:
     yield Launch(
         name=name,
         kind="states",
-        programs=run.rows * math.prod(run.states_tiles) * (run.chunks if states.parallel else 1),
+        programs=run.rows * math.prod(run.states_tiles) * (run.contributing_chunks if states.parallel else 1),
         steps=-(-(run.chunk if states.parallel else run.length) // min(states.block_t, run.chunk)),
         flops=parts.flops[name],
         state_bytes=parts.state_bytes(name),

@@ -1,9 +1,9 @@
 """One forward and backward pass of the engine: which kernel runs on what.
 
 The forward pass runs the gate kernels, the pass over the chunks (one state a chunk) where there are several, and the
-output. The backward pass recomputes the states rather than storing them, runs the pass over the chunks backward in
-time, computes dq, dk and dv (roles.py), and turns row sums taken there into the gates' gradients. Source: TFLA paper,
-sections 2.2 and 3.2, appendices B and C.
+output. The backward pass recomputes the states unless they are few enough to be kept, runs the pass over the chunks
+backward in time, computes dq, dk and dv (roles.py), and turns row sums taken there into the gates' gradients. Source:
+TFLA paper, sections 2.2 and 3.2, appendices B and C.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import EngineConfig, default_chunk_size
+from .config import KEPT_STATES, EngineConfig, default_chunk_size
 from .launch import (
     Problem,
     Product,
@@ -42,6 +42,12 @@ def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
         seq_len=seq_len, rows=batch * heads, head_dim=min(q.shape[3], dim_v), scheme=problem.scheme
     )
     return min(problem.chunk, filling)
+
+
+def keeps_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor) -> bool:
+    """Return whether the backward pass gets the forward pass's states: they fit its chunks and take little memory."""
+    inputs = (2 * q.numel() + v.numel()) * v.element_size()
+    return backward_chunk(problem, q, v) == problem.chunk and KEPT_STATES * states.nbytes <= inputs
 
 
 class ScalarDecay(torch.autograd.Function):
@@ -92,7 +98,8 @@ class ScalarDecay(torch.autograd.Function):
             output = run_chunk_o(
                 problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
             )
-        ctx.save_for_backward(q, k, v, decay, input_gate, head, c_initial, n_initial, *gates)
+        kept = states if fused and several and keeps_states(problem, q, v, states) else None
+        ctx.save_for_backward(q, k, v, decay, input_gate, head, c_initial, n_initial, kept, *gates)
         ctx.problem, ctx.config, ctx.stretch = problem, config, stretch
         ctx.set_materialize_grads(False)
         m_last = m_last if want_last else None
@@ -105,7 +112,7 @@ class ScalarDecay(torch.autograd.Function):
     def backward(
         ctx: Any, dh: Tensor | None, d_last: Tensor | None, dn_last: Tensor | None, *_: Any
     ) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, input_gate, head, c_initial, n_initial, *vectors = ctx.saved_tensors
+        q, k, v, decay, input_gate, head, c_initial, n_initial, kept, *vectors = ctx.saved_tensors
         problem, config, stretch, gates = ctx.problem, ctx.config, ctx.stretch, GateVectors(*vectors)
         dh = torch.zeros_like(v) if dh is None else dh.contiguous()
         if d_last is not None:
@@ -114,7 +121,7 @@ class ScalarDecay(torch.autograd.Function):
             problem = replace(problem, chunk=backward_chunk(problem, q, v))
         want_gates = any(ctx.needs_input_grad[3:6])
         dq, dk, dv, d_initial, anchors = _main_gradients(
-            problem, config, q, k, v, dh, gates, stretch, c_initial, d_last,
+            problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last,
             want_initial=ctx.needs_input_grad[6], want_gates=want_gates,
         )  # fmt: skip
         d_decay = d_input = d_head = None
@@ -144,6 +151,7 @@ def _main_gradients(
     gates: GateVectors,
     stretch: int,
     c_initial: Tensor | None,
+    kept: Tensor | None,
     d_last: Tensor | None,
     *,
     want_initial: bool,
@@ -152,7 +160,8 @@ def _main_gradients(
     """Return dq, dk and dv, the gradient of the initial state and the anchors of the decay's.
 
     The fused kernel materialises states only where there is more than one chunk, and takes anchors on its way; the
-    parallel one starts from the states of every chunk, and takes its anchors there.
+    parallel one starts from the states of every chunk, and takes its anchors there. ``kept`` are the forward pass's
+    states, or None.
     """
     fused, several = config.is_fused, problem.chunk < v.shape[1]
     run = partial(run_fused_chunk if fused else run_chunk_o, problem, heads=v.shape[2])
@@ -161,7 +170,7 @@ def _main_gradients(
     states, d_states = (c_initial, d_last) if fused else (None, None)
     d_initial = anchors = None
     if over_chunks:
-        states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states
+        states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states if kept is None else kept
     dq = run(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     if over_chunks:
         chunks = run_chunk_h(

@@ -42,8 +42,9 @@ def chunk_h_kernel(
 ):
     """Process the chunks in order with one [BLOCK_K, BLOCK_V] tile of the state in registers.
 
-    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times N: then one program computes one chunk's
-    contribution to the state, starting from zero, and chunk_h_merge_kernel combines the contributions.
+    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times the chunks whose states are wanted, N or
+    N - 1: then one program computes one chunk's contribution to the state, starting from zero, and chunk_h_merge_kernel
+    combines the contributions. The last chunk of the pass contributes to nothing but the last state.
     Forward: reads k [B, T, H / group_x, K], v [B, T, H, V] and the gate vectors; writes the state before each chunk
     [B, H, N, K, V] and, where asked for, n [B, H, N, K] and the last state. REVERSE: reads q, dh, the gate vectors and
     the forward states; writes the gradient of the state after each chunk, that of the initial state and, where asked
@@ -65,8 +66,11 @@ def chunk_h_kernel(
     pid_k = (pid // NV) % NK
     pid_n = 0
     if LOCAL:
-        pid_n = (pid // (NV * NK)) % N
-        pid_bh = (pid // (NV * NK * N)).to(tl.int64)
+        chunks = tl.num_programs(0) // (NV * NK * BH)
+        pid_n = (pid // (NV * NK)) % chunks
+        if REVERSE:
+            pid_n += N - chunks
+        pid_bh = (pid // (NV * NK * chunks)).to(tl.int64)
     else:
         pid_bh = (pid // (NV * NK)).to(tl.int64)
     batch = pid_bh // H
@@ -216,7 +220,10 @@ def chunk_h_merge_kernel(
         state += tl.load(initial_ptr + pid_bh * K * V + offs, mask=mask, other=0.0)
         if WITH_N:
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
-    for step in range(0, N):
+    # Only the last state needs what the pass's last chunk contributes; it may not have been computed.
+    contributing = N if last_ptr is not None else N - 1
+    # Loads of several chunks are in flight at once: none depends on the chunk before.
+    for step in tl.range(0, N, num_stages=4):
         chunk = N - 1 - step if REVERSE else step
         first = chunk * per_chunk
         count = tl.minimum(NG - first, per_chunk)
@@ -226,12 +233,12 @@ def chunk_h_merge_kernel(
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
         decay = tl.math.exp2(log_decay.to(tl.float32))
         here = states_ptr + (pid_bh * N + chunk) * K * V + offs
-        local = tl.load(here, mask=mask, other=0.0).to(tl.float32)
+        local = tl.load(here, mask=mask & (step < contributing), other=0.0).to(tl.float32)
         tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
         state = state * decay + local
         if WITH_N:
             n_here = n_states_ptr + (pid_bh * N + chunk) * K + offs_k
-            n_local = tl.load(n_here, mask=mask_k & (pid_e == 0), other=0.0)
+            n_local = tl.load(n_here, mask=mask_k & (pid_e == 0) & (step < contributing), other=0.0)
             tl.store(n_here, n_state, mask=mask_k & (pid_e == 0))
             n_state = n_state * decay + n_local
     if last_ptr is not None:

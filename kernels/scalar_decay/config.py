@@ -15,10 +15,21 @@ MERGE_BLOCK_E = 1024
 """Positions of a program of the gates before chunk_o_kernel; of a tile of whole_state_kernel; gate tiles, or positions,
 of a program that scans or finishes stabilisers or denominators; elements of a state that a merging program takes."""
 
-ANCHOR_EVERY = {"ssd": 64}
-DEFAULT_ANCHOR_EVERY = 256
-"""Positions between anchors of the decay gradient in the fused kernel; rounding piles up over at most this many. SSD's
-gradient of A sums that rounding over all tokens, so it needs more of them."""
+
+def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
+    """Return the positions between anchors of the decay gradient where a chunk is processed tile by tile.
+
+    Rounding piles up over at most this many; no interval crosses a chunk's edge. Anchors cost whole_state, which has
+    less else to do, relatively more.
+
+    Args:
+        sums_decay: whether the operation sums the decay's gradient over all tokens, with its rounding errors (SSD's A).
+    """
+    return min(chunk, 64 if sums_decay else 512 if scheme == "whole_state" else 256)
+
+
+KEPT_STATES = 16
+"""States at the chunks' edges are kept for the backward pass if q, k and v are at least this many times larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +78,21 @@ class FusedChunkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStateConfig:
-    """Launch of the kernel that holds a whole state: time tile, contraction and output columns of a program, warps.
+    """Launch of the kernel that holds a whole state.
 
-    The state [block_x, block_z] is one tile of at most 128 x 128, or two side by side.
+    Time tile, contraction and output columns of a program, groups of four warps that share the columns, steps whose
+    tiles are in shared memory.
     """
 
     block_t: int
     block_x: int
     block_z: int
-    num_warps: int
+    groups: int
+    num_stages: int
+
+    def narrowed(self, columns: int) -> WholeStateConfig:
+        """Return the launch for the contraction's last ``columns`` columns."""
+        return replace(self, block_x=min(self.block_x, max(64, next_power_of_two(columns))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +164,12 @@ def preferred_whole_state_chunk(sizes: Mapping[str, int]) -> int:
     return preferred_chunk(sizes, "whole_state")
 
 
-def whole_state_reason(dim_x: int, dim_z: int, chunk: int) -> str | None:
-    """Return why whole_state.py does not compute a product (roles.py) with head dims DX and DZ, or None."""
+def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:
+    """Return why whole_state.py does not run with these head dims and chunk length, or None."""
     if chunk < WHOLE_STATE_BLOCK_T:
         return f"chunk_size must be at least {WHOLE_STATE_BLOCK_T} for whole_state, got {chunk}"
-    if dim_x > 256:
-        return f"a program of whole_state holds a state of at most 256 rows, got a head dim of {dim_x}"
-    if min(dim_x, dim_z) <= 32:
-        return f"tiles of whole_state are 64 wide, head dims must be above 32, got {min(dim_x, dim_z)}"
+    if min(head_dim_qk, head_dim_v) <= 32 or max(head_dim_qk, head_dim_v) > 512:
+        return f"head dims must be above 32 and at most 512 for whole_state, got {head_dim_qk} and {head_dim_v}"
     return None
 
 
@@ -164,11 +179,14 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     Args:
         sums: whether rows are summed for the gates' gradients (dq, dk): a program then has one tile of the output.
     """
-    block_x = max(64, next_power_of_two(dim_x))
+    block_x = min(256, max(64, next_power_of_two(dim_x)))
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
+    # Three steps where a multiprocessor has room for them, with a group's other tiles.
+    num_stages = 3 if 2 * block_x + block_z <= 384 else 2
     return WholeStateConfig(
-        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, num_warps=min(128, block_z) // 16
-    )
+        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, groups=1 if block_z == 64 else 2,
+        num_stages=num_stages,
+    )  # fmt: skip
 
 
 def select_config(
@@ -184,8 +202,8 @@ def select_config(
     """Choose the launches for an architecture and problem.
 
     Args:
-        scheme: "walk", a chunk's tiles in order, "whole_state", the same by programs that hold whole states where these
-            fit, or "sweep", all in parallel, as float32 always is.
+        scheme: "walk", a chunk's tiles in order, "whole_state", the same by programs that hold whole states, or
+            "sweep", all in parallel, as float32 always is.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
@@ -249,5 +267,7 @@ def select_config(
         dq=dq,
         dk=fit(v_pad, k_pad, sums=True),
         dv=fit(k_pad, v_pad),
-        normaliser=NormaliserConfig(block_k=min(128 if capability >= (9, 0) else 64, k_pad), num_warps=4, num_stages=3),
+        normaliser=NormaliserConfig(
+            block_k=min(64 if scheme == "whole_state" or capability < (9, 0) else 128, k_pad), num_warps=4, num_stages=3
+        ),
     )

@@ -144,11 +144,11 @@ def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str 
 
 
 def supports_whole_state(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
-    """Return why none of the four products fits the kernel that holds whole states, or None."""
-    k, v = sizes["head_dim_qk"], sizes["head_dim_v"]
+    """Return why the kernel that holds whole states cannot run these sizes, or None."""
     chunk = sizes.get("chunk_size") or WHOLE_STATE_BLOCK_T
-    reasons = [whole_state_reason(k, v, chunk), whole_state_reason(v, k, chunk)]
-    return supports_engine(sizes, dtype, state_dtype) or (reasons[0] if all(reasons) else None)
+    return supports_engine(sizes, dtype, state_dtype) or whole_state_reason(
+        sizes["head_dim_qk"], sizes["head_dim_v"], chunk
+    )
 
 
 def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

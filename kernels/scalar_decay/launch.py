@@ -15,8 +15,6 @@ from ..common.sizes import next_power_of_two
 from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
 from .config import (
-    ANCHOR_EVERY,
-    DEFAULT_ANCHOR_EVERY,
     GATES_BLOCK_T,
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
@@ -26,6 +24,7 @@ from .config import (
     NormaliserConfig,
     StatesConfig,
     WholeStateConfig,
+    anchor_every,
     select_config,
 )
 from .declare import GLUON_TRITON
@@ -64,8 +63,8 @@ class Problem:
 
     @property
     def anchor_every(self) -> int:
-        """Positions between anchors of the decay gradient in the fused kernel; no interval crosses a chunk's edge."""
-        return min(self.chunk, ANCHOR_EVERY.get(self.gate, DEFAULT_ANCHOR_EVERY))
+        """Positions between anchors of the decay gradient where a chunk is processed tile by tile."""
+        return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
 
 
 def choose_config(problem: Problem, q: Tensor, v: Tensor) -> EngineConfig[Any]:
@@ -183,7 +182,9 @@ def run_chunk_h(
         result.anchors = _empty(tiles, B, H, N, like=values)
     ends = (initial, n_initial, result.states, result.n_states, result.last, result.n_last)
     local = config.parallel and N > 1 and forward_states is None
-    chunk_h_kernel[(tiles * B * H * (N if local else 1),)](
+    # The pass's last chunk contributes to nothing but the last state.
+    chunks = (N if want_last else N - 1) if local else 1
+    chunk_h_kernel[(tiles * B * H * chunks,)](
         keys, values, gates, *((None, None, *ends[2:4], None, None) if local else ends),
         forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
         SHAPE=Shape(H, K, V, H // keys.shape[2], 1), REVERSE=reverse, LOCAL=local, TILE=config,
@@ -311,39 +312,47 @@ def run_fused_chunk(
     num_anchors = triton.cdiv(T, every)
     blocks = triton.cdiv(DX, config.block_x)
     tiles_z = triton.cdiv(DZ, config.block_z)
+    whole = isinstance(config, WholeStateConfig)
+    # Who sums rows and takes anchors for itself: a program, or a group of warps; rows even a warp.
+    shares = tiles_z * config.groups if isinstance(config, WholeStateConfig) else tiles_z
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
-        result.row_sums = _empty(tiles_z, B, H, T, like=z)
+        result.row_sums = _empty(shares * 4 if whole else shares, B, H, T, like=z)
         if role.future:
-            result.anchors = _empty(blocks, tiles_z, B, H, num_anchors, like=z)
+            result.anchors = _empty(blocks, shares, B, H, num_anchors, like=z)
         else:
-            columns = tiles_z * config.block_z if isinstance(config, WholeStateConfig) else DZ
+            columns = tiles_z * config.block_z if whole else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
     if want_last:
         result.last = _empty(B, H, *((DZ, DX) if role.transposed else (DX, DZ)), like=z)
+    if not whole and B * H * num_anchors * config.block_x >= 2**31:
+        expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
+        raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
+    # With two blocks, a partial result of the inputs' dtype is rounded once more than a float32 one. That costs little
+    # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
+    partial_dtype = z.dtype if whole or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
+    partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
     triton.set_allocator(scratch)
     shape = Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2])
-    if isinstance(config, WholeStateConfig):
-        whole_state_kernel[(tiles_z * N * B * H,)](
-            x, y, z, states, result.out, gates, pair, result.row_sums, result.last, result.anchor_states,
-            result.anchors, math.log2(problem.scale), T, problem.chunk, N, B * H, every,
-            SHAPE=shape, ROLE=role, TILE=config, num_warps=config.num_warps,
-        )  # fmt: skip
-    else:
-        # With two blocks, a bf16 partial result is rounded once more than a float32 one. That costs little accuracy and
-        # saves memory traffic. With more blocks the rounding errors would add up.
-        partial_dtype = torch.bfloat16 if z.dtype == torch.bfloat16 and blocks == 2 else torch.float32
-        partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
-        if B * H * num_anchors * config.block_x >= 2**31:
-            expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
-            raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
-        for block in range(blocks):
+    for block in range(blocks):
+        last_block = block == blocks - 1
+        at_block = (
+            None if result.anchor_states is None else result.anchor_states[block],
+            None if result.anchors is None else result.anchors[block],
+        )
+        if isinstance(config, WholeStateConfig):
+            column = block * config.block_x
+            whole_state_kernel[(tiles_z * N * B * H,)](
+                x, y, z, states, partial if block else None, result.out if last_block else partial, gates,
+                pair if last_block else None, result.row_sums if last_block else None, result.last, *at_block,
+                math.log2(problem.scale), T, problem.chunk, N, B * H, every, column,
+                SHAPE=shape, ROLE=role, TILE=config.narrowed(DX - column), num_warps=4,
+            )  # fmt: skip
+        else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](
-                x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last,
-                None if result.anchor_states is None else result.anchor_states[block],
-                None if result.anchors is None else result.anchors[block],
+                x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last, *at_block,
                 problem.scale, T, problem.chunk, N, B * H, every, block,
-                SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=block == blocks - 1, TILE=config,
+                SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip
     if result.anchors is not None:
