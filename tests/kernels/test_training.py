@@ -100,6 +100,20 @@ def test_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
     check_training(curves, [train(block, seed, **sizes, impl="parallel") for seed in SEEDS])
 
 
+def test_compiled_block_is_the_eager_one(block: Any) -> None:
+    """On the CPU, with gradients; the compiler leaves the portable form as it is and takes the rest of the block."""
+    torch.manual_seed(0)
+    eager = block(64, heads=2, impl="torch", chunk_size=16)
+    x = torch.randn(2, 50, 64)
+    results = []
+    for run in (eager, torch.compile(eager, backend="aot_eager")):
+        eager.zero_grad()
+        out = run(x)
+        out.square().sum().backward()
+        results.append([out.detach(), *(parameter.grad.clone() for parameter in eager.parameters())])
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.gpu
 def test_compiled_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
     """The default kernels in bfloat16, in chunks of 64 steps."""
