@@ -38,7 +38,7 @@ WARMUP_ROUNDS = 3
 HOST_CALLS = 4
 """Calls that are enqueued before the queue is emptied: up to 250 launches each fit in."""
 HOST_SAMPLES = 32
-HOST_BUDGET_S = 0.25
+HOST_BUDGET_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

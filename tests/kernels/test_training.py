@@ -25,6 +25,15 @@ SEEDS = range(3)
 STEPS, BATCH, VALUES = 200, 32, 16
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Steps this small are many times slower on threads that wait for each other while other tests run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def block(tmp_path: Path) -> Iterator[Any]:
     """The page's block, from a module of its own: torch.compile imports the module of what it compiles."""
