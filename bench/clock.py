@@ -5,17 +5,22 @@ synchronisation between, so the time of the overwrite hides the cost of launchin
 the call than one overwrite lasts, the overwrite is repeated until it covers that, so that launch latency is not timed.
 On a CPU it is the wall clock around the call.
 
+Where calls are enqueued, the host's own time is measured as well, after all samples so that it cannot disturb them: the
+wall clock around each of a few calls, which follow each other without waiting for the device. Before the queue of 1024
+launches can be full, at which the host would wait, it is emptied.
+
 :func:`measure` is the one way in which samples are taken, for sweeps, live comparisons, bars and calibrations. Every
 sample is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +35,10 @@ MIN_FLUSH_BYTES = 256 * 2**20
 WARMUP_S = 0.025
 MAX_WARMUP_CALLS = 20
 WARMUP_ROUNDS = 3
+HOST_CALLS = 4
+"""Calls that are enqueued before the queue is emptied: up to 250 launches each fit in."""
+HOST_SAMPLES = 32
+HOST_BUDGET_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +74,15 @@ class Timing:
 
     Attributes:
         samples_ms: in the order they were taken.
+        host_ms: median of the host's time for a call; None where the host itself computes. A call that waits for the
+            device has its whole duration here.
         state: what the device reported meanwhile.
         page_faults: of this process during each sample taken in rounds.
         failure: what the call raised; it is not called again.
     """
 
     samples_ms: list[float] = field(default_factory=list)
+    host_ms: float | None = None
     state: DeviceState = field(default_factory=DeviceState)
     page_faults: list[int] = field(default_factory=list)
     failure: Exception | None = None
@@ -98,7 +110,9 @@ class Timing:
 
 
 class Clock(Protocol):
-    """Takes samples of a call on one kind of device."""
+    """Takes samples of a call on one kind of device; ``enqueues``: a call returns before the device is done."""
+
+    enqueues: bool
 
     def sample(
         self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
@@ -111,21 +125,28 @@ class Clock(Protocol):
         ...
 
 
+def _wall_clock(call: Callable[[Any], Any], prepare: Callable[[], Any], count: int) -> list[float]:
+    """Return how long ``call(prepare())`` took to return, ``count`` times, in ms; without ``prepare``."""
+    samples = []
+    for _ in range(count):
+        prepared = prepare()
+        start = time.perf_counter()
+        result = call(prepared)
+        samples.append((time.perf_counter() - start) * 1e3)
+        del result, prepared
+    return samples
+
+
 class CpuClock:
     """Wall clock."""
+
+    enqueues = False
 
     def sample(
         self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
     ) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
-        samples = []
-        for _ in range(count):
-            prepared = prepare()
-            start = time.perf_counter()
-            result = call(prepared)
-            samples.append((time.perf_counter() - start) * 1e3)
-            del result, prepared
-        return samples, DeviceState()
+        return _wall_clock(call, prepare, count), DeviceState()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -133,6 +154,8 @@ class CpuClock:
 
 class CudaClock:
     """CUDA events on the current stream, with a cold L2 cache."""
+
+    enqueues = True
 
     def __init__(self) -> None:
         import torch
@@ -162,12 +185,8 @@ class CudaClock:
         self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
     ) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
-        prepared = prepare()
         self.synchronize()
-        before = time.perf_counter()
-        result = call(prepared)
-        enqueue_ms = (time.perf_counter() - before) * 1e3
-        del result, prepared
+        (enqueue_ms,) = _wall_clock(call, prepare, 1)
         self.synchronize()
         # A call that waits for the device itself takes its whole duration to enqueue; 10 ms covers any real launch.
         flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), 10.0) / self._flush_ms)
@@ -197,27 +216,27 @@ def measure(clock: Clock, calls: Sequence[Call], sampling: Sampling) -> list[Tim
     pairs = list(zip(calls, timings, strict=True))
     if sampling.rounds is None:
         for call, timing in pairs:
-            try:
+            with _failure_kept(timing):
                 _sample_alone(clock, call, timing, sampling)
-            except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
-                timing.failure = error
-        return timings
-    for index in range(-WARMUP_ROUNDS, sampling.rounds):
-        for call, timing in pairs if index % 2 else reversed(pairs):
-            if timing.failure is not None:
-                continue
-            try:
-                if sampling.settle and index >= 0:
-                    call.call(call.prepare())
-                faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-                samples, state = clock.sample(call.call, call.prepare, 1)
-            except Exception as error:  # noqa: BLE001, see above
-                timing.failure = error
-                continue
-            if index >= 0:
-                timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
-                timing.add(samples, state)
+    else:
+        for index in range(-WARMUP_ROUNDS, sampling.rounds):
+            for call, timing in pairs if index % 2 else reversed(pairs):
+                if timing.failure is None:
+                    with _failure_kept(timing):
+                        _sample_in_turn(clock, call, timing, counts=index >= 0, settle=sampling.settle)
+    for call, timing in pairs:
+        if clock.enqueues and timing.failure is None:
+            with _failure_kept(timing):
+                timing.host_ms = _host_ms(clock, call)
     return timings
+
+
+@contextlib.contextmanager
+def _failure_kept(timing: Timing) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
+        timing.failure = error
 
 
 def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) -> None:
@@ -235,3 +254,22 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
         timing.add(*clock.sample(call.call, call.prepare, BATCH))
+
+
+def _sample_in_turn(clock: Clock, call: Call, timing: Timing, *, counts: bool, settle: bool) -> None:
+    if settle and counts:
+        call.call(call.prepare())
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    samples, state = clock.sample(call.call, call.prepare, 1)
+    if counts:
+        timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+        timing.add(samples, state)
+
+
+def _host_ms(clock: Clock, call: Call) -> float:
+    begin = time.perf_counter()
+    samples: list[float] = []
+    while not samples or (len(samples) < HOST_SAMPLES and time.perf_counter() - begin < HOST_BUDGET_S):
+        samples += _wall_clock(call.call, call.prepare, HOST_CALLS)
+        clock.synchronize()
+    return statistics.median(samples)

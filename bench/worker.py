@@ -110,7 +110,7 @@ class Worker:
                 if timing.failure is not None:
                     replies[n] = failed(timing.failure)
                 else:
-                    replies[n]["columns"] |= timing.columns()
+                    replies[n]["columns"] |= {**timing.columns(), "host_ms": timing.host_ms}
                     replies[n]["page_faults"] = timing.page_faults
         return replies
 

@@ -125,7 +125,7 @@ def test_bad_thresholds_are_one_line(lrbench: Lrbench, runs: dict[str, Path], tm
     path.write_text("[defaults]\ntimes = 0.2\n", encoding="utf-8")
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--thresholds", path)
     assert (code, out) == (2, "")
-    assert err.startswith(f"lrbench: {path}: defaults must be a table without other keys than time, memory")
+    assert err.startswith(f"lrbench: {path}: defaults must be a table without other keys than time, host")
     assert err.count("\n") == 1
 
 

@@ -41,6 +41,8 @@ from .statistics import (
 MARGIN = 0.02
 VERDICTS = ("faster", "slower", "same", "unclear")
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
+HOST_COLUMNS = ("a_host_ms", "b_host_ms")
+"""Of what :func:`case_rows` prints: a call's time on the host, shown and not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +256,11 @@ def _group(values: Mapping[str, Any], pairs: Sequence[Pair]) -> Group:
 
 
 def case_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return the compared cases as rows to print; what differs between the sides is shown as A | B."""
-    return [
+    """Return the compared cases as rows to print; what differs between the sides is shown as A | B.
+
+    Times on the host have columns only where a row has one.
+    """
+    rows = [
         {
             **{name: _both(pair.a[name], pair.b[name]) for name in ("op", "impl", "mode")},
             "case": _both(describe_sizes(pair.a), describe_sizes(pair.b)),
@@ -263,11 +268,14 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
         }
         for pair in found.pairs
     ]
+    absent = {name for name in HOST_COLUMNS if all(row[name] is None for row in rows)}
+    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
 def _times(pair: Pair) -> dict[str, Any]:
     times = {"a_ms": pair.a["time_ms"], "b_ms": pair.b["time_ms"]}
-    return {**times, "ratio": pair.ratio, **_ends(pair.interval), "verdict": pair.verdict}
+    hosts = dict(zip(HOST_COLUMNS, (pair.a["host_ms"], pair.b["host_ms"]), strict=True))
+    return {**times, "ratio": pair.ratio, **_ends(pair.interval), "verdict": pair.verdict, **hosts}
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:

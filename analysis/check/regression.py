@@ -1,9 +1,10 @@
-"""The regression check: a run against a baseline, case by case, over time, peak memory, numerical error and status.
+"""The regression check: a run against a baseline, case by case: time, host time, peak memory, error and status.
 
 A time regressed only if the one-sided 95 % confidence bound of the ratio (new over old, bootstrap of the stored
 samples) lies beyond the case's threshold: it is slower by more than what is tolerated, not merely slower. If the
 interval contains the threshold the case is unclear, which fails the check only with ``--fail-unclear``. Memory, error
-and counts are not random and are compared with their thresholds as they are.
+and counts are not random and are compared with their thresholds as they are. So is the host's time, of which a row has
+the median alone: its threshold is as wide as that of any wall clock on a shared machine.
 
 Many cases, one verdict. A run has hundreds of cases and fails if one of them regressed, so the false alarms of a case
 must be far rarer than one in a hundred runs. The distance to the threshold sees to that rather than a correction of the
@@ -26,7 +27,8 @@ from dataclasses import dataclass
 
 from ...results.select import Row, describe, device_of, environment_differences, newest
 from .compare import time_interval
-from .thresholds import Limits, Thresholds
+from .statistics import Interval
+from .thresholds import QUANTITIES, Limits, Quantity, Thresholds
 
 CONFIDENCE = 0.90
 """Of the two-sided interval, each end of which is a one-sided bound of 95 %."""
@@ -45,8 +47,8 @@ class Metric:
     """One quantity of a case.
 
     Attributes:
-        name: time_ms, peak_memory_bytes, rel_error, flops, tensor_flops or bytes.
-        ratio: new / old, with the ends of its interval (equal to it where nothing is random).
+        name: its column, see thresholds.QUANTITIES.
+        ratio: new / old, with the ends of its interval (equal to it where no samples tell one).
         limit: the ratio tolerated.
         verdict: ok, improved, regression or unclear.
     """
@@ -214,51 +216,40 @@ def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseRe
 
 
 def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
-    if limits.time is not None and new["time_ms"] is not None and old["time_ms"]:
-        tolerated = max(limits.time, limits.min_slowdown_ms / old["time_ms"])
-        interval = time_interval(new, old, CONFIDENCE)
-        yield _metric("time_ms", new["time_ms"], old["time_ms"], tolerated, (interval.low, interval.high))
-    if limits.memory is not None and new["peak_memory_bytes"] is not None and old["peak_memory_bytes"]:
-        tolerated = max(limits.memory, limits.min_memory_bytes / old["peak_memory_bytes"])
-        yield _metric("peak_memory_bytes", new["peak_memory_bytes"], old["peak_memory_bytes"], tolerated)
-    # Errors at different shapes are no comparison.
-    comparable = new["checked"] == old["checked"] and new["rel_error"] is not None
-    if limits.error is not None and comparable and old["rel_error"] is not None:
-        # There is no ratio to an error of 0: the new error is compared with the least one that counts.
-        before = old["rel_error"] or limits.min_error
-        after = new["rel_error"] if old["rel_error"] else max(new["rel_error"], before)
+    for quantity in QUANTITIES:
+        tolerated, before, after = getattr(limits, quantity.limit), old[quantity.column], new[quantity.column]
+        if None in (tolerated, before, after) or (quantity.where and new[quantity.where] != old[quantity.where]):
+            continue
+        floor = getattr(limits, quantity.floor) if quantity.floor else 0.0
+        if not before:
+            # There is no ratio to 0: the new value is compared with the least one that counts.
+            before, after = floor, max(after, floor)
         if before:
-            yield _metric("rel_error", after, before, max(limits.error, limits.min_error / before))
-    if limits.counts is not None:
-        for name in ("flops", "tensor_flops", "bytes"):
-            if new[name] is not None and old[name]:
-                yield _metric(name, new[name], old[name], limits.counts, exact=True)
+            interval = time_interval(new, old, CONFIDENCE) if quantity.column == "time_ms" else None
+            yield _metric(quantity, after, before, max(tolerated, floor / before), interval)
 
 
-def _metric(
-    name: str, new: float, old: float, tolerated: float, ends: tuple[float, float] | None = None, *, exact: bool = False
-) -> Metric:
+def _metric(quantity: Quantity, new: float, old: float, tolerated: float, interval: Interval | None) -> Metric:
     """Return the verdict on growth: beyond, within or across what is tolerated; improved by more than that.
 
     Args:
-        ends: of the ratio's interval, where it is a random quantity.
-        exact: of a count, which may not move either way.
+        interval: of the ratio, where samples tell it.
     """
     ratio, limit = new / old, 1 + tolerated
-    low, high = ends or (ratio, ratio)
+    low, high = (interval.low, interval.high) if interval else (ratio, ratio)
     verdict = "ok"
-    if low > limit or (exact and abs(ratio - 1) > tolerated):
+    if low > limit or (quantity.exact and abs(ratio - 1) > tolerated):
         verdict = "regression"
     elif high > limit:
         verdict = "unclear"
-    elif high < 1 / limit and not exact:
+    elif high < 1 / limit and not quantity.exact:
         verdict = "improved"
-    return Metric(name=name, old=old, new=new, ratio=ratio, low=low, high=high, limit=limit, verdict=verdict)
+    return Metric(name=quantity.column, old=old, new=new, ratio=ratio, low=low, high=high, limit=limit, verdict=verdict)
 
 
 def _in_words(metric: Metric) -> str:
     change = f"{metric.name} {metric.old:.5g} -> {metric.new:.5g}, {metric.ratio:.3f}x"
-    if metric.name == "time_ms":
+    if metric.low != metric.high:
         ends = f"{metric.low:.3f} to {metric.high:.3f}" if math.isfinite(metric.high) else "too few samples"
         change += f" ({ends})"
     return f"{change}, tolerated {metric.limit:.3f}x" if metric.verdict in ("regression", "unclear") else change
@@ -269,8 +260,12 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
 
     A real slowdown shows again; a shift of the whole run is not likely to.
     """
-    times = ((case, case.metric("time_ms")) for case in found.cases)
-    return [case.row for case, metric in times if metric is not None and metric.verdict in ("unclear", "regression")]
+    times = {quantity.column for quantity in QUANTITIES if quantity.is_time}
+    return [
+        case.row
+        for case in found.cases
+        if any(metric.name in times and metric.verdict in ("unclear", "regression") for metric in case.metrics)
+    ]
 
 
 def replace_rows(rows: Sequence[Row], again: Mapping[str, Row]) -> list[Row]:

@@ -31,8 +31,6 @@ from ...results.toml_tables import AMOUNT, SIZE, Must, read_toml
 TEXT_COLUMNS = (
     "kernel", "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_kind", "device_accelerator",
 )  # fmt: skip
-METRICS = ("time", "memory", "error", "counts")
-
 Wanted = frozenset[Any] | tuple[float, float]
 """The values that a column may have, or for sizes the least and the greatest."""
 
@@ -42,22 +40,54 @@ class Limits:
     """What is tolerated of one case.
 
     Attributes:
-        time, memory, error: relative growth of the median time, the peak memory and rel_error; None: not compared.
+        time, host, memory, error: relative growth of the median times on the device and on the host, the peak memory
+            and rel_error; None: not compared.
         counts: relative change, either way, of the counted flops, tensor_flops and bytes; None: not compared.
-        min_slowdown_ms, min_memory_bytes, min_error: growth below these is never a regression, however large it is
-            relatively.
+        min_slowdown_ms, min_host_ms, min_memory_bytes, min_error: growth below these is never a regression, however
+            large it is relatively.
     """
 
     time: float | None = 0.025
+    host: float | None = 0.25
     memory: float | None = 0.01
     error: float | None = 0.5
     counts: float | None = None
     min_slowdown_ms: float = 0.002
+    min_host_ms: float = 0.01
     min_memory_bytes: float = 65536.0
     min_error: float = 1e-6
 
 
 LIMITS = tuple(field.name for field in dataclasses.fields(Limits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A column that the check compares, and how.
+
+    Attributes:
+        column: of a row; where it is null on a side, nothing is compared.
+        limit, floor: the growth tolerated and the growth that never counts, as :class:`Limits` calls them.
+        where: a column in which the rows must agree for the comparison to have a meaning.
+        is_time: measured by a clock, so that measuring again may give another value.
+        exact: a count, which may not move either way.
+    """
+
+    column: str
+    limit: str
+    floor: str | None = None
+    where: str | None = None
+    is_time: bool = False
+    exact: bool = False
+
+
+QUANTITIES = (
+    Quantity(column="time_ms", limit="time", floor="min_slowdown_ms", is_time=True),
+    Quantity(column="host_ms", limit="host", floor="min_host_ms", is_time=True),
+    Quantity(column="peak_memory_bytes", limit="memory", floor="min_memory_bytes"),
+    Quantity(column="rel_error", limit="error", floor="min_error", where="checked"),
+    *(Quantity(column=name, limit="counts", exact=True) for name in ("flops", "tensor_flops", "bytes")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +144,8 @@ _SPAN = Annotated[_Span, Must("a table with min, max or both, positive integers"
 _TEXTS = str | Annotated[tuple[str, ...], Must("a list of texts", bool)]
 _SIZES = SIZE | Annotated[tuple[SIZE, ...], Must("a list of some", bool)] | _SPAN
 _MATCH = dict.fromkeys(TEXT_COLUMNS, _TEXTS) | dict.fromkeys(SIZE_COLUMNS, _SIZES)
-_LIMITS = {name: AMOUNT | Literal[False] if name in METRICS else AMOUNT for name in LIMITS}
+_COMPARED = {quantity.limit for quantity in QUANTITIES}
+_LIMITS = {name: AMOUNT | Literal[False] if name in _COMPARED else AMOUNT for name in LIMITS}
 _RULE = {"why": str, "match": _MATCH, **_LIMITS}
 
 

@@ -25,6 +25,9 @@ MAX_EMBEDDED_BYTES = 24 * 2**20
 
 GIB = 2**30
 
+HOST = "host (ms)"
+"""Column of the table of results, where a row was measured with it."""
+
 
 def per_family(needs: str | None = None) -> Callable[[Callable[[Report], Html]], Callable[[Report], Html]]:
     """Let a section of a report on several families say one after the other, each under its name.
@@ -114,12 +117,10 @@ class Report:
             rows += [_result(row, mode) for row in at.itertuples(index=False)]
         if not rows:
             return paragraph(f"Nothing was timed at {subject.at(length)}.")
-        header = [
-            "implementation", "mode", "time (ms)", "L", "peak memory (GiB)", "TFLOP/s", "roof (%)", "relative error",
-            "note",
-        ]  # fmt: skip
+        header = [name for name in rows[0] if name != HOST or self.has("host_ms")]
         caption = f"{subject.at(length)}, {subject.setting()}, {subject.device_name}"
-        return render("results", self.has("chunk_size"), table(caption, header, rows))
+        cells = [[row[name] for name in header] for row in rows]
+        return render("results", self.has("chunk_size"), table(caption, header, cells))
 
     @per_family()
     def runtime(self) -> Html:
@@ -210,7 +211,7 @@ class Report:
         return table(f"What the runtime model gives for {subject.accelerator.part}", header, rows)
 
 
-def _result(row: Any, mode: str) -> list[str | Cell]:
+def _result(row: Any, mode: str) -> dict[str, str | Cell]:
     interval = ""
     if known(row.time_ci_low_ms) is not None:
         interval = f"{number(row.time_ci_low_ms, 4)} to {number(row.time_ci_high_ms, 4)}"
@@ -219,17 +220,18 @@ def _result(row: Any, mode: str) -> list[str | Cell]:
         "clocks lowered": isinstance(row.throttled, str),
         "checked smaller": known(row.checked) not in (None, "same shape", "exempt"),
     }
-    return [
-        name_cell(row),
-        mode,
-        numeric(row.time_ms, detail=interval),
-        size(row.chunk_size),
-        numeric(row.peak_memory_bytes / GIB),
-        numeric(row.tflops),
-        numeric(100 * row.roofline_fraction, 2),
-        numeric(row.rel_error, 2),
-        "; ".join(note for note, holds in notes.items() if holds),
-    ]
+    return {
+        "implementation": name_cell(row),
+        "mode": mode,
+        "time (ms)": numeric(row.time_ms, detail=interval),
+        HOST: numeric(row.host_ms),
+        "L": size(row.chunk_size),
+        "peak memory (GiB)": numeric(row.peak_memory_bytes / GIB),
+        "TFLOP/s": numeric(row.tflops),
+        "roof (%)": numeric(100 * row.roofline_fraction, 2),
+        "relative error": numeric(row.rel_error, 2),
+        "note": "; ".join(note for note, holds in notes.items() if holds),
+    }
 
 
 def _runs(rows: pd.DataFrame) -> Html:

@@ -30,9 +30,10 @@ weights are computed pair by pair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -499,6 +500,25 @@ def _last_state_gradients(
     return dc, torch.zeros_like(state.n) if n_matters else None
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _uncompiled(function: Function) -> Function:
+    """Return a function that torch.compile calls rather than traces: how chunks are grouped depends on gates' values.
+
+    ``torch.compiler.disable`` imports the compiler, which takes seconds, so that waits until somebody compiles.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+@_uncompiled
 def chunkwise(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from lrbench.bench.environment import DeviceState
 
 class Scripted:
     """A clock that returns the samples it is given and runs the calls."""
+
+    enqueues = False
 
     def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
         self.samples, self.states = samples, states
@@ -122,6 +125,68 @@ def test_a_settled_sample_follows_a_call_of_its_own() -> None:
     assert ("".join(log[:warmup]), "".join(log[warmup:])) == ("abbaab", "bbaaaabb")
 
 
+class Queue(Scripted):
+    """A device on which calls are enqueued; ``log`` has what happens, in order."""
+
+    enqueues = True
+
+    def __init__(self) -> None:
+        super().__init__(alternating(1.0))
+        self.log: list[str] = []
+
+    def sample(self, *arguments: Any) -> tuple[list[float], DeviceState]:
+        self.log.append("sample")
+        return super().sample(*arguments)
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+
+
+@pytest.mark.parametrize("rounds", [None, 3])
+def test_the_host_s_time_is_the_call_s_alone_and_measured_after_all_samples(
+    rounds: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls that follow each other without waiting, as few as fit into the queue, and without their preparation."""
+    queue, late = Queue(), 0.0
+    durations = itertools.cycle((0.002, 0.007, 0.007))
+
+    def call(_: Any) -> None:
+        nonlocal late
+        late += next(durations)
+        queue.log.append("call")
+
+    def prepare() -> None:
+        nonlocal late
+        late += 100.0
+        queue.log.append("prepare")
+
+    monkeypatch.setattr(clock, "HOST_BUDGET_S", 1e9)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: late))
+    (timing,) = clock.measure(queue, [clock.Call(call=call, prepare=prepare)], clock.Sampling(rounds=rounds))
+    assert timing.failure is None
+    assert timing.host_ms == pytest.approx(7.0)
+    assert timing.samples_ms == [1.0] * (rounds or clock.MIN_SAMPLES)
+    last = len(queue.log) - queue.log[::-1].index("sample")
+    after = " ".join(queue.log[last:]).split(" wait")
+    before = clock.MIN_SAMPLES if rounds is None else 1
+    assert after[0] == " ".join(["prepare call"] * (before + clock.HOST_CALLS))
+    assert {*after[1:-1]} == {" prepare call" * clock.HOST_CALLS}
+    assert len(after) - 1 == clock.HOST_SAMPLES // clock.HOST_CALLS
+
+
+def test_long_calls_are_enqueued_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "HOST_BUDGET_S", 0.0)
+    calls = 0
+
+    def call(_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    (timing,) = clock.measure(Queue(), [clock.Call(call=call)], clock.Sampling(rounds=1))
+    assert calls == clock.WARMUP_ROUNDS + 1 + clock.HOST_CALLS
+    assert timing.host_ms is not None
+
+
 @pytest.mark.gpu
 def test_the_cuda_clock_agrees_with_a_kernel_of_known_traffic() -> None:
     """Copying a GiB takes as long as its traffic at 50 to 100 % of the device's bandwidth, cold cache included."""
@@ -153,3 +218,16 @@ def test_the_cuda_clock_does_not_time_the_launch() -> None:
 
     timing = alone(clock.CudaClock(), clock.Call(call=slowly_enqueued), 0.2, ci_target=0.05)
     assert timing.columns()["time_ms"] < 0.1
+    assert timing.host_ms is not None
+    assert 1.0 < timing.host_ms < 2.0
+
+
+@pytest.mark.gpu
+def test_large_calls_return_long_before_the_device_is_done() -> None:
+    """Four products of some milliseconds each: their launches take microseconds, and are not nothing."""
+    import torch
+
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    timing = alone(clock.CudaClock(), clock.Call(call=lambda _: x @ x @ x @ x @ x), 0.2, ci_target=0.01)
+    assert timing.host_ms is not None
+    assert 0.005 < timing.host_ms < timing.columns()["time_ms"] / 4

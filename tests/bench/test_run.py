@@ -116,6 +116,8 @@ def test_the_cases_after_a_fault_are_measured(faulty_run: tuple[Outcome, Silent]
         assert (record.status, record.reason, record.checked) == ("ok", None, "same shape")
         assert len(record.time_samples_ms or ()) >= 10
         assert record.time_ms and record.flops and record.rel_error
+        # This host computes itself; nothing is enqueued.
+        assert record.host_ms is None
         assert record.rel_error < 1e-5
         assert record.tflops == pytest.approx(record.flops / record.time_ms / 1e9)
 

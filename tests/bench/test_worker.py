@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lrbench.bench import check, worker
+from lrbench.bench.clock import CpuClock
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
@@ -55,6 +56,17 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))
         assert columns["input_bytes"] == direct["input_bytes"]
+
+
+@pytest.mark.parametrize("mode", ["fw", "fwbw", "bw"])
+def test_the_host_s_time_is_a_column_where_calls_are_enqueued(mode: str) -> None:
+    """Pretended here: a clock that says so makes the worker measure it, in every mode."""
+    here = worker.Worker("cpu")
+    here._clock = CpuClock()
+    here._clock.enqueues = True
+    (reply,) = here.run([faults.planned("right", mode=mode)], Limits(timeout_s=1.0))
+    assert reply["status"] == "ok"
+    assert 0 < reply["columns"]["host_ms"] < 10 * reply["columns"]["time_ms"]
 
 
 def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

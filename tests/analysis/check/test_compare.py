@@ -47,6 +47,14 @@ def test_finds_what_is_slower_and_what_is_the_same() -> None:
     json.dumps(as_dict(found), allow_nan=False)
 
 
+def test_times_on_the_host_are_shown_where_a_row_has_one() -> None:
+    rows = [measured(), measured(mode="fwbw")]
+    assert not {"a_host_ms", "b_host_ms"} & {*case_rows(compare(rows, rows))[0]}
+    shown = case_rows(compare(rows, [measured(host_ms=0.25), measured(mode="fwbw")]))
+    assert [row["b_host_ms"] for row in shown] == [0.25, None]
+    assert "a_host_ms" not in shown[0]
+
+
 def test_implementations_match_without_their_names_and_the_best_chunk_counts() -> None:
     ours = [measured(chunk_size=chunk, times=samples(time)) for chunk, time in ((64, 3.0), (128, 2.0))]
     theirs = [

@@ -99,6 +99,29 @@ def test_memory_and_error(new: dict[str, Any], old: dict[str, Any], expected: st
     assert verdict(timed(2.0, **new), timed(2.0, **old)) == expected
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [
+        (0.24, 0.2, "ok"),
+        (0.26, 0.2, "regression"),
+        (0.15, 0.2, "improved"),
+        # An interpreter's jitter is tolerated.
+        (0.029, 0.02, "ok"),
+        (0.031, 0.02, "regression"),
+        # Rows of a CPU, or of an older version, have none.
+        (0.2, None, "ok"),
+        (None, 0.2, "ok"),
+    ],
+)
+def test_time_on_the_host(new: float | None, old: float | None, expected: str) -> None:
+    found = judge(timed(2.0, host_ms=new), timed(2.0, host_ms=old))
+    (case,) = found.cases
+    assert case.verdict == expected
+    assert worth_measuring_again(found) == [case.row] * (expected == "regression")
+    assert ("host_ms" in case.reason) == (expected != "ok")
+    assert "host_ms" in {metric.name for metric in case.metrics} or None in (new, old)
+
+
 def test_only_growth_beyond_the_threshold_fails() -> None:
     """2.4 % slower for sure is tolerated, and a regression at a tighter threshold."""
     new, old = timed(2.048, 0.0005), timed(2.0, 0.0005)
@@ -422,7 +445,10 @@ def test_a_rule_may_name_an_implementation_as_it_was_called_before() -> None:
     ("text", "message"),
     [
         ("time = 0.1", "the file must be a table without other keys than defaults, rule, got 'time'"),
-        ("[defaults]\ntimes = 0.1", "defaults must be a table without other keys than time, memory, .* got 'times'"),
+        (
+            "[defaults]\ntimes = 0.1",
+            "defaults must be a table without other keys than time, host, .* got 'times'",
+        ),
         ("[defaults]\ntime = -0.1", "defaults.time must be a number of at least 0 or false, got -0.1"),
         ("[defaults]\ntime = true", "defaults.time must be a number of at least 0 or false, got True"),
         ("[defaults]\ntime = nan", "defaults.time must be a number"),

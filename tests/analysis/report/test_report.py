@@ -198,6 +198,14 @@ def channels(tmp_path: Path) -> Report:
     return report(rows, tmp_path, "cpu")
 
 
+def test_time_on_the_host_is_shown_where_rows_have_it(tmp_path: Path) -> None:
+    rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "limit_chunk", 2.0)]
+    assert "host (ms)" not in words(report(rows, tmp_path).results())
+    shown = words(report([{**rows[0], "host_ms": 0.0625}, rows[1]], tmp_path).results())
+    assert "host (ms)" in shown
+    assert "0.0625" in shown
+
+
 def test_one_number_of_channels_is_shown(channels: Report) -> None:
     told = summary(channels)
     assert "4,096 channels" in told["Measured"]
