@@ -263,7 +263,7 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     assert (len(whole.bars), whole.modes) == (8, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[-1:], ("fwbw",))
     listed = [row["name"] for row in bars.list_rows(declared)]
-    assert len(set(listed)) == len(listed) == 134
+    assert len(set(listed)) == len(listed) == 154
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
