@@ -2,11 +2,11 @@
 
 Sides take turns in every round, so that what else the machine does falls on all alike; of a side with chunk lengths the
 fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same, with a
-remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process; on a CPU every bar has a process of its own, because memory
-that other sides left behind would spare a side the page faults of its own temporaries, and every sample follows an
-untimed call of the same side. Where two threads do not reach :data:`FREE_CORES_GAIN` times the matrix products of one,
-a CPU does not have two free cores: a bar that is missed there is not decidable, and marked so; it is missed all the
-same.
+remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process; on a CPU every bar
+has a process of its own, because memory that other sides left behind would spare a side the page faults of its own
+temporaries, and every sample follows an untimed call of the same side. Where two threads do not reach
+:data:`FREE_CORES_GAIN` times the matrix products of one, a CPU does not have two free cores: a bar that is missed there
+is not decidable, and marked so; it is missed all the same.
 """
 
 from __future__ import annotations
