@@ -72,7 +72,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
             step_call=f"{function}:step",
-            preferred_chunk="kernels.scalar_decay.config:preferred_chunk",
+            preferred_chunk="kernels.scalar_decay.choice:preferred_chunk",
         ),
         Implementation(
             name=WHOLE_STATE,
@@ -84,7 +84,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             architectures=(HOPPER,),
             requires=("triton",),
             triton_versions=f"=={GLUON_TRITON}.*",
-            preferred_chunk="kernels.scalar_decay.config:preferred_whole_state_chunk",
+            preferred_chunk="kernels.scalar_decay.choice:preferred_whole_state_chunk",
         ),
         Implementation(
             name="xl_chunk",
