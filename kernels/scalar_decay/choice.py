@@ -41,18 +41,21 @@ class Costs:
     Attributes:
         walk, whole_state: of a position that a program walks, by :mod:`.fused_chunk` for each 128 rows of the state,
             and by :mod:`.whole_state` for each tile of 128 x 128 (one at least).
+        normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks.
         gradient: times as long that dq and dk take, which also make the gates' gradients.
         launch: of the pass before the walk, whatever it computes.
-        states: of a position that a program of this pass walks.
+        states, states_and_n: of a position that a program of this pass walks, without and with denominators' states.
         store: of a mebibyte of states, written and read.
         merge: of a chunk whose state is merged with the one before it, as where the pass takes chunks in parallel.
     """
 
     walk: float = 0.047
     whole_state: float = 0.034
+    normaliser: float = 0.037
     gradient: float = 1.6
     launch: float = 10.0
     states: float = 0.016
+    states_and_n: float = 0.045
     store: float = 1.5
     merge: float = 5.5
 
@@ -62,12 +65,13 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on: T, batch * heads, K, V and the device's multiprocessors."""
+    """What a choice depends on: T, batch * heads, K, V, whether there are denominators, and the multiprocessors."""
 
     seq_len: int
     rows: int
     head_dim_qk: int
     head_dim_v: int
+    normalised: bool = False
     multiprocessors: int = MULTIPROCESSORS
 
     def chunks(self) -> list[int]:
@@ -76,9 +80,13 @@ class Shape:
         return [1 << n for n in range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length())]
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
-        """Return the time of the forward pass's walk, and of the pass before it."""
-        h = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
-        return h + self._states_us(chunk, costs)
+        """Return the time of the forward pass's walks, and of the pass before them."""
+        total = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
+        total += self._states_us(chunk, costs, with_n=self.normalised)
+        if self.normalised:
+            programs = self.rows * -(-self.seq_len // chunk) * -(-self.head_dim_qk // 128)
+            total += self._waves(programs, 4) * min(chunk, self.seq_len) * costs.normaliser
+        return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the backward pass: dq and dk, dv, and the states and their gradients before these."""
@@ -91,16 +99,18 @@ class Shape:
         programs = self.rows * -(-self.seq_len // chunk)
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
-            programs *= -(-dim_z // tile.block_z)
-            room = self.multiprocessors * RESIDENT_WARPS // tile.num_warps
+            waves = self._waves(programs * -(-dim_z // tile.block_z), tile.num_warps)
             position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2)
         else:
-            programs *= -(-dim_z // 64)
-            room = self.multiprocessors * RESIDENT_WARPS // 4
+            waves = self._waves(programs * -(-dim_z // 64), 4)
             position = costs.walk * -(-dim_x // 128)
-        return -(-programs // room) * min(chunk, self.seq_len) * position
+        return waves * min(chunk, self.seq_len) * position
 
-    def _states_us(self, chunk: int, costs: Costs) -> float:
+    def _waves(self, programs: int, num_warps: int) -> int:
+        """Return how many times programs that walk fill the device."""
+        return -(-programs // (self.multiprocessors * RESIDENT_WARPS // num_warps))
+
+    def _states_us(self, chunk: int, costs: Costs, *, with_n: bool = False) -> float:
         """Return the time of the pass that computes the chunks' states, where there are several."""
         num_chunks = -(-self.seq_len // chunk)
         if num_chunks == 1:
@@ -108,7 +118,8 @@ class Shape:
         programs, length, merge = self.rows * -(-self.head_dim_qk // 128) * -(-self.head_dim_v // 64), self.seq_len, 0.0
         if programs < MIN_PROGRAMS:
             programs, length, merge = programs * num_chunks, min(chunk, length), costs.merge * num_chunks
-        walk = -(-programs // (3 * self.multiprocessors)) * length * costs.states
+        position = costs.states_and_n if with_n else costs.states
+        walk = -(-programs // (3 * self.multiprocessors)) * length * position
         stored = self.rows * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
         return costs.launch + walk + costs.store * stored + merge
 
@@ -146,29 +157,34 @@ def faster_scheme(shape: Shape, *, training: bool) -> str:
     return min(("whole_state", "walk"), key=total_us)
 
 
-def preferred_chunk(sizes: Mapping[str, int], scheme: str = "walk") -> int:
-    """Return :func:`forward_chunk` for a case's sizes (batch, seq_len, num_heads, head_dim_qk, head_dim_v)."""
-    return forward_chunk(shape_of(sizes), scheme)
+def preferred_chunk(sizes: Mapping[str, int], *, impl: str) -> int:
+    """Return :func:`forward_chunk` for a case's sizes (batch, seq_len, num_heads, head_dim_qk, head_dim_v).
+
+    Args:
+        impl: the scheme, behind "normalised " where there are denominators.
+    """
+    scheme = impl.removeprefix("normalised ")
+    return forward_chunk(shape_of(sizes, normalised=scheme != impl), scheme)
 
 
-def preferred_whole_state_chunk(sizes: Mapping[str, int]) -> int:
-    """Return :func:`preferred_chunk` of whole_state."""
-    return preferred_chunk(sizes, "whole_state")
-
-
-def shape_of_tensors(q: Tensor, v: Tensor) -> Shape:
+def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape:
     """Return the shape of a call's q [B, T, G, K] and v [B, T, H, V], on their device (a CPU counts as an H200)."""
     batch, seq_len, heads, head_dim_v = v.shape
     # Only a call has torch.
     from ..common.device import multiprocessors
 
     return Shape(
-        seq_len=seq_len, rows=batch * heads, head_dim_qk=q.shape[3], head_dim_v=head_dim_v,
+        seq_len=seq_len, rows=batch * heads, head_dim_qk=q.shape[3], head_dim_v=head_dim_v, normalised=normalised,
         multiprocessors=multiprocessors(v.device) if v.is_cuda else MULTIPROCESSORS,
     )  # fmt: skip
 
 
-def shape_of(sizes: Mapping[str, int]) -> Shape:
+def shape_of(sizes: Mapping[str, int], *, normalised: bool = False) -> Shape:
     """Return the shape of a case's sizes."""
-    rows = sizes["batch"] * sizes["num_heads"]
-    return Shape(seq_len=sizes["seq_len"], rows=rows, head_dim_qk=sizes["head_dim_qk"], head_dim_v=sizes["head_dim_v"])
+    return Shape(
+        seq_len=sizes["seq_len"],
+        rows=sizes["batch"] * sizes["num_heads"],
+        head_dim_qk=sizes["head_dim_qk"],
+        head_dim_v=sizes["head_dim_v"],
+        normalised=normalised,
+    )

@@ -116,7 +116,7 @@ def scalar_decay(
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
         if impl == WHOLE_STATE and chunk_size is None:
             training = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
-            scheme = faster_scheme(shape_of_tensors(q, v), training=training)
+            scheme = faster_scheme(shape_of_tensors(q, v, normalised=gate == "exp"), training=training)
             impl = WHOLE_STATE if scheme == SCHEMES[WHOLE_STATE] else FUSED_CHUNK
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
@@ -151,7 +151,7 @@ def scalar_decay(
     seq_len, scheme = v.shape[1], SCHEMES.get(impl, "")
     # In float32 all tiles of a chunk are computed in parallel, whatever the scheme.
     runs_as = scheme if v.element_size() == 2 else "sweep"
-    chunk = chunk_size or forward_chunk(shape_of_tensors(q, v), runs_as)
+    chunk = chunk_size or forward_chunk(shape_of_tensors(q, v, normalised=normalize), runs_as)
 
     # Only here is Triton needed.
     from .autograd import ScalarDecay

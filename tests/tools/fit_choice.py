@@ -2,8 +2,8 @@
 
 ``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
 lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. A row
-forward and backward at a chunk length that its backward pass shortens counts as one of the shorter length, so rows must
-have been measured with the costs that are there now.
+forward and backward at a chunk length that its backward pass shortens is left out. Small problems must be among them:
+large ones alone do not show what a launch costs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Time
             continue
         sizes = {name: row[name] for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")}
         key = (row["op"], row["dtype"], *sizes.values())
-        times = found.setdefault(key, (shape_of(sizes), {"fw": {}, "fwbw": {}}))[1]
+        times = found.setdefault(key, (shape_of(sizes, normalised=row["op"] == "mlstm_exp"), {"fw": {}, "fwbw": {}}))[1]
         cell = SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"])
         if row["mode"] in times:
             times[row["mode"]][cell] = min(1e3 * row["time_ms"], times[row["mode"]].get(cell, math.inf))
