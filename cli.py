@@ -530,7 +530,7 @@ def errors(
 @command(MEASURE)
 def bars(
     name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
-    rounds: Annotated[int, option("Samples of every case.", min=3)] = 20,
+    rounds: Annotated[int | None, option("Samples of every case [what the family says].", min=3)] = None,
     only: Annotated[str | None, option("Only problems whose label contains this text.")] = None,
     output: Annotated[Path, option("Folder for the rows.")] = LOCAL,
     list_only: Annotated[bool, option("Print the bars and measure nothing.", "--list")] = False,
@@ -549,7 +549,7 @@ def bars(
         if format == "table":
             display.show(bars.entry_rows(entries), format)
             display.show([verdict.row() for verdict in found], format)
-    if format != "table":
+    if format != "table" or len(verdicts) > len(found):
         display.show([verdict.row() for verdict in verdicts], format)
     if verdicts and all(verdict.ratio is None for verdict in verdicts):
         raise typer.Exit(2)

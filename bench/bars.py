@@ -2,11 +2,11 @@
 
 Sides take turns in every round, so that what else the machine does falls on all alike; of a side with chunk lengths the
 fastest counts. Ours must be right to be timed; an outside package whose numbers are off is timed all the same, with a
-remark. On a GPU the sides of a problem run in one process; on a CPU every bar has a process of its own, because memory
-that other sides left behind would spare a side the page faults of its own temporaries, and every sample follows an
-untimed call of the same side. Where two threads do not reach :data:`FREE_CORES_GAIN` times the matrix products of one,
-a CPU does not have two free cores: a bar that is missed there is not decidable, and marked so; it is missed all the
-same.
+remark. On a GPU our kernels are compiled beforehand, and the sides of a problem run in one process; on a CPU every bar
+has a process of its own, because memory that other sides left behind would spare a side the page faults of its own
+temporaries, and every sample follows an untimed call of the same side. Where two threads do not reach
+:data:`FREE_CORES_GAIN` times the matrix products of one, a CPU does not have two free cores: a bar that is missed there
+is not decidable, and marked so; it is missed all the same.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,19 +24,33 @@ from ..analysis import counts
 from ..analysis.accelerators.roofs import write_roofs
 from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..kernels import baselines
-from ..kernels.spec import MODES, Implementation
+from ..kernels.baselines.spec import Baseline
+from ..kernels.common.sizes import next_power_of_two
+from ..kernels.spec import MODES, Implementation, Operation
 from ..results import store
 from ..results.schema import Case, Environment, Record
 from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
+from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
 from .plan import PlannedCase
-from .run import file_name, run_in_turn
+from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
-COPY = "copy"
+COPY, BEST = "copy", "best"
+"""What theirs may be besides an implementation: the device's copy, and the fastest of all sides, ours included."""
+
+DEFAULT = "default"
+"""The side that calls the operation as users do: neither an implementation nor a chunk length is named."""
+
+SHORTEST_CHUNK = 64
+"""Of a side that tries every chunk length: a tile of the kernels."""
+
+MAX_COMPILE_ELEMENTS = 2**29
+"""Of the widest tensor of a case that is called ahead to compile: as many processes as compile share the GPU."""
+
 COPIED_BYTES = 2 * 2**30
 """Read and written by one sample of the copy: far above any cache."""
 
@@ -48,7 +63,8 @@ class Bar:
     """By what factor ``ours`` must be below ``theirs``, each at its fastest chunk length.
 
     Attributes:
-        ours, theirs: implementations; theirs may be :data:`COPY`, the device's copy of ours' compulsory bytes.
+        ours, theirs: implementations. Ours may be :data:`DEFAULT`; theirs :data:`COPY`, the device's copy of ours'
+            compulsory bytes, or :data:`BEST`, of which the ratio is 1 / (1 + regret).
         ratio: theirs / ours that is asked for.
         quantity: what is compared: the median time, or the peak memory of one call above its inputs.
         their_chunk_size: the chunk length theirs is taken at, where not at its fastest.
@@ -69,11 +85,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is a side's own: operation, further sizes, and chunk lengths to try ("own": the implementation's choice)."""
+    """What is a side's own: operation, further sizes, and chunk lengths to try.
+
+    "own" is the implementation's choice, "every" all powers of two from :data:`SHORTEST_CHUNK` to the one that holds
+    the sequence, where the implementation takes them.
+    """
 
     op: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    chunk_sizes: tuple[int | Literal["own"], ...] = ("own",)
+    chunk_sizes: tuple[int | Literal["own"], ...] | Literal["every"] = ("own",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +102,7 @@ class Problem:
 
     Attributes:
         label: may name sizes in braces.
+        shapes: problems in place of ``sizes``, each the operation's sizes in their order.
         modes: in which every side is timed, with a bar or without.
         sides: what is a side's own, and sides without a bar.
         options: further keywords of the operation's functions, its reference's too.
@@ -89,7 +110,8 @@ class Problem:
 
     label: str
     op: str
-    sizes: Mapping[str, int | tuple[int, ...]]
+    sizes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str | tuple[str, ...] = "bf16"
     modes: tuple[str, ...] = ("fw", "fwbw")
     sides: Mapping[str, Side] = field(default_factory=dict)
@@ -97,22 +119,31 @@ class Problem:
     bars: tuple[Bar, ...] = ()
 
     def expand(self) -> Iterator[Problem]:
-        """Yield the problem of every combination of sizes and dtypes."""
+        """Yield the problem of every combination of sizes, or of every shape, and dtypes.
+
+        Raises:
+            ValueError: a shape does not have as many sizes as the operation.
+        """
         listed = [[(n, v) for v in (s if isinstance(s, tuple) else (s,))] for n, s in self.sizes.items()]
+        combinations: list[Mapping[str, int]] = [dict(each) for each in itertools.product(*listed)]
+        if self.shapes:
+            names = baselines.get_operation(self.op).sizes
+            combinations = [dict(zip(names, shape, strict=True)) for shape in self.shapes]
         for dtype in (self.dtype,) if isinstance(self.dtype, str) else self.dtype:
-            for combination in itertools.product(*listed):
-                sizes = dict(combination)
-                yield replace(self, label=f"{self.label.format(**sizes)}, {dtype}", sizes=sizes, dtype=dtype)
+            for sizes in combinations:
+                label = f"{self.label.format(**sizes)}, {dtype}"
+                yield replace(self, label=label, sizes=sizes, shapes=(), dtype=dtype)
 
     def alone(self, bar: Bar) -> Problem:
         """Return the problem with one of its bars and that bar's sides."""
-        sides = {impl: side for impl, side in self.sides.items() if impl in (bar.ours, bar.theirs)}
+        named = (*self.sides, bar.ours) if bar.theirs == BEST else (bar.ours, bar.theirs)
+        sides = {impl: side for impl, side in self.sides.items() if impl in named}
         return replace(self, bars=(bar,), modes=(bar.mode,), sides=sides)
 
     @property
     def impls(self) -> list[str]:
         """The sides, those of bars first."""
-        of_bars = (impl for bar in self.bars for impl in (bar.ours, bar.theirs) if impl != COPY)
+        of_bars = (impl for bar in self.bars for impl in (bar.ours, bar.theirs) if impl not in (COPY, BEST))
         return list(dict.fromkeys((*of_bars, *self.sides)))
 
 
@@ -122,11 +153,13 @@ class Family:
 
     Attributes:
         kernel: the kernel family of their rows.
-        overall: bars on the geometric mean of the ratios of all problems.
+        overall: bars on the geometric mean of the ratios of all problems; of those of :data:`BEST`, on their median.
+        rounds: samples of every case.
     """
 
     kernel: str
     problems: tuple[Problem, ...]
+    rounds: int = 20
     device: Literal["cuda", "cpu"] = "cuda"
     overall: tuple[Bar, ...] = ()
 
@@ -173,6 +206,7 @@ class Verdict:
             "ci_high": interval and interval.high,
             "bar": self.bar.ratio,
             "outcome": "held" if self.held else "not measured" if self.ratio is None else missed,
+            **({"regret": self.ratio and 1 / self.ratio - 1} if self.bar.theirs == BEST else {}),
         }
 
 
@@ -195,6 +229,8 @@ def load_bars(path: Path = FILE) -> Families:
                 problems += problem.expand()
             except KeyError as error:
                 raise ValueError(f"{where}: label must name sizes of the problem in braces, got {error}") from None
+            except ValueError as error:
+                raise ValueError(f"{where}: shapes must have a number for each size of {problem.op}: {error}") from None
         expanded[name] = replace(family, problems=tuple(problems))
     return expanded
 
@@ -243,8 +279,9 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         side = problem.sides.get(impl, Side())
         op = side.op or problem.op
         given: dict[str, Any] = {**problem.sizes, **side.sizes}
-        sizes = {name: size for name, size in given.items() if name in baselines.get_operation(op).sizes}
-        target = baselines.get_implementation(op, impl)
+        operation = baselines.get_operation(op)
+        sizes = {name: size for name, size in given.items() if name in operation.sizes}
+        target = _default(operation) if impl == DEFAULT else baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
         preferred = None
         if isinstance(target, Implementation):
@@ -255,18 +292,60 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         elif problem.options:
             # Modes are declared for the operation without options, of which its gradients may not be.
             target = replace(target, modes=MODES)
-        for chunk_size in side.chunk_sizes:
+        every = side.chunk_sizes == "every"
+        for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
             columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size
             case = Case(kernel=kernel, op=op, mode=mode, dtype=str(problem.dtype), **columns, **sizes)
             planned.append(PlannedCase(case=case, target=target, options=problem.options))
     return planned
 
 
-def measure_bars(families: Families, *, rounds: int, output: Path) -> Iterator[tuple[list[Entry], list[Verdict]]]:
+def _default(operation: Operation) -> Implementation:
+    """Return what stands for a call of an operation's function that names no implementation."""
+    return Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
+
+
+def _every_chunk(
+    target: Implementation | Baseline, mode: str, dtype: str, sizes: Mapping[str, int]
+) -> Sequence[int | Literal["own"]]:
+    """Return the chunk lengths of "every" that an implementation of ours takes."""
+    assert isinstance(target, Implementation)
+    longest = max(SHORTEST_CHUNK, next_power_of_two(sizes["seq_len"]))
+    lengths = (1 << n for n in range(SHORTEST_CHUNK.bit_length() - 1, longest.bit_length()))
+    return [n for n in lengths if target.why_unsupported(mode, dtype, None, {**sizes, "chunk_size": n}) is None]
+
+
+def compile_first(families: Families, environment: Environment) -> None:
+    """Compile what problems run of ours, in several processes; outside packages compile, and tune, as they come.
+
+    Of a side's chunk lengths the shortest and the longest are called, because whether there are several chunks decides
+    which kernels run. The first problem of a kind comes first: those that follow find most of its kernels compiled.
+    """
+    cases: list[tuple[int, PlannedCase]] = []
+    kinds: Counter[object] = Counter()
+    for family in families.values():
+        for problem in family.problems if family.device == "cuda" else ():
+            for impl in problem.impls:
+                planned = planned_cases(family.kernel, problem, problem.modes[-1], [impl])
+                for item in planned[:: max(1, len(planned) - 1)]:
+                    ours = isinstance(item.target, Implementation) and "triton" in item.target.requires
+                    if ours and widest(item) <= MAX_COMPILE_ELEMENTS:
+                        case = replace(item.case, batch=None, seq_len=None, chunk_size=None)
+                        kind = (case, item is planned[0])
+                        cases.append((kinds[kind], item))
+                        kinds[kind] += 1
+    runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
+    note(f"compiling: {len(runnable)} cases are called")
+    compile_ahead(runnable, default_jobs("cuda"), DEFAULT_TIMEOUT_S, lambda _: None, lambda _: None)
+
+
+def measure_bars(
+    families: Families, *, rounds: int | None, output: Path
+) -> Iterator[tuple[list[Entry], list[Verdict]]]:
     """Measure families of bars, keep their rows and the copies, and yield what came of each problem.
 
     Args:
-        rounds: samples of every case.
+        rounds: samples of every case; None is what each family says.
         output: folder for the rows.
 
     Raises:
@@ -274,17 +353,19 @@ def measure_bars(families: Families, *, rounds: int, output: Path) -> Iterator[t
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
     on_gpu = [name for name, family in families.items() if family.device == "cuda"]
-    if on_gpu and probe_environment().device_kind != "cuda":
+    if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
     for text in store.recovered_notes(store.recover(output)):
         note(text)
+    if on_gpu:
+        compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
         with _worker(family.device) as session:
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
-                measuring = _Measuring(family, session, run, writer, rounds)
+                measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
                 for problem in family.problems:
                     entries, found = measuring.measure(problem)
                     verdicts += found
@@ -314,7 +395,7 @@ class _Measuring:
             gain = _thread_gain()
             for bar in problem.bars:
                 with _worker("cpu") as own:
-                    sides = [impl for impl in (bar.ours, bar.theirs) if impl != COPY]
+                    sides = problem.alone(bar).impls
                     entries += self._race(own, problem, bar.mode, sides)
                 before, gain = gain, _thread_gain()
                 note(f"two threads reached {before:.3g} and {gain:.3g} times one before and after {bar.name}")
@@ -378,7 +459,7 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
         ValueError: the bar is a share of the copy rate, and the compulsory bytes of ours are not counted.
     """
     ours = _fastest(entries, bar.ours, bar.mode)
-    theirs = _fastest(entries, bar.theirs, bar.mode, bar.their_chunk_size)
+    theirs = _fastest(entries, None if bar.theirs == BEST else bar.theirs, bar.mode, bar.their_chunk_size)
     if bar.theirs == COPY and isinstance(ours, Record):
         share = _compulsory_bytes(ours) / COPIED_BYTES
         samples = [share * sample for sample in copies_ms]
@@ -396,7 +477,8 @@ def judge(problem: str, bar: Bar, entries: Sequence[Entry], copies_ms: Sequence[
 def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict:
     """Judge a bar on the geometric mean of the ratios that verdicts of the same sides, mode and quantity have.
 
-    The interval is the geometric mean of the intervals' ends: no narrower than that of independent problems.
+    The interval is the geometric mean of the intervals' ends: no narrower than that of independent problems. A bar on
+    the best of all sides is judged on the median, which has no interval.
     """
     parts = [verdict for verdict in verdicts if verdict.bar.name == bar.name]
     ratios = [verdict.ratio for verdict in parts if verdict.ratio is not None]
@@ -404,6 +486,10 @@ def judge_overall(family: str, bar: Bar, verdicts: Sequence[Verdict]) -> Verdict
     found = Verdict(problem=f"{family}, overall", bar=bar, ours="", theirs=bar.theirs)
     if not parts or len(ratios) < len(parts):
         return replace(found, ours=f"{len(parts) - len(ratios)} of {len(parts)} problems could not be compared")
+    if bar.theirs == BEST:
+        worst = min(parts, key=lambda verdict: verdict.ratio or 0.0)
+        words = f"median of {len(ratios)} problems; worst {min(ratios):.3g} at {worst.problem}"
+        return replace(found, ours=words, ratio=median(ratios))
     interval = None
     if intervals:
         low, high = (_geometric_mean([getattr(each, end) for each in intervals]) for end in ("low", "high"))
@@ -441,17 +527,19 @@ def memory_bytes(record: Record) -> int | None:
     return record.peak_memory_bytes - record.input_bytes
 
 
-def _fastest(entries: Sequence[Entry], impl: str, mode: str, chunk_size: int | None = None) -> Record | str:
-    """Return the fastest row of a side, or why it has none."""
+def _fastest(entries: Sequence[Entry], impl: str | None, mode: str, chunk_size: int | None = None) -> Record | str:
+    """Return the fastest row of a side, of all of them without one, or why it has none."""
     found = [
         (record, remark)
         for record, remark in entries
-        if (record.impl.partition("+")[0], record.mode) == (impl, mode) and chunk_size in (None, record.chunk_size)
+        if impl in (None, record.impl.partition("+")[0])
+        and record.mode == mode
+        and chunk_size in (None, record.chunk_size)
     ]
     timed = [record for record, _ in found if record.time_samples_ms]
     if timed:
         return min(timed, key=lambda record: median(record.time_samples_ms or ()))
-    return f"{impl}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
+    return f"{impl or BEST}: {'; '.join(dict.fromkeys(remark for _, remark in found)) or 'was not measured'}"
 
 
 def _compulsory_bytes(record: Record) -> float:

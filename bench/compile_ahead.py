@@ -81,16 +81,16 @@ def _choice(item: PlannedCase, capability: str | None) -> Any:
 
 def _may_be_called(item: PlannedCase, shortest: PlannedCase) -> bool:
     """Return whether a case is small enough to be called only to compile, or no larger than the shortest."""
-    return _elements(item) <= max(MAX_COMPILE_ELEMENTS, _elements(shortest))
+    return widest(item) <= max(MAX_COMPILE_ELEMENTS, widest(shortest))
 
 
 def _cut(item: PlannedCase, *, longer_than: int) -> PlannedCase | None:
     """Return a case with as many of its steps as may be called only to compile, None if these are too few."""
-    seq_len = (item.case.seq_len or 0) * MAX_COMPILE_ELEMENTS // _elements(item)
+    seq_len = (item.case.seq_len or 0) * MAX_COMPILE_ELEMENTS // widest(item)
     return replace(item, case=replace(item.case, seq_len=seq_len)) if seq_len > longer_than else None
 
 
-def _elements(item: PlannedCase) -> int:
+def widest(item: PlannedCase) -> int:
     """Return how many elements the widest tensor of a case's tokens has."""
     sizes = item.case.sizes
     heads = sizes.get("num_heads", 1) * max(sizes.get("head_dim_v", 1), sizes.get("head_dim_qk", 1))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OPERATION = scalar_decay_operation(
     "mlstm_exp",
+    normalised=True,
     label="mLSTMexp",
     summary="mLSTM with exponential input gate, normaliser and max state; the denominator carries no gradient",
     arguments=("q", "k", "v", "i", "f"),

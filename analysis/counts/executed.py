@@ -45,11 +45,11 @@ from typing import Any, NamedTuple
 
 from ...kernels import get_operation
 from ...kernels.lightning.config import MAX_HEAD_DIM
+from ...kernels.scalar_decay.choice import Shape, backward_chunk
 from ...kernels.scalar_decay.config import (
     KEPT_STATES,
     WholeStateConfig,
     anchor_every,
-    default_chunk_size,
     fit_chunk,
     next_power_of_two,
     select_config,
@@ -187,10 +187,8 @@ class Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        filling = default_chunk_size(
-            seq_len=self.length, rows=self.rows, head_dim=min(self.d_qk, self.d_v), scheme=self.formulation
-        )
-        return dataclasses.replace(self, chunk=min(self.chunk, filling))
+        shape = Shape(seq_len=self.length, rows=self.rows, head_dim_qk=self.d_qk, head_dim_v=self.d_v)
+        return dataclasses.replace(self, chunk=min(self.chunk, backward_chunk(shape, self.formulation)))
 
 
 def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .config import KEPT_STATES, EngineConfig, default_chunk_size
+from . import choice
+from .config import KEPT_STATES, EngineConfig
 from .launch import (
     Problem,
     Product,
@@ -32,16 +33,11 @@ from .roles import DK, DQ, DV, GateVectors, H
 
 
 def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
-    """Return the fused kernel's chunk length in a backward pass: shorter than the forward one where that would idle the
-    device.
+    """Return the fused kernel's chunk length in a backward pass: shorter than the forward one where that is faster.
 
     dq and dk are as wide as q, often half of the output, and so have fewer programs.
     """
-    batch, seq_len, heads, dim_v = v.shape
-    filling = default_chunk_size(
-        seq_len=seq_len, rows=batch * heads, head_dim=min(q.shape[3], dim_v), scheme=problem.scheme
-    )
-    return min(problem.chunk, filling)
+    return min(problem.chunk, choice.backward_chunk(choice.shape_of_tensors(q, v), problem.scheme))
 
 
 def keeps_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor) -> bool:

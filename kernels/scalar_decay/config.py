@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -136,32 +135,6 @@ class EngineConfig(Generic[Tile]):
 def fit_chunk(chunk_size: int, seq_len: int) -> int:
     """Return the chunk length in force: never longer than the sequence's next power of two (at least 16)."""
     return min(chunk_size, max(16, next_power_of_two(seq_len)))
-
-
-def default_chunk_size(*, seq_len: int, rows: int, head_dim: int, scheme: str = "walk") -> int:
-    """Return a chunk length that gives the fused kernel enough programs: the whole sequence where B * H suffices.
-
-    Args:
-        seq_len: T.
-        rows: batch * heads.
-        head_dim: head dim of the output (V for h and dv, K for dq and dk). A program of scheme "walk" takes 64 columns
-            of it; one of "whole_state" 256, and then fills a multiprocessor where the other leaves room for a second.
-    """
-    programs, wanted = rows * max(1, head_dim // 64), MIN_PROGRAMS
-    if scheme == "whole_state" and head_dim > 64:
-        programs, wanted = rows * -(-head_dim // 256), MIN_PROGRAMS // 2
-    return max(256, next_power_of_two(seq_len) // next_power_of_two(-(-wanted // programs)))
-
-
-def preferred_chunk(sizes: Mapping[str, int], scheme: str = "walk") -> int:
-    """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, num_heads, head_dim_v)."""
-    rows = sizes["batch"] * sizes["num_heads"]
-    return default_chunk_size(seq_len=sizes["seq_len"], rows=rows, head_dim=sizes["head_dim_v"], scheme=scheme)
-
-
-def preferred_whole_state_chunk(sizes: Mapping[str, int]) -> int:
-    """Return :func:`preferred_chunk` of whole_state."""
-    return preferred_chunk(sizes, "whole_state")
 
 
 def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | None:

@@ -37,7 +37,12 @@ LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
 
 
 def scalar_decay_operation(
-    name: str, *, kernel: str = "tfla", implementations: tuple[Implementation, ...] = (), **declared: Any
+    name: str,
+    *,
+    kernel: str = "tfla",
+    implementations: tuple[Implementation, ...] = (),
+    normalised: bool = False,
+    **declared: Any,
 ) -> Operation:
     """Declare the operation whose function, called like it, and ``make_inputs`` lie in ``kernels/<name>``.
 
@@ -45,6 +50,7 @@ def scalar_decay_operation(
         name: of the operation.
         kernel: the family.
         implementations: its own, beside the engine's.
+        normalised: whether outputs are divided by denominators, which take a kernel of their own.
         declared: other attributes of :class:`Operation`.
     """
     function = f"kernels.{name}:{name}"
@@ -55,12 +61,13 @@ def scalar_decay_operation(
         inputs=f"kernels.{name}:make_inputs",
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
-        implementations=(*implementations, *_implementations(function)),
+        implementations=(*implementations, *_implementations(function, normalised)),
         **declared,
     )
 
 
-def _implementations(function: str) -> tuple[Implementation, ...]:
+def _implementations(function: str, normalised: bool) -> tuple[Implementation, ...]:
+    preferred = f"kernels.scalar_decay.choice:preferred_chunk:{'normalised ' if normalised else ''}"
     return (
         Implementation(
             name=FUSED_CHUNK,
@@ -72,7 +79,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             state_dtypes=("fp32", "bf16"),
             requires=("triton",),
             step_call=f"{function}:step",
-            preferred_chunk="kernels.scalar_decay.config:preferred_chunk",
+            preferred_chunk=f"{preferred}walk",
         ),
         Implementation(
             name=WHOLE_STATE,
@@ -84,7 +91,7 @@ def _implementations(function: str) -> tuple[Implementation, ...]:
             architectures=(HOPPER,),
             requires=("triton",),
             triton_versions=f"=={GLUON_TRITON}.*",
-            preferred_chunk="kernels.scalar_decay.config:preferred_whole_state_chunk",
+            preferred_chunk=f"{preferred}whole_state",
         ),
         Implementation(
             name="xl_chunk",

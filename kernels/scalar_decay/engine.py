@@ -2,8 +2,9 @@
 
     C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T        h_t = scale C_t^T q_t        (mLSTMexp: / its denominator)
 
-Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is
-whole_state where it runs and fused_chunk elsewhere, or one of
+Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is the
+faster of whole_state and fused_chunk (choice.py; of a call without gradients, the faster forward) where the first runs,
+and the second elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
     whole_state  the same with the whole state of a head in one program (whole_state.py): Hopper, float16 and bfloat16,
@@ -17,8 +18,8 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 
 and these keywords:
 
-    chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses one that fills the
-                       device (limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
+    chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses the fastest (choice.py;
+                       limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
                        fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
     state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
                        halves their traffic.
@@ -45,8 +46,9 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, resolve_scale
+from .choice import faster_scheme, forward_chunk, shape_of_tensors
 from .chunkwise import chunkwise
-from .config import WHOLE_STATE_BLOCK_T, default_chunk_size, fit_chunk
+from .config import WHOLE_STATE_BLOCK_T, fit_chunk
 from .declare import (
     FUSED_CHUNK,
     GLUON_TRITON,
@@ -112,6 +114,10 @@ def scalar_decay(
         check_chunk_size(chunk_size, minimum=16, power_of_two=True)
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
+        if impl == WHOLE_STATE and chunk_size is None:
+            training = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
+            scheme = faster_scheme(shape_of_tensors(q, v, normalised=gate == "exp"), training=training)
+            impl = WHOLE_STATE if scheme == SCHEMES[WHOLE_STATE] else FUSED_CHUNK
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     for name in options:
@@ -142,9 +148,10 @@ def scalar_decay(
     check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE
-    seq_len, rows = v.shape[1], v.shape[0] * v.shape[2]
-    scheme = SCHEMES.get(impl, "")
-    chunk = chunk_size or default_chunk_size(seq_len=seq_len, rows=rows, head_dim=v.shape[3], scheme=scheme)
+    seq_len, scheme = v.shape[1], SCHEMES.get(impl, "")
+    # In float32 all tiles of a chunk are computed in parallel, whatever the scheme.
+    runs_as = scheme if v.element_size() == 2 else "sweep"
+    chunk = chunk_size or forward_chunk(shape_of_tensors(q, v, normalised=normalize), runs_as)
 
     # Only here is Triton needed.
     from .autograd import ScalarDecay

@@ -11,10 +11,13 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench import bars, calibrate
-from lrbench.bench.bars import COPY, Bar, Entry, Verdict, judge, judge_overall
+from lrbench.bench import bars, calibrate, run
+from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, Verdict, judge, judge_overall
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
+from lrbench.bench.worker import Worker
+from lrbench.bench.workers import Limits, decode_request, encode_request
+from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.command_line import Lrbench, one_line
@@ -117,6 +120,31 @@ def test_the_geometric_mean_is_over_all_problems() -> None:
     assert (mean.held, mean.ours) == (False, "1 of 3 problems could not be compared")
 
 
+def test_the_regret_of_a_default_is_against_the_fastest_of_all_sides() -> None:
+    bar = Bar(ours=DEFAULT, theirs=BEST, mode="fw", ratio=0.9)
+    others = [entry("torch", 64, [3.0] * 8), entry("peer", 32, [2.0] * 8), entry("peer", 32, [0.1] * 8, mode="fwbw")]
+    verdicts = [judged(bar, [entry(DEFAULT, 0, [ms] * 8), *others]) for ms in (1.0, 2.5, 2.2)]
+    assert [verdict.row()["regret"] for verdict in verdicts] == pytest.approx([0.0, 0.25, 0.1])
+    assert [verdict.row()["outcome"] for verdict in verdicts] == ["held", "missed", "held"]
+    assert (verdicts[1].theirs, judged(bar, others).row()["outcome"]) == ("peer (32) 2 ms", "not measured")
+    overall = judge_overall("trial", bar, verdicts)
+    assert (overall.ratio, overall.held) == (pytest.approx(2 / 2.2), True)
+    assert overall.ours == "median of 3 problems; worst 0.8 at T=64"
+
+
+def test_a_default_side_is_what_a_user_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No implementation and no chunk length is given; beside it stands every chunk length that is feasible."""
+    problem = next(problem for problem in bars.load_bars()["default-choice"].problems if "T=300, B=1" in problem.label)
+    default, *others = bars.planned_cases("tfla", problem, "fw", problem.impls)
+    chunks = {impl: [each.case.chunk_size for each in others if each.case.impl == impl] for impl in problem.sides}
+    assert chunks == {"whole_state": [64, 128, 256, 512], "fused_chunk": [64, 128, 256, 512]}
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(mlstm_sig, "mlstm_sig", lambda *tensors, **keywords: given.append(keywords))
+    ((received,), _) = decode_request(encode_request([default], Limits(timeout_s=1.0)))
+    Worker("cpu").make_ready(received)
+    assert given == [{}]
+
+
 def test_too_few_samples_leave_no_interval() -> None:
     verdicts = [judged(BAR, [entry("torch", 64, [1.0, 1.1, 1.2]), entry("peer", 64, [2.0, 2.1, 2.2])])] * 2
     for verdict in (verdicts[0], judge_overall("trial", BAR, verdicts)):
@@ -206,7 +234,10 @@ def test_without_a_gpu_bars_that_need_one_are_refused_before_any_is_measured(
     monkeypatch.setattr(bars, "probe_environment", lambda: here)
     code, out, err = lrbench("bars", "--output", tmp_path)
     assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-    assert "the bars tfla, lightning, rglru, gated-mlp, wkv need an NVIDIA GPU, and none is here" in one_line(err)
+    assert (
+        "the bars tfla, default-choice, lightning, rglru, gated-mlp, wkv need an NVIDIA GPU, and none is here"
+        in one_line(err)
+    )
 
 
 def test_a_problem_is_checked_measured_kept_and_judged(
@@ -242,7 +273,10 @@ def test_a_problem_is_checked_measured_kept_and_judged(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gpuu"], "NAME must be tfla-cpu, tfla, lightning, rglru, gated-mlp, wkv, or a name that --list prints"),
+        (
+            ["gpuu"],
+            "NAME must be tfla-cpu, tfla, default-choice, lightning, rglru, gated-mlp, wkv, or a name that",
+        ),
         (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
     ],
 )
@@ -263,7 +297,7 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     assert (len(whole.bars), whole.modes) == (8, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[-1:], ("fwbw",))
     listed = [row["name"] for row in bars.list_rows(declared)]
-    assert len(set(listed)) == len(listed) == 134
+    assert len(set(listed)) == len(listed) == 286
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
 
 
@@ -278,12 +312,29 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),
         ("seq_len = 64", "seq_len = 6.4", r"sizes.seq_len must be an integer or a list, each an integer, got 6.4"),
         ("[trial]", "[trial", "must be a TOML file"),
+        ('dtype = "fp32"', "shapes = [[1, 64]]", "shapes must have a number for each size of mlstm_sig"),
     ],
 )
 def test_what_does_not_fit_a_file_of_bars_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
     assert old in TRIAL
     with pytest.raises(ValueError, match=message):
         trial(tmp_path, TRIAL.replace(old, new))
+
+
+def test_every_kind_of_problem_is_compiled_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ours, the first of each kind first: default call, shortest and longest chunk of every implementation."""
+    found: list[PlannedCase] = []
+    monkeypatch.setattr(bars, "compile_ahead", lambda cases, *_: found.extend(cases))
+    versions = {"device_kind": "cuda", "capability": "9.0", "triton_version": "3.6.0"}
+    here = dataclasses.replace(current_environment(), **versions)
+    monkeypatch.setattr(run, "version_of", lambda distribution: "3.6.0")
+    bars.compile_first(bars.select(bars.load_bars(), "default-choice", "4 heads x 64/64"), here)
+    assert {item.case.mode for item in found} == {"fwbw"}
+    cases = [(item.case.num_heads, item.case.dtype, item.case.impl, item.case.chunk_size) for item in found]
+    # 11 shapes in bf16, 4 of which have 64 heads, and 3 in fp32, for which there is no whole_state.
+    assert len(cases) == 11 * 5 + 3 * 3
+    kinds = [(num_heads, dtype, impl, chunk_size in (None, 64)) for num_heads, dtype, impl, chunk_size in cases]
+    assert len(set(kinds[:13])) == len(set(kinds)) == 13
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""The choice of a chunk length balances programs against states, and the rows that are kept bear it out."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from lrbench.analysis.check.statistics import median
+from lrbench.kernels import get_operation
+from lrbench.kernels.scalar_decay.choice import COSTS, Shape, backward_chunk, faster_scheme, forward_chunk
+from lrbench.results import store
+from lrbench.tests.tools import fit_choice
+
+SCHEMES = ("walk", "whole_state")
+
+
+def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiprocessors: int = 132) -> Shape:
+    return Shape(
+        seq_len=seq_len, rows=rows, head_dim_qk=dims[0], head_dim_v=dims[1], multiprocessors=multiprocessors
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dims", [(16, 16), (80, 160), (128, 256), (512, 512)])
+def test_few_sequences_are_cut_and_many_are_not(scheme: str, dims: tuple[int, int]) -> None:
+    """Several chunks where one row would leave the device idle, and never more of them for more rows."""
+    for choose in (forward_chunk, backward_chunk):
+        chosen = [choose(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64, 1024)]
+        assert chosen[0] < 8192
+        assert chosen == sorted(chosen)
+        assert chosen[-1] == 32768
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_small_device_needs_no_cuts(scheme: str) -> None:
+    lengths = [forward_chunk(shape(65536, 16, multiprocessors=number), scheme) for number in (264, 16)]
+    assert lengths[0] < lengths[1] == 65536
+
+
+def test_squares_stay_short() -> None:
+    """Where a chunk's tiles are all computed, work grows with its length, however many sequences there are."""
+    found = [forward_chunk(shape(65536, 4096, dims), "sweep") for dims in ((16, 16), (64, 128), (512, 512))]
+    assert found == [64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "rows", "training", "scheme"),
+    [
+        (8192, 128, False, "whole_state"),
+        (8192, 128, True, "whole_state"),
+        # One program of whole_state a row would leave half of the device idle, four of fused_chunk do not.
+        (16384, 64, False, "walk"),
+        (16384, 64, True, "whole_state"),
+    ],
+)
+def test_whole_state_is_not_chosen_where_it_idles_the_device(
+    seq_len: int, rows: int, training: bool, scheme: str
+) -> None:
+    assert faster_scheme(shape(seq_len, rows), training=training) == scheme
+
+
+def test_an_implementation_says_what_it_chooses() -> None:
+    sizes = {"batch": 1, "seq_len": 65536, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
+    for op, made in (("mlstm_sig", shape(65536, 16)), ("mlstm_exp", replace(shape(65536, 16), normalised=True))):
+        for impl, scheme in (("fused_chunk", "walk"), ("whole_state", "whole_state")):
+            assert get_operation(op).implementation(impl).chosen_chunk(sizes) == forward_chunk(made, scheme)
+
+
+def test_choices_lose_little_in_the_rows_that_are_kept() -> None:
+    """Against the fastest chunk length of the same implementation."""
+    files = [Path(store.__file__).parent / "h200_sxm" / "tfla.parquet"]
+    problems = list(fit_choice.read_times(files).values())
+    assert len(problems) >= 40
+    for direction in (fit_choice.FORWARD, fit_choice.BACKWARD):
+        lost = list(fit_choice.regrets(problems, COSTS, direction))
+        assert len(lost) >= 30
+        assert median(lost) <= 0.01
+        assert max(lost) <= 0.1
+
+
+def test_costs_are_found_again() -> None:
+    """From the times that other costs make, beside what every time of a problem has in common."""
+    planted = replace(COSTS, walk=0.06, launch=20.0, store=0.8, merge=2.0)
+    problems = []
+    for made in (shape(65536, 16), shape(16384, 64), shape(2000, 3, (64, 64)), shape(8192, 1), shape(30000, 24)):
+        cells = [(scheme, chunk) for scheme in SCHEMES for chunk in made.chunks()]
+        forward, backward = (
+            {cell: 50.0 + getattr(made, direction)(*cell, planted) for cell in cells}
+            for direction in (fit_choice.FORWARD, fit_choice.BACKWARD)
+        )
+        problems.append((made, {fit_choice.FORWARD: forward, fit_choice.BACKWARD: backward}))
+    found = fit_choice.fit(problems, COSTS)
+    assert astuple(found) == pytest.approx(astuple(planted), rel=0.1)

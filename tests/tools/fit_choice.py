@@ -1,0 +1,114 @@
+"""Fit the costs by which the engine chooses a chunk length and an implementation, and say what the choices lose.
+
+``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
+lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. A row
+forward and backward at a chunk length that its backward pass shortens is left out. Small problems must be among them:
+large ones alone do not show what a launch costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrbench.analysis.check.statistics import median
+from lrbench.kernels.scalar_decay.choice import COSTS, Costs, Shape, backward_chunk, shape_of
+from lrbench.kernels.scalar_decay.config import fit_chunk
+from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STATE
+from lrbench.results import store
+
+FORWARD, BACKWARD = "forward_us", "backward_us"
+FIRST_STEP, LAST_STEP = 0.3, 0.004
+"""Logarithms of the factors by which a cost is moved."""
+
+Cell = tuple[str, int]
+"""A scheme and a chunk length."""
+
+Times = Mapping[str, Mapping[Cell, float]]
+"""A problem's times in microseconds, forward and backward."""
+
+
+def read_times(paths: Sequence[Path]) -> dict[tuple[Any, ...], tuple[Shape, Times]]:
+    """Return the least times of every problem in half precision: a backward pass is what both take without one."""
+    found: dict[tuple[Any, ...], tuple[Shape, dict[str, dict[Cell, float]]]] = {}
+    for row in store.read_results(paths).to_pylist():
+        if row["impl"] not in (WHOLE_STATE, FUSED_CHUNK) or row["status"] != "ok" or row["dtype"] == "fp32":
+            continue
+        sizes = {name: row[name] for name in ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")}
+        key = (row["op"], row["dtype"], *sizes.values())
+        times = found.setdefault(key, (shape_of(sizes, normalised=row["op"] == "mlstm_exp"), {"fw": {}, "fwbw": {}}))[1]
+        cell = SCHEMES[row["impl"]], fit_chunk(row["chunk_size"], row["seq_len"])
+        if row["mode"] in times:
+            times[row["mode"]][cell] = min(1e3 * row["time_ms"], times[row["mode"]].get(cell, math.inf))
+    problems = {}
+    for key, (shape, times) in found.items():
+        backward = {
+            (scheme, chunk): both - times["fw"][scheme, chunk]
+            for (scheme, chunk), both in times["fwbw"].items()
+            if (scheme, chunk) in times["fw"] and chunk <= backward_chunk(shape, scheme)
+        }
+        problems[key] = shape, {FORWARD: times["fw"], BACKWARD: backward}
+    return problems
+
+
+def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
+    """Return the mean square of the relative errors, in which the fastest of a problem's times count most.
+
+    What all of its times share, the gates' kernels for one, is no matter of choice: the fastest is taken as exact.
+    """
+    total = weight = 0.0
+    for shape, times in problems:
+        for direction, cells in times.items():
+            modelled = {cell: getattr(shape, direction)(*cell, costs) for cell in cells}
+            best = min(cells, key=cells.__getitem__, default=None)
+            for cell, measured in cells.items() if best is not None else ():
+                error = (modelled[cell] - modelled[best] + cells[best] - measured) / measured
+                total += (cells[best] / measured * error) ** 2
+                weight += (cells[best] / measured) ** 2
+    return total / weight
+
+
+def fit(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> Costs:
+    """Return the costs of least loss: each is moved up and down, in smaller steps where nothing helps."""
+    step, least = FIRST_STEP, loss(problems, costs)
+    while step > LAST_STEP:
+        before = least
+        for cost in dataclasses.fields(costs):
+            for factor in (math.exp(step), math.exp(-step)):
+                moved = dataclasses.replace(costs, **{cost.name: getattr(costs, cost.name) * factor})
+                if (found := loss(problems, moved)) < least:
+                    costs, least = moved, found
+        if least == before:
+            step /= 2
+    return costs
+
+
+def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: str) -> Iterator[float]:
+    """Yield what the choice of a chunk length by costs loses against the best measured, where it was measured."""
+    for shape, times in problems:
+        cells = times[direction]
+        for scheme in {scheme for scheme, _ in cells}:
+            measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
+            chosen = min(shape.chunks(), key=lambda chunk: getattr(shape, direction)(scheme, chunk, costs))
+            if chosen in measured and len(measured) > 1:
+                yield measured[chosen] / min(measured.values()) - 1
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit, and print both costs with what they lose."""
+    if not arguments:
+        raise SystemExit("give files of rows, got none")
+    problems = list(read_times([Path(name) for name in arguments]).values())
+    for name, costs in (("now", COSTS), ("fitted", fit(problems, COSTS))):
+        print(f"{name}: {costs}, error {math.sqrt(loss(problems, costs)):.3f}")
+        for direction in (FORWARD, BACKWARD):
+            lost = list(regrets(problems, costs, direction))
+            print(f"  {direction}: {len(lost)} choices lose {median(lost):.3f} in the median, {max(lost):.3f} at most")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
