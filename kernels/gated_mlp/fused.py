@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..common.device import capability, multiprocessors, on_device_of
+from ..common.sizes import cdiv
 from .config import DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
 from .validate import check_activation, check_kernel_support, check_layout, check_projections, is_k_major
@@ -154,7 +154,7 @@ def project(
     else:
         w, w_gate = (tile(weight, config.block_k, config.block_f) for weight in weights)
     out = (config.block_m, config.block_f // config.subtiles)
-    tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_f)
+    tiles = cdiv(rows, config.block_m) * cdiv(columns, config.block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
     project_kernel[(programs,)](
         tile(x, config.block_m, config.block_k),
@@ -215,6 +215,6 @@ def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
 def gate_gradient(saved: Pair, dy: Tensor, d_pre: Pair, problem: Problem) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     multiples = dy.numel() // DIM_MULTIPLE
-    gate_gradient_kernel[(triton.cdiv(dy.numel(), GRADIENT_BLOCK),)](
+    gate_gradient_kernel[(cdiv(dy.numel(), GRADIENT_BLOCK),)](
         *saved, dy, *d_pre, multiples, ACTIVATION=problem.activation, BLOCK=GRADIENT_BLOCK, num_warps=4
     )

@@ -25,12 +25,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..common.device import capability, on_device_of
+from ..common.remember import remember_launches
+from ..common.sizes import cdiv
 from .config import LightningConfig, SweepConfig, padded, select_lightning1
 from .decays import MAX_SLOPE, head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "scale"])
 def quadratic_kernel(
     x_src, y_src, z_src, slope_ptr, out_dst, scale, T,
@@ -90,7 +93,7 @@ def run_quadratic(
     x_tiles, y_tiles, z_tiles, out_tiles = (
         tiles_of(tensor, *box, use_tma=use_tma) for tensor, box in zip((x, y, z, out), boxes, strict=True)
     )
-    quadratic_kernel[(triton.cdiv(DZ, config.block_z) * triton.cdiv(T, config.block_t) * B * H,)](
+    quadratic_kernel[(cdiv(DZ, config.block_z) * cdiv(T, config.block_t) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
         BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,

@@ -31,6 +31,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..common.device import capability, on_device_of
+from ..common.remember import remember_launches
+from ..common.sizes import cdiv
 from .config import LightningConfig, LoopConfig, invalid_reason, padded, select_lightning2
 from .decays import head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
@@ -45,6 +47,7 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
     return pid_bh.to(tl.int64) * (DX * DZ) + offs, (offs_x[:, None] < DX) & (offs_z[None, :] < DZ)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "scale"])
 def loop_kernel(
     x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
@@ -135,7 +138,7 @@ def run_loop(
         tiles_of(tensor, config.block_t, width, use_tma=use_tma)
         for tensor, width in zip((x, y, z, out), widths, strict=True)
     )
-    loop_kernel[(triton.cdiv(DZ, config.block_z) * B * H,)](
+    loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
         H=H, DX=DX, DZ=DZ, REVERSE=reverse, TRANSPOSED=transposed, USE_TMA=use_tma,
         BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,

@@ -20,6 +20,7 @@ from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
 from ..common.exchange import NO_CODE, PassCode, exchange_words
+from ..common.sizes import cdiv
 from .backward import look_back_gradient_kernel, sum_parts_kernel, walk_gradient_kernel
 from .config import ScanConfig, default_chunk_size, invalid_reason, select_config
 from .elements import pass_code
@@ -124,7 +125,7 @@ def run_step(
     B, _, C = x.shape
     h, last = torch.empty_like(x), torch.empty(B, C, device=x.device, dtype=torch.float32)
     inputs = (None if tensor is None else tensor.detach() for tensor in (x, r, i, c, first))
-    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=op, BLOCK_C=STEP_BLOCK, num_warps=4)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=op, BLOCK_C=STEP_BLOCK, num_warps=4)
     return h, last
 
 
@@ -135,14 +136,14 @@ def run_forward(
     """Return h [B, T, C], the last state [B, C] and the states [B, S, C] from which rows start in the backward pass."""
     B, T, C = x.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
-    slots = triton.cdiv(T, save)
+    slots = cdiv(T, save)
     h = torch.empty_like(x)
     last = torch.empty(B, C, device=x.device, dtype=torch.float32) if problem.want_last else None
     saved = torch.empty(B, slots, C, device=x.device, dtype=torch.float32) if problem.save else None
     sizes = (B, T, C // CHANNEL_MULTIPLE, slots)
     flags = {"OP": problem.op, "SAVE": save if problem.save else 0, **tile.options}
     if problem.strategy == "look_back":
-        words, call = exchange_words(x, triton.cdiv(T, tile.steps) * B * C)
+        words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
         look_back_kernel[tile.grid(B, T, C, tile.steps)](
             x, r, i, c, first, h, last, saved, words, call, *sizes, problem.config.ahead // tile.blocks(B, C),
             PASS=_pass_code(tile, x), **flags,
@@ -151,7 +152,7 @@ def run_forward(
     if problem.chunk < T:
         first = _chunk_states(problem, tile, x, r, i, c, None, first)
     walk_kernel[tile.grid(B, T, C, problem.chunk)](
-        x, r, i, c, first, h, last, saved, *sizes, problem.chunk, triton.cdiv(T, problem.chunk), **flags
+        x, r, i, c, first, h, last, saved, *sizes, problem.chunk, cdiv(T, problem.chunk), **flags
     )
     return h, last, saved
 
@@ -173,7 +174,7 @@ def run_backward(
     B, T, C = x.shape
     tile = problem.config.backward
     one_pass = problem.strategy == "look_back"
-    parts = triton.cdiv(T, tile.steps if one_pass else problem.chunk)
+    parts = cdiv(T, tile.steps if one_pass else problem.chunk)
     dx, dr = torch.empty_like(x), torch.empty_like(x)
     di = None if i is None else torch.empty_like(x)
     dc = None if c is None else torch.empty(parts, B, C, device=x.device, dtype=torch.float32)
@@ -200,7 +201,7 @@ def _sum_parts(parts: Tensor) -> Tensor:
     """Return the sum [C] of parts [N, B, C]."""
     C = parts.shape[2]
     total = torch.empty(C, device=parts.device, dtype=torch.float32)
-    sum_parts_kernel[(triton.cdiv(C, SUM_BLOCK_C),)](
+    sum_parts_kernel[(cdiv(C, SUM_BLOCK_C),)](
         parts, total, parts.numel() // C, C, BLOCK_N=SUM_BLOCK_N, BLOCK_C=SUM_BLOCK_C, num_warps=4
     )
     return total
@@ -219,14 +220,12 @@ def _chunk_states(
 ) -> Tensor:
     """Return the state before every chunk [N, B, C]; given dh, the w after every chunk, the last chunk's first."""
     B, T, C = x.shape
-    chunks = triton.cdiv(T, problem.chunk)
+    chunks = cdiv(T, problem.chunk)
     a, b, states = (torch.empty(chunks, B, C, device=x.device, dtype=torch.float32) for _ in range(3))
     reduce_kernel[tile.grid(B, T, C, problem.chunk)](
         x, r, i, c, dh, a, b, B, T, C // CHANNEL_MULTIPLE, problem.chunk, chunks, OP=problem.op, **tile.options
     )
-    merge_kernel[(triton.cdiv(B * C, MERGE_BLOCK),)](
-        a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4
-    )
+    merge_kernel[(cdiv(B * C, MERGE_BLOCK),)](a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4)
     return states
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
@@ -171,6 +172,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     )
 
 
+@cache
 def select_config(
     *,
     scheme: str,

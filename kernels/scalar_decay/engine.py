@@ -39,6 +39,7 @@ Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,6 +64,9 @@ from .validate import check_initial_state
 
 DEFAULT_CHUNK_SIZE = 64
 """Of limit_chunk and torch."""
+
+REMEMBERED = 1024
+"""Answers kept by functions that every call asks, and that depend on its sizes alone."""
 
 
 def scalar_decay(
@@ -170,14 +174,21 @@ def why_not_whole_state(q: Tensor, v: Tensor, chunk_size: int | None, scale: flo
     """Return why whole_state does not run here on these tensors, or None."""
     from ..common.device import capability
 
-    if v.dtype not in (torch.float16, torch.bfloat16):
-        return f"dtype must be float16 or bfloat16 for whole_state, got {v.dtype}"
+    here = "{}.{}".format(*capability(v.device)) if v.is_cuda else str(v.device)
+    return _why_not_whole_state(v.dtype, q.shape[3], v.shape[3], chunk_size, scale, here)
+
+
+@lru_cache(REMEMBERED)
+def _why_not_whole_state(
+    dtype: torch.dtype, head_dim_qk: int, head_dim_v: int, chunk_size: int | None, scale: float, here: str
+) -> str | None:
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"dtype must be float16 or bfloat16 for whole_state, got {dtype}"
     if scale <= 0:
         return f"scale must be positive for whole_state, got {scale}"
-    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3], "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
+    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
     if reason := supports_whole_state(sizes, "", None):
         return reason
-    here = "{}.{}".format(*capability(v.device)) if v.is_cuda else str(v.device)
     if here != HOPPER:
         return f"whole_state is written for compute capability {HOPPER}, got {here}"
     from .launch import HAS_WHOLE_STATE
@@ -190,8 +201,14 @@ def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None
     check_on_gpu(values, v)
     if impl == WHOLE_STATE and (reason := why_not_whole_state(q, v, chunk_size, scale)):
         raise ValueError(reason)
-    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}
+    if reason := _why_unsupported(impl, q.shape[3], v.shape[3], chunk_size):
+        raise ValueError(reason)
+
+
+@lru_cache(REMEMBERED)
+def _why_unsupported(impl: str, head_dim_qk: int, head_dim_v: int, chunk_size: int | None) -> str | None:
+    """Return why an implementation's kernels do not take these sizes, or None."""
+    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
     if chunk_size is not None:
         sizes["chunk_size"] = chunk_size
-    if reason := (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None):
-        raise ValueError(reason)
+    return (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None)

@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..common.remember import remember_launches
+
 
 @gluon.jit
 def _load_tiles(x_desc, y_desc, z_desc, x_s, y_s, z_s, bar, t0, z_col, pred, BYTES: gl.constexpr):
@@ -96,6 +98,7 @@ def _flatten(state, BZ: gl.constexpr, BX: gl.constexpr):
     return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [BZ // 16], [0]))
 
 
+@remember_launches
 @gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale", "every"])
 def whole_state_kernel(
     x_ptr,

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.device import capability, on_device_of
 from ..common.exchange import NO_CODE, exchange_words
+from ..common.sizes import cdiv
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
@@ -116,7 +117,7 @@ def run_step(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | 
     y, last = torch.empty_like(k), _states(k)
     first = [None if x is None else x.detach() for x in initial_state or (None,) * 3]
     inputs = (x.detach() for x in (k, v, w, u))
-    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](*inputs, *first, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, *first, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
     return y, (last[0], last[1], last[2])
 
 
@@ -134,7 +135,7 @@ def run_forward(
     """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] from which the backward pass starts."""
     B, T, C = k.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
-    slots = triton.cdiv(T, save)
+    slots = cdiv(T, save)
     y = torch.empty_like(k)
     last = _states(k) if problem.want_last else None
     saved = torch.empty(3, B, slots, C, device=k.device, dtype=torch.float32) if problem.save else None
@@ -148,7 +149,7 @@ def run_forward(
     hold = config.hold and tile.steps <= B * T
     flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
     grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
-    tiles = triton.cdiv(T, tile.steps)
+    tiles = cdiv(T, tile.steps)
     if config.serial:
         words, call = exchange_words(k, tiles * B * C, width=2)
         codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
@@ -178,7 +179,7 @@ def run_backward(
     B, T, C = k.shape
     tile, slots = problem.config.backward, saved.shape[2]
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    parts = 1 if problem.strategy == "walk" else triton.cdiv(T, tile.steps)
+    parts = 1 if problem.strategy == "walk" else cdiv(T, tile.steps)
     dw, du = (torch.empty(parts, B, C, device=k.device, dtype=torch.float32) for _ in range(2))
     dfirst = torch.empty(2, B, C, device=k.device, dtype=torch.float32) if want_dfirst else None
     tensors = (k, v, w, u, top, saved, dy, *((None,) * 3 if dlast is None else (last, *dlast)), dk, dv, dw, du, dfirst)
