@@ -22,6 +22,11 @@ DEFAULT_ANCHOR_EVERY = 256
 gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 
+ONE_CHUNK = 512
+"""Sequences up to which a chunk is the whole of it, so that no pass over the chunks is launched: launching that takes the
+host longer than the few tiles of time take the device, whichever way they are split."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
     """Launch of the kernel of the states at the chunks' edges: time tile, state tile, warps, pipeline stages.
@@ -131,6 +136,8 @@ def default_chunk_size(*, seq_len: int, rows: int, head_dim: int, scheme: str = 
         head_dim: head dim of the output (V for h and dv, K for dq and dk). A program of scheme "walk" takes 64 columns
             of it; one of "whole_state" 256, and then fills a multiprocessor where the other leaves room for a second.
     """
+    if seq_len <= ONE_CHUNK:
+        return max(256, next_power_of_two(seq_len))
     programs, wanted = rows * max(1, head_dim // 64), MIN_PROGRAMS
     if scheme == "whole_state" and head_dim > 64:
         programs, wanted = rows * -(-head_dim // 256), MIN_PROGRAMS // 2
