@@ -119,7 +119,7 @@ def rglru_step(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Advance RG-LRU by one token (T = 1); arguments and result as in :func:`rglru`. Not differentiable."""
     check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.run_step("rglru", x, r, i, c, initial_state)
+    h, last = launch.step("rglru", x, r, i, c, initial_state)
     return (h, last) if return_last_state else h
 
 
@@ -133,7 +133,7 @@ def linear_scan_step(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Advance the scan by one token (T = 1); arguments and result as in :func:`linear_scan`. Not differentiable."""
     check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.run_step("linear_scan", x, a, None, None, initial_state)
+    h, last = launch.step("linear_scan", x, a, None, None, initial_state)
     return (h, last) if return_last_state else h
 
 

@@ -23,8 +23,8 @@ gradient of A sums that rounding over all tokens, so it needs more of them."""
 
 
 ONE_CHUNK = 512
-"""Sequences up to which a chunk is the whole of it, so that no pass over the chunks is launched: launching that takes the
-host longer than the few tiles of time take the device, whichever way they are split."""
+"""Longest sequence that is always one chunk, so that no pass over the chunks is launched: launching that takes the host
+longer than the device takes for the few tiles, however they are split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +179,11 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     )
 
 
+def is_fused(scheme: str, item_bytes: int) -> bool:
+    """Return whether the tiles of a chunk are taken in order; float32 takes them all in parallel."""
+    return scheme in ("walk", "whole_state") and item_bytes == 2
+
+
 @cache
 def select_config(
     *,
@@ -215,7 +220,7 @@ def select_config(
     else:
         states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
-    fused = scheme in ("walk", "whole_state") and item_bytes == 2
+    fused = is_fused(scheme, item_bytes)
     if fused:
         tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
         states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)

@@ -43,6 +43,11 @@ if HAS_WHOLE_STATE:
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
+def has_u(gate: str) -> bool:
+    """Return whether a gate function has a log input gate."""
+    return gate in ("sig", "exp", "ssd")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything about one call but its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
@@ -60,7 +65,7 @@ class Problem:
 
     @property
     def has_u(self) -> bool:
-        return self.gate in ("sig", "exp", "ssd")
+        return has_u(self.gate)
 
     @property
     def anchor_every(self) -> int:
