@@ -89,7 +89,7 @@ class Differentiable:
         def forward(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
             outputs, saved = without_autocast(self.forward, inputs[0], request, *inputs)
-            return _packed((*outputs, *saved), inputs[0])
+            return _packed(_apart((*outputs, *saved)), inputs[0])
 
         def shapes(*arguments: Any) -> Any:
             request, inputs = self._run(*arguments)
@@ -112,7 +112,10 @@ class Differentiable:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_given, saved))
             found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
-            return list(_packed(_needed(found, needs), inputs[0]))
+            # What has no gradient at all, such as a stabiliser, gets zeros where one is asked for.
+            each = zip(found, inputs, needs, strict=True)
+            full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
+            return list(_packed(_apart(_needed(full, needs)), inputs[0]))
 
         def gradient_shapes(
             grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
@@ -167,19 +170,24 @@ class _Eager(torch.autograd.Function):
         return None, None, *found
 
 
-def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
     """Call ``function`` with autocast switched off for x's device, so that its own products keep their dtypes."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
-        return function(*arguments)
+        return function(*arguments, **keywords)
     with torch.autocast(kind, enabled=False):
-        return function(*arguments)
+        return function(*arguments, **keywords)
 
 
 def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
-    """Return a registered operator's results: an empty tensor stands for None, and a copy for a view."""
-    packed = tuple(like.new_empty(0) if x is None else x if x._base is None else x.clone() for x in results)
+    """Return a registered operator's results: an empty tensor stands for None."""
+    packed = tuple(like.new_empty(0) if x is None else x for x in results)
     return packed if len(packed) > 1 else packed[0]
+
+
+def _apart(results: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the results with those copied that are parts of a larger tensor: operators' results share no memory."""
+    return [x.clone() if x is not None and x.untyped_storage().nbytes() > x.nbytes else x for x in results]
 
 
 def _needed(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:

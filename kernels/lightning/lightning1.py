@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..common.device import capability, on_device_of
-from ..common.differentiable import Differentiable, Tensors
+from ..common.differentiable import Differentiable, Tensors, without_autocast
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv
 from .config import LightningConfig, SweepConfig, padded, select_lightning1
@@ -181,8 +181,8 @@ def lightning1(
     )
     (o,) = LIGHTNING1(Request(scale, config), q, k, v, slope)
     if initial_state is not None:
-        o = _add_initial(o, q, slope, initial_state, scale)
-    return (o, _last_state(k, v, slope, initial_state)) if return_last_state else o
+        o = without_autocast(_add_initial, o, o, q, slope, initial_state, scale)
+    return (o, without_autocast(_last_state, k, k, v, slope, initial_state)) if return_last_state else o
 
 
 def _add_initial(o: Tensor, q: Tensor, slope: Tensor, initial_state: Tensor, scale: float) -> Tensor:

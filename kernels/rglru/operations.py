@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_dimensions, check_tensor
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from ..common.differentiable import without_autocast
 from . import OPERATIONS, launch, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
@@ -104,7 +105,8 @@ def rglru_layer(
     check_dimensions("x", x, "[B, T, C]")
     for name, weight in (("w_a", w_a), ("w_x", w_x)):
         check_tensor(name, weight, (x.shape[2], x.shape[2]), x.dtype, x.device)
-    return rglru(x, x @ w_a, x @ w_x, c, impl=impl, **keywords)
+    r, i = (without_autocast(torch.matmul, x, x, weight) for weight in (w_a, w_x))
+    return rglru(x, r, i, c, impl=impl, **keywords)
 
 
 def rglru_step(

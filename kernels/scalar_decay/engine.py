@@ -46,6 +46,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, constant, resolve_scale
+from ..common.differentiable import without_autocast
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
@@ -136,8 +137,8 @@ def scalar_decay(
         if impl == "torch":
             chunk_size = DEFAULT_CHUNK_SIZE if chunk_size is None else chunk_size
             check_chunk_size(chunk_size)
-            return chunkwise(q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
-        return (parallel if impl == "parallel" else recurrent)(q, k, v, *log_gates(), **keywords)
+            return without_autocast(chunkwise, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
+        return without_autocast(parallel if impl == "parallel" else recurrent, v, q, k, v, *log_gates(), **keywords)
 
     if normalizer_gradient:
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
