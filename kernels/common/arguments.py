@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,32 @@ from torch import Tensor
 INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TRITON_DTYPES = INPUT_DTYPES[1:]
 """Dtypes of inputs that the Triton kernels take: all but float64."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Remember a function's results, and make torch.compile take them as they are instead of tracing it.
+
+    For functions of sizes, dtypes and devices whose result is another constant, such as the reason for an error.
+    """
+    remembered: Callable[..., R] = lru_cache(1024)(function)
+
+    @torch.compiler.assume_constant_result
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return remembered(*args, **kwargs)
+
+    return call
+
+
+@constant
+def is_interpreted() -> bool:
+    """Return whether Triton's kernels run in its interpreter."""
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -45,12 +73,17 @@ def check_not_empty(name: str, x: Tensor) -> None:
 
 
 def check_on_gpu(name: str, x: Tensor) -> None:
-    """Raise unless kernels can run on ``x``'s dtype and device."""
-    import triton
-
+    """Raise unless kernels can run on ``x``'s dtype and device, and torch asks for no more than they compute."""
     check_dtype(name, x, TRITON_DTYPES)
-    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if x.device.type != "cuda" and not is_interpreted():
         raise ValueError(f"{name} must be on a GPU (or run under TRITON_INTERPRET=1), got a tensor on {x.device}")
+    refuse_transforms(name)
+
+
+def refuse_transforms(name: str) -> None:
+    """Raise inside torch.func's transforms, which would hand over tensors without memory."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(f"{name} must not be inside a transform of torch.func (vmap, grad, ...): use torch.autograd")
 
 
 def check_tensor(name: str, x: object, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -96,6 +129,6 @@ def resolve_scale(scale: float | None, dim_qk: int) -> float:
     """Return ``scale``, or dim_qk^-1/2 for None; raise unless it is a finite number."""
     if scale is None:
         return dim_qk**-0.5
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     return float(scale)

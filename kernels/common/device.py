@@ -43,6 +43,7 @@ def on_device_of(argument: str) -> Callable[[Launcher], Launcher]:
     return decorate
 
 
+@functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
     """Return the compute capability to choose launches for; the CPU (the interpreter) counts as sm_90."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)

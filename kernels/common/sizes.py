@@ -18,3 +18,8 @@ MIN_PROGRAMS = 256
 def next_power_of_two(n: int) -> int:
     """Return the smallest power of two >= n."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(n: int, d: int) -> int:
+    """Return n / d, rounded up; ``triton.cdiv`` takes microseconds, since kernels can call it too."""
+    return -(-n // d)

@@ -93,11 +93,12 @@ def gated_mlp(
     """
     OPERATION.implementation(impl)
     if impl == "torch":
+        from ..common.differentiable import without_autocast
         from .reference import portable
 
         if config is not None:
             raise ValueError(f"config must be None for impl torch, got {config}")
-        return portable(x, w_up, w_gate, activation=activation)
+        return without_autocast(portable, x, x, w_up, w_gate, activation=activation)
     from .fused import fused
 
     return fused(x, w_up, w_gate, save=impl == "fused_save", activation=activation, config=config)

@@ -11,17 +11,16 @@ computes them again. The matrix products of the backward pass are torch's. Sourc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..common.device import capability, multiprocessors, on_device_of
+from ..common.differentiable import Differentiable, Tensors
+from ..common.sizes import cdiv
 from .config import DIM_MULTIPLE, GatedMlpConfig, TileConfig, invalid_reason, select_tile
 from .project import gate_gradient_kernel, project_kernel
 from .validate import check_activation, check_kernel_support, check_layout, check_projections, is_k_major
@@ -46,15 +45,17 @@ def fused(
         raise ValueError(f"config: {reason}")
     # Inside an autograd function one cannot see whether gradients are enabled.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
-    return _GatedMlp.apply(x, w_up, w_gate, Problem(activation=activation, save=save and differentiated, config=config))
+    (y,) = GATED_MLP(Problem(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
+    return y
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Everything about one call but its tensors; ``save`` is set only if a backward pass may follow."""
+class Problem(NamedTuple):
+    """Everything about one call but its tensors; ``save`` is set only if a backward pass may follow, ``k_major`` if the
+    weights are, and so their gradients."""
 
     activation: str
     save: bool
+    k_major: bool
     config: GatedMlpConfig | None
 
 
@@ -74,39 +75,54 @@ def _uninitialised(x: Tensor, columns: int) -> Pair:
     return Pair(x.new_empty(x.shape[0], columns), x.new_empty(x.shape[0], columns))
 
 
-class _GatedMlp(torch.autograd.Function):
-    """y from x and both weights."""
+def _forward(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
+    """Return y, and the pre-activations that are saved."""
+    columns = w_up.shape[1]
+    y = x.new_empty(x.shape[0], columns)
+    pre = _uninitialised(x, columns) if problem.save else None
+    project(x, Pair(w_up, w_gate), problem, y=y, pre=pre)
+    return (y,), pre or (None, None)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w_up: Tensor, w_gate: Tensor, problem: Problem) -> Tensor:
-        columns = w_up.shape[1]
-        y = x.new_empty(x.shape[0], columns)
-        pre = _uninitialised(x, columns) if problem.save else None
-        project(x, Pair(w_up, w_gate), problem, y=y, pre=pre)
-        ctx.save_for_backward(x, w_up, w_gate, *(pre or ()))
-        ctx.problem, ctx.k_major = problem, is_k_major(w_up)
-        return y
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        # Hooks on saved tensors may return them in another layout.
-        x, w_up, w_gate, *saved = ctx.saved_tensors
-        x, dy = x.contiguous(), dy.contiguous()
-        weights = Pair(*(w.T.contiguous().T if ctx.k_major else w.contiguous() for w in (w_up, w_gate)))
-        d_pre = _uninitialised(x, w_up.shape[1])
-        if saved:
-            gate_gradient(Pair(*(kept.contiguous() for kept in saved)), dy, d_pre, ctx.problem)
-        else:
-            project(x, weights, ctx.problem, pre=d_pre, dy=dy)
-        dx, d_weights = None, []
-        # Gradients have the dtype of their tensors, even if the backward pass runs under autocast.
-        with torch.autocast(x.device.type, enabled=False):
-            if ctx.needs_input_grad[0]:
-                dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T)
-            for d, wanted in zip(d_pre, ctx.needs_input_grad[1:3], strict=True):
-                d_weights.append(None if not wanted else (d.T @ x).T if ctx.k_major else x.T @ d)
-        return dx, *d_weights, None
+def _shapes(problem: Problem, x: Tensor, w_up: Tensor, w_gate: Tensor) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    columns = w_up.shape[1]
+    return (x.new_empty(x.shape[0], columns),), _uninitialised(x, columns) if problem.save else (None, None)
+
+
+def _backward(
+    problem: Problem, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of x and both weights."""
+    # Hooks on saved tensors may return them in another layout.
+    x, w_up, w_gate = tensors
+    k_major = problem.k_major
+    x, dy = x.contiguous(), gradients[0].contiguous()
+    weights = Pair(*(w.T.contiguous().T if k_major else w.contiguous() for w in (w_up, w_gate)))
+    d_pre = _uninitialised(x, w_up.shape[1])
+    if problem.save:
+        gate_gradient(Pair(*(kept.contiguous() for kept in saved)), dy, d_pre, problem)
+    else:
+        project(x, weights, problem, pre=d_pre, dy=dy)
+    dx, d_weights = None, []
+    if needs[0]:
+        dx = (d_pre.up @ weights.up.T).addmm_(d_pre.gate, weights.gate.T)
+    for d, wanted in zip(d_pre, needs[1:], strict=True):
+        d_weights.append(None if not wanted else (d.T @ x).T if k_major else x.T @ d)
+    return dx, *d_weights
+
+
+GATED_MLP = Differentiable(
+    "gated_mlp",
+    request=Problem,
+    tensors=("x", "w_up", "w_gate"),
+    outputs=("y",),
+    saved=("up", "gate"),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""y from x and both weights."""
 
 
 @on_device_of("x")
@@ -154,7 +170,7 @@ def project(
     else:
         w, w_gate = (tile(weight, config.block_k, config.block_f) for weight in weights)
     out = (config.block_m, config.block_f // config.subtiles)
-    tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_f)
+    tiles = cdiv(rows, config.block_m) * cdiv(columns, config.block_f)
     programs = min(tiles, multiprocessors(x.device)) if config.persistent else tiles
     project_kernel[(programs,)](
         tile(x, config.block_m, config.block_k),
@@ -215,6 +231,6 @@ def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
 def gate_gradient(saved: Pair, dy: Tensor, d_pre: Pair, problem: Problem) -> None:
     """Launch gate_gradient_kernel: write the gradients of the saved pre-activations into d_pre."""
     multiples = dy.numel() // DIM_MULTIPLE
-    gate_gradient_kernel[(triton.cdiv(dy.numel(), GRADIENT_BLOCK),)](
+    gate_gradient_kernel[(cdiv(dy.numel(), GRADIENT_BLOCK),)](
         *saved, dy, *d_pre, multiples, ACTIVATION=problem.activation, BLOCK=GRADIENT_BLOCK, num_warps=4
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .config import DIM_MULTIPLE
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
@@ -191,6 +192,7 @@ def _tile(
         _finish(up_right, gate_right, y, pre_up, pre_gate, dy, row, col, M, F, ACTIVATION, END, DTYPE, USE_TMA)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["M", "gap"])
 def project_kernel(
     x, w, w_gate, y, pre_up, pre_gate, dy, M, D_multiples, F_multiples, gap: tl.int64,
@@ -228,6 +230,7 @@ def project_kernel(
         )  # fmt: skip
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["multiples"])
 def gate_gradient_kernel(
     pre_up, pre_gate, dy, d_up, d_gate, multiples, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr

@@ -16,21 +16,24 @@ torch, outside of the kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.device import capability, on_device_of
+from ..common.differentiable import Differentiable, Tensors, without_autocast
+from ..common.remember import remember_launches
+from ..common.sizes import cdiv
 from .config import LightningConfig, SweepConfig, padded, select_lightning1
 from .decays import MAX_SLOPE, head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
 from .validate import check_arguments
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "scale"])
 def quadratic_kernel(
     x_src, y_src, z_src, slope_ptr, out_dst, scale, T,
@@ -90,7 +93,7 @@ def run_quadratic(
     x_tiles, y_tiles, z_tiles, out_tiles = (
         tiles_of(tensor, *box, use_tma=use_tma) for tensor, box in zip((x, y, z, out), boxes, strict=True)
     )
-    quadratic_kernel[(triton.cdiv(DZ, config.block_z) * triton.cdiv(T, config.block_t) * B * H,)](
+    quadratic_kernel[(cdiv(DZ, config.block_z) * cdiv(T, config.block_t) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, out_tiles, scale, T,
         H=H, DX=DX, DZ=DZ, FUTURE=future, USE_TMA=use_tma, BLOCK_T=config.block_t, BLOCK_S=config.block_s,
         BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
@@ -100,27 +103,56 @@ def run_quadratic(
     return out
 
 
-class _Lightning1(torch.autograd.Function):
-    """o without a state, with gradients of q, k and v; saves the inputs only."""
+class Request(NamedTuple):
+    """What a call asks for, see :func:`lightning1`."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, scale: float, config: LightningConfig[SweepConfig]
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, slope)
-        ctx.scale, ctx.config = scale, config
-        return run_quadratic(config.output, q, k, v, slope, scale, future=False)
+    scale: float
+    config: LightningConfig[SweepConfig] | None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, slope = ctx.saved_tensors
-        scale, config = ctx.scale, ctx.config
-        do = do.contiguous()
-        dq = run_quadratic(config.dq, do, v, k, slope, scale, future=False)
-        dk = run_quadratic(config.dk, v, do, q, slope, scale, future=True)
-        dv = run_quadratic(config.dv, k, q, do, slope, scale, future=True)
-        return dq, dk, dv, None, None, None
+
+def _config(request: Request, q: Tensor, v: Tensor) -> LightningConfig[SweepConfig]:
+    """Return the launches for a request."""
+    return request.config or select_lightning1(
+        capability=capability(v.device),
+        item_bytes=v.element_size(),
+        head_dim_qk=q.shape[3],
+        head_dim_v=v.shape[3],
+    )
+
+
+def _forward(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
+    """Return o."""
+    return (run_quadratic(_config(request, q, v).output, q, k, v, slope, request.scale, future=False),), ()
+
+
+def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    return (torch.empty_like(v),), ()
+
+
+def _backward(
+    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of q, k and v."""
+    q, k, v, slope = tensors
+    scale, config = request.scale, _config(request, q, v)
+    do = gradients[0].contiguous()
+    dq = run_quadratic(config.dq, do, v, k, slope, scale, future=False)
+    dk = run_quadratic(config.dk, v, do, q, slope, scale, future=True)
+    dv = run_quadratic(config.dv, k, q, do, slope, scale, future=True)
+    return dq, dk, dv, None
+
+
+LIGHTNING1 = Differentiable(
+    "lightning1",
+    request=Request,
+    tensors=("q", "k", "v", "slope"),
+    outputs=("o",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""o without a state, with gradients of q, k and v; saves the inputs only."""
 
 
 def lightning1(
@@ -147,17 +179,10 @@ def lightning1(
     scale = check_arguments(
         q, k, v, slope, implementation="lightning1", state_dtype=state_dtype, initial_state=initial_state, scale=scale
     )
-    if config is None:
-        config = select_lightning1(
-            capability=capability(v.device),
-            item_bytes=v.element_size(),
-            head_dim_qk=q.shape[3],
-            head_dim_v=v.shape[3],
-        )
-    o = _Lightning1.apply(q, k, v, slope, scale, config)
+    (o,) = LIGHTNING1(Request(scale, config), q, k, v, slope)
     if initial_state is not None:
-        o = _add_initial(o, q, slope, initial_state, scale)
-    return (o, _last_state(k, v, slope, initial_state)) if return_last_state else o
+        o = without_autocast(_add_initial, o, o, q, slope, initial_state, scale)
+    return (o, without_autocast(_last_state, k, k, v, slope, initial_state)) if return_last_state else o
 
 
 def _add_initial(o: Tensor, q: Tensor, slope: Tensor, initial_state: Tensor, scale: float) -> Tensor:

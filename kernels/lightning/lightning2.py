@@ -22,15 +22,17 @@ the decay weights multiply V (or dO) instead of K (or Q), so that the transposed
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.device import capability, on_device_of
+from ..common.differentiable import Differentiable, Tensors
+from ..common.remember import remember_launches
+from ..common.sizes import cdiv
 from .config import LightningConfig, LoopConfig, invalid_reason, padded, select_lightning2
 from .decays import head_rate, power
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
@@ -45,6 +47,7 @@ def _state_offsets(pid_bh, offs_x, offs_z, DX: tl.constexpr, DZ: tl.constexpr, T
     return pid_bh.to(tl.int64) * (DX * DZ) + offs, (offs_x[:, None] < DX) & (offs_z[None, :] < DZ)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "scale"])
 def loop_kernel(
     x_src, y_src, z_src, slope_ptr, start_ptr, out_dst, end_ptr, scale, T,
@@ -135,7 +138,7 @@ def run_loop(
         tiles_of(tensor, config.block_t, width, use_tma=use_tma)
         for tensor, width in zip((x, y, z, out), widths, strict=True)
     )
-    loop_kernel[(triton.cdiv(DZ, config.block_z) * B * H,)](
+    loop_kernel[(cdiv(DZ, config.block_z) * B * H,)](
         x_tiles, y_tiles, z_tiles, slope, state, out_tiles, end, scale, T,
         H=H, DX=DX, DZ=DZ, REVERSE=reverse, TRANSPOSED=transposed, USE_TMA=use_tma,
         BLOCK_T=config.block_t, BLOCK_X=padded(DX), BLOCK_Z=config.block_z, STAGES=config.num_stages,
@@ -145,39 +148,69 @@ def run_loop(
     return out, end
 
 
-class _Lightning2(torch.autograd.Function):
-    """o and the last KV, with gradients of q, k, v and the initial KV; saves the inputs only."""
+class Request(NamedTuple):
+    """What a call asks for, see :func:`lightning2`."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        slope: Tensor,
-        initial: Tensor | None,
-        scale: float,
-        want_last: bool,
-        config: LightningConfig[LoopConfig],
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(q, k, v, slope, initial)
-        ctx.scale, ctx.config = scale, config
-        ctx.set_materialize_grads(False)
-        return run_loop(config.output, q, k, v, slope, initial, scale, want_state=want_last)
+    scale: float
+    want_last: bool
+    config: LightningConfig[LoopConfig] | None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor | None, d_last: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, slope, initial = ctx.saved_tensors
-        scale, config = ctx.scale, ctx.config
-        do = torch.zeros_like(v) if do is None else do.contiguous()
-        d_last = None if d_last is None else d_last.contiguous()
-        dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
-        dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, reverse=True, transposed=True)
-        dv, d_initial = run_loop(
-            config.dv, k, q, do, slope, d_last, scale, reverse=True, want_state=ctx.needs_input_grad[4]
+
+def _config(request: Request, q: Tensor, v: Tensor) -> LightningConfig[LoopConfig]:
+    """Return the launches for a request; raise unless they are valid."""
+    config = request.config
+    if config is None:
+        config = select_lightning2(
+            capability=capability(v.device),
+            item_bytes=v.element_size(),
+            head_dim_qk=q.shape[3],
+            head_dim_v=v.shape[3],
+            rows=v.shape[0] * v.shape[2],
         )
-        return dq, dk, dv, None, d_initial, None, None, None
+    if reason := invalid_reason(config, capability=capability(v.device), item_bytes=v.element_size()):
+        raise ValueError(f"config: {reason}")
+    return config
+
+
+def _forward(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """Return o and the last KV."""
+    config = _config(request, q, v)
+    return run_loop(config.output, q, k, v, slope, initial, request.scale, want_state=request.want_last), ()
+
+
+def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    last = v.new_empty(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32)
+    return (torch.empty_like(v), last if request.want_last else None), ()
+
+
+def _backward(
+    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of q, k, v and the initial KV."""
+    q, k, v, slope, initial = tensors
+    do, d_last = gradients
+    scale, config = request.scale, _config(request, q, v)
+    do = torch.zeros_like(v) if do is None else do.contiguous()
+    d_last = None if d_last is None else d_last.contiguous()
+    dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
+    dk, _ = run_loop(config.dk, v, do, q, slope, d_last, scale, reverse=True, transposed=True)
+    dv, d_initial = run_loop(config.dv, k, q, do, slope, d_last, scale, reverse=True, want_state=needs[4])
+    return dq, dk, dv, None, d_initial
+
+
+LIGHTNING2 = Differentiable(
+    "lightning2",
+    request=Request,
+    tensors=("q", "k", "v", "slope", "initial_state?"),
+    outputs=("o", "kv"),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""o and the last KV, with gradients of q, k, v and the initial KV; saves the inputs only."""
 
 
 def lightning2(
@@ -204,15 +237,5 @@ def lightning2(
     scale = check_arguments(
         q, k, v, slope, implementation="lightning2", state_dtype=state_dtype, initial_state=initial_state, scale=scale
     )
-    if config is None:
-        config = select_lightning2(
-            capability=capability(v.device),
-            item_bytes=v.element_size(),
-            head_dim_qk=q.shape[3],
-            head_dim_v=v.shape[3],
-            rows=v.shape[0] * v.shape[2],
-        )
-    if reason := invalid_reason(config, capability=capability(v.device), item_bytes=v.element_size()):
-        raise ValueError(f"config: {reason}")
-    o, last = _Lightning2.apply(q, k, v, slope, initial_state, scale, return_last_state, config)
+    o, last = LIGHTNING2(Request(scale, return_last_state, config), q, k, v, slope, initial_state)
     return (o, last) if return_last_state else o

@@ -13,6 +13,7 @@ partial sum of c's gradient; these are summed in a fixed order.
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets, widen
 from .elements import (
     decay_and_gate,
@@ -102,6 +103,7 @@ def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
     tl.store(dc_ptr + offs_c, total * (-8.0 * sigmoid(c, PRECISE)), mask=mask_c)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_gradient_kernel(
     x_ptr,
@@ -183,6 +185,7 @@ def look_back_gradient_kernel(
         _store_dc(dc_ptr + (tile.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_gradient_kernel(
     x_ptr,
@@ -254,6 +257,7 @@ def walk_gradient_kernel(
         _store_dc(dc_ptr + (chunk.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["N", "C"])
 def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
     """Sum N parts, always in the same order.

@@ -13,6 +13,7 @@ of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled 
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from ..common.time_tiles import tile_offsets
 from .elements import (
     decay_rate,
@@ -66,6 +67,7 @@ def _run_tile(
         tl.store(h_ptr + n * C + offs, h.to(h_ptr.dtype.element_ty), mask=mask)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "C8", "S", "ahead"])
 def look_back_kernel(
     x_ptr,
@@ -137,6 +139,7 @@ def look_back_kernel(
     _run_tile(h_ptr + base, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask, C, SAVE, BLOCK_I)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "S", "L", "N"])
 def walk_kernel(
     x_ptr,
@@ -195,6 +198,7 @@ def walk_kernel(
             tl.store(last_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["C"])
 def step_kernel(x_ptr, r_ptr, i_ptr, c_ptr, first_ptr, h_ptr, last_ptr, C, OP: tl.constexpr, BLOCK_C: tl.constexpr):
     """Advance BLOCK_C channels of one sequence by one token.

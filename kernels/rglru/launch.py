@@ -8,18 +8,21 @@ state every few steps are saved for the backward pass, which recomputes the elem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.arguments import check_chunk_size
 from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
+from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, PassCode, exchange_words
+from ..common.sizes import cdiv
 from .backward import look_back_gradient_kernel, sum_parts_kernel, walk_gradient_kernel
 from .config import ScanConfig, default_chunk_size, invalid_reason, select_config
 from .elements import pass_code
@@ -29,6 +32,9 @@ from .reduce import merge_kernel, reduce_kernel
 MERGE_BLOCK = 128
 STEP_BLOCK = 256
 SUM_BLOCK_N, SUM_BLOCK_C = 128, 8
+
+REMEMBERED = 1024
+"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,51 +73,120 @@ def run(
     x = tensors[0]
     given = (*tensors, *(None,) * (4 - len(tensors)), initial_state)
     check_kernel_support("x", x)
-    B, T, C = x.shape
-    chunk = T
-    if strategy == "chunked":
-        chunk = default_chunk_size(seq_len=T, batch=B, channels=C) if chunk_size is None else chunk_size
-        check_chunk_size(chunk, minimum=16, power_of_two=True)
+    if strategy == "chunked" and chunk_size is not None:
+        check_chunk_size(chunk_size, minimum=16, power_of_two=True)
     save = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    if config is None:
-        config = select_config(
-            op=op, strategy=strategy, capability=capability(x.device), item_bytes=x.element_size(), batch=B,
-            channels=C, training=save,
-        )  # fmt: skip
-    if reason := invalid_reason(config, chunk if strategy == "chunked" else None):
-        raise ValueError(f"config: {reason}")
-    problem = Problem(op=op, strategy=strategy, chunk=chunk, config=config, want_last=return_last_state, save=save)
-    h, last = _Diagonal.apply(*given, problem)
+    h, last = DIAGONAL(Request(op, strategy, chunk_size, return_last_state, save, config), *given)
     return (h, last) if return_last_state else h
 
 
-class _Diagonal(torch.autograd.Function):
-    """h and the last state, with gradients of x, r, i, c and the initial state."""
+class Request(NamedTuple):
+    """What a call asks for, see :func:`run`; ``save``: whether a backward pass may follow."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        r: Tensor,
-        i: Tensor | None,
-        c: Tensor | None,
-        first: Tensor | None,
-        problem: Problem,
-    ) -> tuple[Tensor, Tensor | None]:
-        h, last, saved = run_forward(problem, x, r, i, c, first)
-        ctx.save_for_backward(x, r, i, c, saved)
-        ctx.problem = problem
-        ctx.set_materialize_grads(False)
-        return h, last
+    op: str
+    strategy: str
+    chunk_size: int | None
+    want_last: bool
+    save: bool
+    config: ScanConfig | None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, r, i, c, saved = ctx.saved_tensors
-        dh = torch.zeros_like(x) if dh is None else dh.contiguous()
-        dlast = None if dlast is None else dlast.contiguous()
-        gradients = run_backward(ctx.problem, x, r, i, c, saved, dh, dlast, want_dfirst=ctx.needs_input_grad[4])
-        return *gradients, None
+
+def make_problem(request: Request, x: Tensor) -> Problem:
+    """Return the problem that a request is for x [B, T, C]."""
+    return _make_problem(request, *x.shape, x.element_size(), capability(x.device))
+
+
+@lru_cache(REMEMBERED)
+def _make_problem(
+    request: Request, batch: int, seq_len: int, channels: int, item_bytes: int, capability: tuple[int, int]
+) -> Problem:
+    op, strategy, chunk, config = request.op, request.strategy, request.chunk_size, request.config
+    if strategy != "chunked":
+        chunk = seq_len
+    elif chunk is None:
+        chunk = default_chunk_size(seq_len=seq_len, batch=batch, channels=channels)
+    if config is None:
+        config = select_config(
+            op=op, strategy=strategy, capability=capability, item_bytes=item_bytes, batch=batch, channels=channels,
+            training=request.save,
+        )  # fmt: skip
+    if reason := invalid_reason(config, chunk if strategy == "chunked" else None):
+        raise ValueError(f"config: {reason}")
+    return Problem(op=op, strategy=strategy, chunk=chunk, config=config, want_last=request.want_last, save=request.save)
+
+
+def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Return h and the last state, and the states that the backward pass starts from."""
+    h, last, saved = run_forward(make_problem(request, x), x, *others)
+    return (h, last), (saved,)
+
+
+def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    B, T, C = x.shape
+    # The states do not depend on the sequence's length, which may be unknown.
+    problem = _make_problem(request, index(B), 2**16, index(C), x.element_size(), capability(x.device))
+    last = x.new_empty(B, C, dtype=torch.float32) if request.want_last else None
+    slots = cdiv(T, problem.config.backward.block_i)
+    return (torch.empty_like(x), last), (x.new_empty(B, slots, C, dtype=torch.float32) if request.save else None,)
+
+
+def _backward(
+    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of x, r, i, c and the initial state."""
+    x, r, i, c, _ = tensors
+    dh, dlast = gradients
+    dh = torch.zeros_like(x) if dh is None else dh.contiguous()
+    dlast = None if dlast is None else dlast.contiguous()
+    (states,) = saved
+    return run_backward(make_problem(request, x), x, r, i, c, states, dh, dlast, want_dfirst=needs[4])
+
+
+DIAGONAL = Differentiable(
+    "diagonal_recurrence",
+    request=Request,
+    tensors=("x", "r", "i?", "c?", "initial_state?"),
+    outputs=("h", "last"),
+    saved=("states",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""h and the last state, with gradients of x, r, i, c and the initial state."""
+
+
+def _step(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Return h and the state after one token."""
+    return run_step(request.op, x, *others), ()
+
+
+def _step_shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_step` returns."""
+    return (torch.empty_like(x), x.new_empty(x.shape[0], x.shape[2], dtype=torch.float32)), ()
+
+
+STEP = Differentiable(
+    "diagonal_recurrence_step",
+    request=Request,
+    tensors=("x", "r", "i?", "c?", "initial_state?"),
+    outputs=("h", "last"),
+    forward=_step,
+    backward=None,
+    shapes=_step_shapes,
+)
+"""A decoding step."""
+
+
+def step(op: str, x: Tensor, *others: Tensor | None) -> Tensors:
+    """Return h [B, 1, C] and the new state [B, C] after one token of checked x, r, i, c and the state before it.
+
+    Raises:
+        ValueError: on a dtype, device or number of channels that the kernel does not take, and on several tokens.
+    """
+    check_kernel_support("x", x)
+    check_one_token(x)
+    return STEP(Request(op, "step", None, True, False, None), x, *others)
 
 
 @on_device_of("x")
@@ -119,12 +194,10 @@ def run_step(
     op: str, x: Tensor, r: Tensor, i: Tensor | None, c: Tensor | None, first: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return h [B, 1, C] and the new state [B, C] after one token."""
-    check_kernel_support("x", x)
-    check_one_token(x)
     B, _, C = x.shape
     h, last = torch.empty_like(x), torch.empty(B, C, device=x.device, dtype=torch.float32)
     inputs = (None if tensor is None else tensor.detach() for tensor in (x, r, i, c, first))
-    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=op, BLOCK_C=STEP_BLOCK, num_warps=4)
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](*inputs, h, last, C, OP=op, BLOCK_C=STEP_BLOCK, num_warps=4)
     return h, last
 
 
@@ -135,14 +208,14 @@ def run_forward(
     """Return h [B, T, C], the last state [B, C] and the states [B, S, C] from which rows start in the backward pass."""
     B, T, C = x.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
-    slots = triton.cdiv(T, save)
+    slots = cdiv(T, save)
     h = torch.empty_like(x)
     last = torch.empty(B, C, device=x.device, dtype=torch.float32) if problem.want_last else None
     saved = torch.empty(B, slots, C, device=x.device, dtype=torch.float32) if problem.save else None
     sizes = (B, T, C // CHANNEL_MULTIPLE, slots)
     flags = {"OP": problem.op, "SAVE": save if problem.save else 0, **tile.options}
     if problem.strategy == "look_back":
-        words, call = exchange_words(x, triton.cdiv(T, tile.steps) * B * C)
+        words, call = exchange_words(x, cdiv(T, tile.steps) * B * C)
         look_back_kernel[tile.grid(B, T, C, tile.steps)](
             x, r, i, c, first, h, last, saved, words, call, *sizes, problem.config.ahead // tile.blocks(B, C),
             PASS=_pass_code(tile, x), **flags,
@@ -151,7 +224,7 @@ def run_forward(
     if problem.chunk < T:
         first = _chunk_states(problem, tile, x, r, i, c, None, first)
     walk_kernel[tile.grid(B, T, C, problem.chunk)](
-        x, r, i, c, first, h, last, saved, *sizes, problem.chunk, triton.cdiv(T, problem.chunk), **flags
+        x, r, i, c, first, h, last, saved, *sizes, problem.chunk, cdiv(T, problem.chunk), **flags
     )
     return h, last, saved
 
@@ -173,7 +246,7 @@ def run_backward(
     B, T, C = x.shape
     tile = problem.config.backward
     one_pass = problem.strategy == "look_back"
-    parts = triton.cdiv(T, tile.steps if one_pass else problem.chunk)
+    parts = cdiv(T, tile.steps if one_pass else problem.chunk)
     dx, dr = torch.empty_like(x), torch.empty_like(x)
     di = None if i is None else torch.empty_like(x)
     dc = None if c is None else torch.empty(parts, B, C, device=x.device, dtype=torch.float32)
@@ -200,7 +273,7 @@ def _sum_parts(parts: Tensor) -> Tensor:
     """Return the sum [C] of parts [N, B, C]."""
     C = parts.shape[2]
     total = torch.empty(C, device=parts.device, dtype=torch.float32)
-    sum_parts_kernel[(triton.cdiv(C, SUM_BLOCK_C),)](
+    sum_parts_kernel[(cdiv(C, SUM_BLOCK_C),)](
         parts, total, parts.numel() // C, C, BLOCK_N=SUM_BLOCK_N, BLOCK_C=SUM_BLOCK_C, num_warps=4
     )
     return total
@@ -219,14 +292,12 @@ def _chunk_states(
 ) -> Tensor:
     """Return the state before every chunk [N, B, C]; given dh, the w after every chunk, the last chunk's first."""
     B, T, C = x.shape
-    chunks = triton.cdiv(T, problem.chunk)
+    chunks = cdiv(T, problem.chunk)
     a, b, states = (torch.empty(chunks, B, C, device=x.device, dtype=torch.float32) for _ in range(3))
     reduce_kernel[tile.grid(B, T, C, problem.chunk)](
         x, r, i, c, dh, a, b, B, T, C // CHANNEL_MULTIPLE, problem.chunk, chunks, OP=problem.op, **tile.options
     )
-    merge_kernel[(triton.cdiv(B * C, MERGE_BLOCK),)](
-        a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4
-    )
+    merge_kernel[(cdiv(B * C, MERGE_BLOCK),)](a, b, first, states, B * C, chunks, BLOCK_E=MERGE_BLOCK, num_warps=4)
     return states
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_dimensions, check_tensor
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
+from ..common.differentiable import without_autocast
 from . import OPERATIONS, launch, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
@@ -104,7 +105,8 @@ def rglru_layer(
     check_dimensions("x", x, "[B, T, C]")
     for name, weight in (("w_a", w_a), ("w_x", w_x)):
         check_tensor(name, weight, (x.shape[2], x.shape[2]), x.dtype, x.device)
-    return rglru(x, x @ w_a, x @ w_x, c, impl=impl, **keywords)
+    r, i = (without_autocast(torch.matmul, x, x, weight) for weight in (w_a, w_x))
+    return rglru(x, r, i, c, impl=impl, **keywords)
 
 
 def rglru_step(
@@ -119,7 +121,7 @@ def rglru_step(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Advance RG-LRU by one token (T = 1); arguments and result as in :func:`rglru`. Not differentiable."""
     check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.run_step("rglru", x, r, i, c, initial_state)
+    h, last = launch.step("rglru", x, r, i, c, initial_state)
     return (h, last) if return_last_state else h
 
 
@@ -133,7 +135,7 @@ def linear_scan_step(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Advance the scan by one token (T = 1); arguments and result as in :func:`linear_scan`. Not differentiable."""
     check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.run_step("linear_scan", x, a, None, None, initial_state)
+    h, last = launch.step("linear_scan", x, a, None, None, initial_state)
     return (h, last) if return_last_state else h
 
 

@@ -10,6 +10,7 @@ Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over seque
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets, widen
 from .elements import (
     decay_and_gate,
@@ -23,6 +24,7 @@ from .elements import (
 from .forward import forward_tile
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "C8", "L", "N"])
 def reduce_kernel(
     x_ptr,
@@ -96,6 +98,7 @@ def reduce_kernel(
     tl.store(b_ptr + offs, chunk_b, mask=mask_c[None, :])
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["E", "N"])
 def merge_kernel(a_ptr, b_ptr, first_ptr, state_ptr, E, N, BLOCK_E: tl.constexpr):
     """Apply N chunks' maps one after the other and store the state before each chunk.

@@ -9,27 +9,35 @@ TFLA paper, sections 2.2 and 3.2, appendices B and C.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..common.device import capability
+from ..common.differentiable import Differentiable, Tensors
+from ..common.sizes import cdiv
 from . import choice
-from .config import KEPT_STATES, EngineConfig
+from .config import KEPT_STATES, EngineConfig, fit_chunk, is_fused, select_config
 from .launch import (
     Problem,
     Product,
     choose_config,
+    has_u,
     run_chunk_h,
     run_chunk_o,
     run_fused_chunk,
     run_gates,
     run_gates_backward,
     run_normaliser,
+    run_step,
 )
 from .roles import DK, DQ, DV, GateVectors, H
+
+REMEMBERED = 1024
+"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
@@ -46,95 +54,196 @@ def keeps_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor) -> bool
     return backward_chunk(problem, q, v) == problem.chunk and KEPT_STATES * states.nbytes <= inputs
 
 
-class ScalarDecay(torch.autograd.Function):
-    """h and the last state, with gradients of q, k, v, the gates and the initial state C and n."""
+class Request(NamedTuple):
+    """What a call of the engine asks for; see engine.py, and config.select_config for the schemes."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        input_gate: Tensor | None,
-        head: Tensor | None,
-        c_initial: Tensor | None,
-        n_initial: Tensor | None,
-        m_initial: Tensor | None,
-        problem: Problem,
-        want_last: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        config = choose_config(problem, q, v)
-        heads, fused, exp = v.shape[2], config.is_fused, problem.stabilised
-        stretch = config.gate_chunk(problem.chunk)
-        gates, m_last = run_gates(
-            problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
+    gate: str
+    scale: float
+    inv_tau: float
+    scheme: str
+    chunk_size: int | None
+    state_dtype: torch.dtype
+    want_last: bool
+
+
+def make_problem(request: Request, q: Tensor, v: Tensor) -> Problem:
+    """Return the problem that a request is for q [B, T, G, K] and v [B, T, H, V]."""
+    shape = choice.shape_of_tensors(q, v, normalised=request.gate == "exp")
+    return _make_problem(request, shape, v.element_size())
+
+
+@lru_cache(REMEMBERED)
+def _make_problem(request: Request, shape: choice.Shape, item_bytes: int) -> Problem:
+    scheme = request.scheme if is_fused(request.scheme, item_bytes) else "sweep"
+    chunk = request.chunk_size or choice.forward_chunk(shape, scheme)
+    return Problem(
+        gate=request.gate, scale=request.scale, chunk=fit_chunk(chunk, shape.seq_len), state_dtype=request.state_dtype,
+        inv_tau=request.inv_tau, scheme=request.scheme,
+    )  # fmt: skip
+
+
+def _forward(
+    request: Request,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    input_gate: Tensor | None,
+    head: Tensor | None,
+    c_initial: Tensor | None,
+    n_initial: Tensor | None,
+    m_initial: Tensor | None,
+) -> tuple[Tensors, Tensors]:
+    """Return h and the last C, n and m, and what is kept: the gate vectors and, for an eager call, the states."""
+    problem, want_last = make_problem(request, q, v), request.want_last
+    config = choose_config(problem, q, v)
+    heads, fused, exp = v.shape[2], config.is_fused, problem.stabilised
+    stretch = config.gate_chunk(problem.chunk)
+    gates, m_last = run_gates(
+        problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
+    )
+    states, n_states = c_initial, n_initial
+    last = n_last = None
+    several = problem.chunk < v.shape[1]
+    if several or (want_last and not fused):
+        chunks = run_chunk_h(
+            problem, config.states, k, v, gates, stretch, c_initial,
+            n_initial=n_initial, want_last=want_last, want_n=exp,
+        )  # fmt: skip
+        states, n_states, last, n_last = chunks.states, chunks.n_states, chunks.last, chunks.n_last
+    if fused:
+        alone = want_last and not several
+        if exp:
+            n_alone = run_normaliser(
+                problem, config.normaliser, q, k, n_states, gates, stretch, heads=heads, want_last=alone
+            )
+            n_last = n_alone if alone else n_last
+        output = run_fused_chunk(problem, config.output, H, q, k, v, states, gates, heads=heads, want_last=alone)
+        last = output.last if alone else last
+    else:
+        output = run_chunk_o(
+            problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
         )
-        states, n_states = c_initial, n_initial
-        last = n_last = None
-        several = problem.chunk < v.shape[1]
-        if several or (want_last and not fused):
-            chunks = run_chunk_h(
-                problem, config.states, k, v, gates, stretch, c_initial,
-                n_initial=n_initial, want_last=want_last, want_n=exp,
-            )  # fmt: skip
-            states, n_states, last, n_last = chunks.states, chunks.n_states, chunks.last, chunks.n_last
-        if fused:
-            alone = want_last and not several
-            if exp:
-                n_alone = run_normaliser(
-                    problem, config.normaliser, q, k, n_states, gates, stretch, heads=heads, want_last=alone
-                )
-                n_last = n_alone if alone else n_last
-            output = run_fused_chunk(
-                problem, config.output, H, q, k, v, states, gates, heads=heads, want_last=alone
-            )  # fmt: skip
-            last = output.last if alone else last
-        else:
-            output = run_chunk_o(
-                problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
-            )
-        kept = states if fused and several and keeps_states(problem, q, v, states) else None
-        ctx.save_for_backward(q, k, v, decay, input_gate, head, c_initial, n_initial, kept, *gates)
-        ctx.problem, ctx.config, ctx.stretch = problem, config, stretch
-        ctx.set_materialize_grads(False)
-        m_last = m_last if want_last else None
-        if m_last is not None:
-            ctx.mark_non_differentiable(m_last)
-        return output.out, last, n_last, m_last
+    kept = states if fused and several and keeps_states(problem, q, v, states) else None
+    return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, dh: Tensor | None, d_last: Tensor | None, dn_last: Tensor | None, *_: Any
-    ) -> tuple[Tensor | None, ...]:
-        q, k, v, decay, input_gate, head, c_initial, n_initial, kept, *vectors = ctx.saved_tensors
-        problem, config, stretch, gates = ctx.problem, ctx.config, ctx.stretch, GateVectors(*vectors)
-        dh = torch.zeros_like(v) if dh is None else dh.contiguous()
-        if d_last is not None:
-            d_last = d_last.float().contiguous()
-        if config.is_fused:
-            problem = replace(problem, chunk=backward_chunk(problem, q, v))
-        want_gates = any(ctx.needs_input_grad[3:6])
-        dq, dk, dv, d_initial, anchors = _main_gradients(
-            problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last,
-            want_initial=ctx.needs_input_grad[6], want_gates=want_gates,
+
+def _shapes(
+    request: Request, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, *_: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    batch, seq_len, heads, dim_v = v.shape
+    heads, dim_k, dim_v = index(heads), index(q.shape[3]), index(dim_v)
+    exp, fused = request.gate == "exp", is_fused(request.scheme, v.element_size())
+    # Gates accumulate over a tile of a fused chunk, else over a chunk. Neither depends on the sequence's length, so that
+    # a compiled call serves all lengths.
+    chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
+    config = select_config(
+        scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
+        head_dim_v=dim_v, chunk=chunk, rows=heads,
+    )  # fmt: skip
+    stretches = cdiv(seq_len, config.gate_chunk(chunk))
+    gate_dtype = torch.float32 if fused else torch.float64
+
+    def vector(*shape: int, dtype: torch.dtype = gate_dtype) -> Tensor:
+        return v.new_empty((batch, heads, *shape), dtype=dtype)
+
+    def state(*shape: int, exists: bool = True) -> Tensor | None:
+        return vector(*shape, dtype=torch.float32) if request.want_last and exists else None
+
+    gates = GateVectors(
+        b=vector(seq_len),
+        u=vector(seq_len) if has_u(request.gate) else None,
+        w=vector(seq_len),
+        g=vector(stretches),
+        edge=vector(stretches + 1) if exp else None,
+        m=vector(seq_len, dtype=torch.float32) if exp else None,
+        log_denom=vector(seq_len) if exp else None,
+    )
+    return (torch.empty_like(v), state(dim_k, dim_v), state(dim_k, exists=exp), state(exists=exp)), gates
+
+
+def _backward(
+    request: Request,
+    needs: tuple[bool, ...],
+    tensors: Tensors,
+    vectors: Tensors,
+    gradients: Tensors,
+) -> Tensors:
+    """Return the gradients of q, k, v, the gates and the initial state C and n."""
+    q, k, v, decay, input_gate, head, c_initial, n_initial, _ = tensors
+    dh, d_last, dn_last, _ = gradients
+    problem, gates = make_problem(request, q, v), GateVectors(*vectors[: len(GateVectors._fields)])
+    kept = vectors[-1] if len(vectors) > len(gates) else None
+    config = choose_config(problem, q, v)
+    stretch = config.gate_chunk(problem.chunk)
+    dh = torch.zeros_like(v) if dh is None else dh.contiguous()
+    if d_last is not None:
+        d_last = d_last.float().contiguous()
+    if config.is_fused:
+        chunk = backward_chunk(problem, q, v)
+        problem = problem if chunk == problem.chunk else replace(problem, chunk=chunk)
+    dq, dk, dv, d_initial, anchors = _main_gradients(
+        problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last, want_initial=needs[6],
+        want_gates=any(needs[3:6]),
+    )  # fmt: skip
+    d_decay = d_input = d_head = None
+    if dq.row_sums is not None and dk.row_sums is not None:
+        d_decay, d_input, d_head = run_gates_backward(
+            problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if config.is_fused else problem.chunk,
+            decay, input_gate, head, end_is_known=d_last is None,
         )  # fmt: skip
-        d_decay = d_input = d_head = None
-        if dq.row_sums is not None and dk.row_sums is not None:
-            d_decay, d_input, d_head = run_gates_backward(
-                problem, dq.row_sums, dk.row_sums, anchors, problem.anchor_every if config.is_fused else problem.chunk,
-                decay, input_gate, head, end_is_known=d_last is None,
-            )  # fmt: skip
-        dn_initial = None
-        if dn_last is not None and gates.edge is not None:
-            dn_initial = _add_normaliser_gradients(
-                dn_last, gates, gates.edge, stretch, k, n_initial, dk.out, decay, d_decay, d_input
-            )
-        return (
-            _sum_groups(dq.out, q), _sum_groups(dk.out, k), dv.out, d_decay, d_input, d_head, d_initial, dn_initial,
-            None, None, None,
-        )  # fmt: skip
+    dn_initial = None
+    if dn_last is not None and gates.edge is not None:
+        dn_initial = _add_normaliser_gradients(
+            dn_last, gates, gates.edge, stretch, k, n_initial, dk.out, decay, d_decay, d_input
+        )
+    return (
+        _sum_groups(dq.out, q), _sum_groups(dk.out, k), dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
+    )  # fmt: skip
+
+
+SCALAR_DECAY = Differentiable(
+    "scalar_decay",
+    request=Request,
+    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
+    outputs=("h", "c", "n", "m"),
+    saved=GateVectors._fields,
+    constant=("m",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""h and the last state, with gradients of q, k, v, the gates and the initial state C and n."""
+
+
+def _step(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Return h and C, n and m after one token."""
+    return run_step(make_problem(request, q, v), q, k, v, *others), ()
+
+
+def _step_shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_step` returns."""
+    batch, _, heads, dim_v = v.shape
+    shape = (batch, heads, q.shape[3], dim_v)
+    exists = (True, request.gate == "exp", request.gate == "exp")
+    state = (
+        v.new_empty(shape[:dims], dtype=torch.float32) if part else None
+        for dims, part in zip((4, 3, 2), exists, strict=True)
+    )
+    return (torch.empty_like(v), *state), ()
+
+
+STEP = Differentiable(
+    "scalar_decay_step",
+    request=Request,
+    tensors=("q", "k", "v", "decay?", "input_gate?", "head?", "c_initial?", "n_initial?", "m_initial?"),
+    outputs=("h", "c", "n", "m"),
+    forward=_step,
+    backward=None,
+    shapes=_step_shapes,
+)
+"""A decoding step."""
 
 
 def _main_gradients(

@@ -34,6 +34,11 @@ LONGEST_SQUARE = 256
 """The longest chunk of scheme "sweep", which computes all tiles of a chunk's square."""
 
 
+ONE_CHUNK = 512
+"""Longest sequence that is always one chunk, so that no pass over the chunks is launched: launching that takes the host
+longer than the device takes for the few tiles, however they are split."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What the model adds up, in microseconds.
@@ -77,6 +82,8 @@ class Shape:
     def chunks(self) -> list[int]:
         """Return the chunk lengths to choose from: powers of two up to the one that holds the sequence."""
         longest = max(WHOLE_STATE_BLOCK_T, next_power_of_two(self.seq_len))
+        if self.seq_len <= ONE_CHUNK:
+            return [longest]
         return [1 << n for n in range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length())]
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
@@ -127,12 +134,16 @@ class Shape:
         return costs.launch + walk + costs.store * stored + merge
 
 
+def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
+    """Return the chunk length of scheme "sweep", whatever the sequence's length."""
+    return min(LONGEST_SQUARE, max(WHOLE_STATE_BLOCK_T, next_power_of_two(max(head_dim_qk, head_dim_v))))
+
+
 @functools.lru_cache(4096)
 def forward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a call takes; ``scheme`` as of :func:`.config.select_config`."""
     if scheme == "sweep":
-        widest = next_power_of_two(max(shape.head_dim_qk, shape.head_dim_v))
-        return min(LONGEST_SQUARE, max(WHOLE_STATE_BLOCK_T, widest))
+        return sweep_chunk(shape.head_dim_qk, shape.head_dim_v)
     return min(shape.chunks(), key=lambda chunk: shape.forward_us(scheme, chunk))
 
 

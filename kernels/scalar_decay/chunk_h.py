@@ -12,9 +12,11 @@ is written per chunk, so a longer chunk moves fewer bytes.
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .gates import NEG
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "LG", "BH", "scale"])
 def chunk_h_kernel(
     k_ptr,
@@ -174,6 +176,7 @@ def chunk_h_kernel(
             tl.store(n_last_ptr + pid_bh * K + offs_k, n_state, mask=mask_k)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "LG"])
 def chunk_h_merge_kernel(
     g_ptr,

@@ -13,6 +13,7 @@ vectors replace a matrix of exponentials, and nothing overflows. On the diagonal
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .gates import NEG
 
 
@@ -102,6 +103,7 @@ def _split(gate):
     return high, (gate - high).to(tl.float32)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
 def chunk_o_kernel(
     x_ptr,

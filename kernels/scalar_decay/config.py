@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
@@ -162,6 +163,12 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     )  # fmt: skip
 
 
+def is_fused(scheme: str, item_bytes: int) -> bool:
+    """Return whether the tiles of a chunk are taken in order; float32 takes them all in parallel."""
+    return scheme in ("walk", "whole_state") and item_bytes == 2
+
+
+@cache
 def select_config(
     *,
     scheme: str,
@@ -197,7 +204,7 @@ def select_config(
     else:
         states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
-    fused = scheme in ("walk", "whole_state") and item_bytes == 2
+    fused = is_fused(scheme, item_bytes)
     if fused:
         tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
         states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)

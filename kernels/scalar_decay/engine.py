@@ -40,15 +40,17 @@ Source: "Tiled Flash Linear Attention" (TFLA), sections 2 and 3, appendices A to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, resolve_scale
-from .choice import faster_scheme, forward_chunk, shape_of_tensors
+from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, constant, resolve_scale
+from ..common.differentiable import without_autocast
+from .choice import faster_scheme, shape_of_tensors
 from .chunkwise import chunkwise
-from .config import WHOLE_STATE_BLOCK_T, fit_chunk
+from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
     FUSED_CHUNK,
     GLUON_TRITON,
@@ -109,12 +111,14 @@ def scalar_decay(
         ValueError: on a head dim, dtype, chunk length, state or device that the implementation does not take.
         TypeError: on an option that it does not have.
     """
-    scale = resolve_scale(scale, q.shape[3])
+    scale = resolve_scale(scale, index(q.shape[3]))
     if chunk_size is not None and impl in (None, *SCHEMES):
         check_chunk_size(chunk_size, minimum=16, power_of_two=True)
+        chunk_size = index(chunk_size)
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
-        if impl == WHOLE_STATE and chunk_size is None:
+        # A compiled call must not depend on the sequence's length.
+        if impl == WHOLE_STATE and chunk_size is None and not torch.compiler.is_compiling():
             training = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
             scheme = faster_scheme(shape_of_tensors(q, v, normalised=gate == "exp"), training=training)
             impl = WHOLE_STATE if scheme == SCHEMES[WHOLE_STATE] else FUSED_CHUNK
@@ -140,34 +144,24 @@ def scalar_decay(
         if impl == "torch":
             chunk_size = DEFAULT_CHUNK_SIZE if chunk_size is None else chunk_size
             check_chunk_size(chunk_size)
-            return chunkwise(q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
-        return (parallel if impl == "parallel" else recurrent)(q, k, v, *log_gates(), **keywords)
+            return without_autocast(chunkwise, v, q, k, v, *log_gates(), chunk_size=chunk_size, **keywords)
+        return without_autocast(parallel if impl == "parallel" else recurrent, v, q, k, v, *log_gates(), **keywords)
 
     if normalizer_gradient:
         raise ValueError(f"normalizer_gradient must be False for {impl}, got True (use torch)")
     check_kernel_support(impl, q, v, chunk_size, scale, values="x" if gate == "ssd" else "v")
     if impl == "limit_chunk":
         chunk_size = chunk_size or DEFAULT_CHUNK_SIZE
-    seq_len, scheme = v.shape[1], SCHEMES.get(impl, "")
-    # In float32 all tiles of a chunk are computed in parallel, whatever the scheme.
-    runs_as = scheme if v.element_size() == 2 else "sweep"
-    chunk = chunk_size or forward_chunk(shape_of_tensors(q, v, normalised=normalize), runs_as)
+    if impl == "step" and v.shape[1] != 1:
+        raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
 
     # Only here is Triton needed.
-    from .autograd import ScalarDecay
-    from .launch import Problem, run_step
+    from .autograd import SCALAR_DECAY, STEP, Request
 
-    problem = Problem(
-        gate=gate, scale=scale, chunk=fit_chunk(chunk, seq_len), state_dtype=state_dtype, inv_tau=inv_tau,
-        scheme=scheme,
-    )  # fmt: skip
+    request = Request(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)
     state = (None, None, None) if initial_state is None else initial_state if normalize else (initial_state, None, None)
-    if impl == "step":
-        if seq_len != 1:
-            raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {seq_len}")
-        h, *last = run_step(problem, q, k, v, decay, input_gate, head, *state)
-    else:
-        h, *last = ScalarDecay.apply(q, k, v, decay, input_gate, head, *state, problem, return_last_state)
+    run = STEP if impl == "step" else SCALAR_DECAY
+    h, *last = run(request, q, k, v, decay, input_gate, head, *state)
     if not return_last_state:
         return h
     return h, tuple(last) if normalize else last[0]
@@ -175,16 +169,23 @@ def scalar_decay(
 
 def why_not_whole_state(q: Tensor, v: Tensor, chunk_size: int | None, scale: float) -> str | None:
     """Return why whole_state does not run here on these tensors, or None."""
-    from ..common.device import capability
-
-    if v.dtype not in (torch.float16, torch.bfloat16):
-        return f"dtype must be float16 or bfloat16 for whole_state, got {v.dtype}"
     if scale <= 0:
         return f"scale must be positive for whole_state, got {scale}"
-    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3], "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
+    return _why_not_whole_state(v.dtype, v.device, index(q.shape[3]), index(v.shape[3]), chunk_size)
+
+
+@constant
+def _why_not_whole_state(
+    dtype: torch.dtype, device: torch.device, head_dim_qk: int, head_dim_v: int, chunk_size: int | None
+) -> str | None:
+    from ..common.device import capability
+
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"dtype must be float16 or bfloat16 for whole_state, got {dtype}"
+    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v, "chunk_size": chunk_size or WHOLE_STATE_BLOCK_T}
     if reason := supports_whole_state(sizes, "", None):
         return reason
-    here = "{}.{}".format(*capability(v.device)) if v.is_cuda else str(v.device)
+    here = "{}.{}".format(*capability(device)) if device.type == "cuda" else str(device)
     if here != HOPPER:
         return f"whole_state is written for compute capability {HOPPER}, got {here}"
     from .launch import HAS_WHOLE_STATE
@@ -197,8 +198,14 @@ def check_kernel_support(impl: str, q: Tensor, v: Tensor, chunk_size: int | None
     check_on_gpu(values, v)
     if impl == WHOLE_STATE and (reason := why_not_whole_state(q, v, chunk_size, scale)):
         raise ValueError(reason)
-    sizes = {"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}
+    if reason := _why_unsupported(impl, index(q.shape[3]), index(v.shape[3]), chunk_size):
+        raise ValueError(reason)
+
+
+@constant
+def _why_unsupported(impl: str, head_dim_qk: int, head_dim_v: int, chunk_size: int | None) -> str | None:
+    """Return why an implementation's kernels do not take these sizes, or None."""
+    sizes = {"head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
     if chunk_size is not None:
         sizes["chunk_size"] = chunk_size
-    if reason := (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None):
-        raise ValueError(reason)
+    return (supports_limit_chunk if impl == "limit_chunk" else supports_engine)(sizes, "", None)

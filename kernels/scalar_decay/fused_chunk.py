@@ -16,6 +16,7 @@ BLOCK_T. Z, not Y, carries the state weight, so that Y's transpose stays a plain
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .gates import NEG
 
 
@@ -29,6 +30,7 @@ def _load_gates(ptr, offs_t, mask_t, last, other, CLAMP: tl.constexpr):
     return gates
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale", "every", "block"])
 def fused_chunk_kernel(
     x_ptr,

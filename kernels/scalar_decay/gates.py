@@ -21,6 +21,8 @@ stored in float32: its value is arbitrary, and rounding it does no harm as long 
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 NEG = tl.constexpr(-1.0e30)
@@ -70,6 +72,7 @@ def _max_plus(shift_x, max_x, shift_y, max_y):
     return shift_x + shift_y, tl.maximum(max_x + shift_y, max_y)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "inv_tau"])
 def gates_forward_kernel(
     decay_ptr,
@@ -146,6 +149,7 @@ def gates_forward_kernel(
         tl.store(g_max_ptr + pid_bh.to(tl.int64) * N + chunk, (g + best).to(g_max_ptr.dtype.element_ty))
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["N"])
 def stabiliser_scan_kernel(
     g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
@@ -179,6 +183,7 @@ def stabiliser_scan_kernel(
     tl.store(edge + N, (m_last.to(tl.float64) * LOG2E).to(dtype))
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N"])
 def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
     """Merge the chunk-local stabiliser with the one carried in: m_t = max(b_t + m_{k-1}, m_t), in place.
@@ -209,6 +214,7 @@ def _row_sums(q_dq_ptr, k_dk_ptr, offs_t, mask_t, plane, NUM_SUMS: tl.constexpr,
     return p, c
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "inv_tau", "BH"])
 def gates_backward_kernel(
     q_dq_ptr,

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from ..common.device import capability, on_device_of, scratch
-from ..common.sizes import next_power_of_two
+from ..common.sizes import cdiv, next_power_of_two
 from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
 from .config import (
@@ -42,6 +42,11 @@ if HAS_WHOLE_STATE:
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
 
+def has_u(gate: str) -> bool:
+    """Return whether a gate function has a log input gate."""
+    return gate in ("sig", "exp", "ssd")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Everything about one call but its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
@@ -59,7 +64,7 @@ class Problem:
 
     @property
     def has_u(self) -> bool:
-        return self.gate in ("sig", "exp", "ssd")
+        return has_u(self.gate)
 
     @property
     def anchor_every(self) -> int:
@@ -106,7 +111,7 @@ def run_gates(
         The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
     """
     B, T, H, _ = v.shape
-    N = triton.cdiv(T, stretch)
+    N = cdiv(T, stretch)
 
     def vector(*shape: int) -> Tensor:
         return _empty(B, H, *shape, like=v, dtype=dtype)
@@ -126,7 +131,7 @@ def run_gates(
         stabiliser_scan_kernel[(B * H,)](
             g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
         )
-        grid = (triton.cdiv(T, SCAN_BLOCK_N) * B * H,)
+        grid = (cdiv(T, SCAN_BLOCK_N) * B * H,)
         stabiliser_finish_kernel[grid](b, edge, m, T, stretch, N, BLOCK_T=SCAN_BLOCK_N)
     return GateVectors(b, u, w, g, edge, m, log_denom), m_last
 
@@ -170,9 +175,9 @@ def run_chunk_h(
     it computes anchors from them. Gate vectors are cumulative over ``stretch`` positions."""
     B, T, H, V = values.shape
     K = keys.shape[3]
-    N = triton.cdiv(T, problem.chunk)
+    N = cdiv(T, problem.chunk)
     result = ChunkStates(states=_empty(B, H, N, K, V, like=values, dtype=problem.state_dtype))
-    tiles = triton.cdiv(K, config.block_k) * triton.cdiv(V, config.block_v)
+    tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
     if want_n:
         result.n_states = _empty(B, H, N, K, like=values)
     if want_last:
@@ -191,7 +196,7 @@ def run_chunk_h(
         PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if local:
-        chunk_h_merge_kernel[(triton.cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
+        chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, K=K, V=V, REVERSE=reverse, BLOCK_E=MERGE_BLOCK_E,
             BLOCK_G=next_power_of_two(problem.chunk // stretch), BLOCK_K=next_power_of_two(K), num_warps=4,
         )  # fmt: skip
@@ -214,8 +219,8 @@ def run_normaliser(
     """Launch the normaliser's kernels: fill ``gates.log_denom``; with ``want_last`` (a single chunk), return the last n
     [B, H, K]."""
     B, T, _, K = q.shape
-    N = triton.cdiv(T, problem.chunk)
-    blocks = triton.cdiv(K, config.block_k)
+    N = cdiv(T, problem.chunk)
+    blocks = cdiv(K, config.block_k)
     n_q = _empty(blocks, B, heads, T, like=q)
     n_last = _empty(B, heads, K, like=q) if want_last else None
     triton.set_allocator(scratch)
@@ -225,9 +230,7 @@ def run_normaliser(
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * heads * T
-    denominator_kernel[(triton.cdiv(count, SCAN_BLOCK_N),)](
-        n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N
-    )
+    denominator_kernel[(cdiv(count, SCAN_BLOCK_N),)](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
     return n_last
 
 
@@ -269,12 +272,12 @@ def run_chunk_o(
     """Launch the kernel that computes a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
     B, T, _, DZ = z.shape
     H = heads
-    N = triton.cdiv(T, problem.chunk)
-    tiles_z = triton.cdiv(DZ, config.block_z)
+    N = cdiv(T, problem.chunk)
+    tiles_z = cdiv(DZ, config.block_z)
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype))
     if pair is not None:
         result.row_sums = _empty(tiles_z, B, H, T, like=z)
-    chunk_o_kernel[(tiles_z * triton.cdiv(problem.chunk, config.block_t) * N * B * H,)](
+    chunk_o_kernel[(tiles_z * cdiv(problem.chunk, config.block_t) * N * B * H,)](
         x, y, z, states, result.out, gates, n_states, pair, result.row_sums,
         problem.scale, T, problem.chunk, N, B * H,
         SHAPE=Shape(H, x.shape[3], DZ, H // x.shape[2], H // z.shape[2]), ROLE=role, NORMALISE=normalise,
@@ -307,11 +310,11 @@ def run_fused_chunk(
     B, T, _, DZ = z.shape
     DX = x.shape[3]
     H = heads
-    N = triton.cdiv(T, problem.chunk)
+    N = cdiv(T, problem.chunk)
     every = problem.anchor_every
-    num_anchors = triton.cdiv(T, every)
-    blocks = triton.cdiv(DX, config.block_x)
-    tiles_z = triton.cdiv(DZ, config.block_z)
+    num_anchors = cdiv(T, every)
+    blocks = cdiv(DX, config.block_x)
+    tiles_z = cdiv(DZ, config.block_z)
     whole = isinstance(config, WholeStateConfig)
     # Who sums rows and takes anchors for itself: a program, or a group of warps; rows even a warp.
     shares = tiles_z * config.groups if isinstance(config, WholeStateConfig) else tiles_z
@@ -414,7 +417,7 @@ def run_step(
     n_out = _empty(B, H, K, like=v) if problem.stabilised else None
     m_out = _empty(B, H, like=v) if problem.stabilised else None
     block_v = min(STEP_BLOCK_V, max(16, next_power_of_two(V)))
-    step_kernel[(triton.cdiv(V, block_v) * B * H,)](
+    step_kernel[(cdiv(V, block_v) * B * H,)](
         q.detach(), k.detach(), v.detach(), decay, input_gate, head, c, n, m, h, c_out, n_out, m_out, problem.scale,
         problem.inv_tau, H=H, K=K, V=V, GROUP=H // q.shape[2], GATE=problem.gate,
         BLOCK_K=min(STEP_BLOCK_K, max(16, next_power_of_two(K))), BLOCK_V=block_v, num_warps=4,

@@ -10,9 +10,11 @@ of its gradients then take 1 / denom_t as one more gate.
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .gates import NEG
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
 def normaliser_kernel(
     q_ptr,
@@ -86,6 +88,7 @@ def normaliser_kernel(
         tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["count", "blocks"])
 def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
     """Sum the parts of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.

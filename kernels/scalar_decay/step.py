@@ -8,9 +8,11 @@ Source: TFLA paper, section 2.1 (recurrent formulation); gate functions as in ga
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from .gates import _log_sigmoid
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["scale", "inv_tau"])
 def step_kernel(
     q_ptr,

@@ -79,5 +79,5 @@ def check_initial_state(initial_state: State | None, k: Tensor, v: Tensor, *, no
 
 def check_tau(tau: float) -> None:
     """Raise ValueError unless the temperature is a finite number above zero."""
-    if not (isinstance(tau, (int, float)) and math.isfinite(tau) and tau > 0):
+    if not (isinstance(tau, (int, float)) and 0 < tau < math.inf):
         raise ValueError(f"tau must be a finite number > 0, got {tau!r}")

@@ -28,6 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ..common.remember import remember_launches
+
 WARPS = gl.constexpr(4)
 """Of a group: what a matrix product of Hopper takes."""
 BZ = gl.constexpr(64)
@@ -165,6 +167,8 @@ def _flatten(state, BX: gl.constexpr):
     return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [WARPS], [0]))
 
 
+@remember_launches
+@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale", "every"])
 @gluon.jit
 def _walk(
     tensors,
@@ -376,6 +380,7 @@ def _walk(
             gl.store(_elements(entry, other_z, other_x, DX, DZ, ROLE.transposed), other, mask=other_mask)
 
 
+@remember_launches
 @gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale", "every", "x_col"])
 def whole_state_kernel(
     x_ptr,

@@ -19,6 +19,7 @@ gradients run from the first row to the last. The forward pass has saved the sta
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets
 from .elements import (
     EMPTY,
@@ -208,6 +209,7 @@ def _store_first(dfirst_ptr, size, max_ptr, m, a, b, offs, mask):
     tl.store(dfirst_ptr + size + offs, b * scale, mask=mask)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def scan_gradient_kernel(
     k_ptr,
@@ -328,6 +330,7 @@ def scan_gradient_kernel(
     tl.store(du_ptr + at, tl.sum(tl.where(used, du, 0.0), axis=0)[None, :], mask=mask_c[None, :])
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_gradient_kernel(
     k_ptr,

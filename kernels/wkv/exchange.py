@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from ..common.exchange import MAX_KEPT, PassCode
+from ..common.sizes import cdiv
 
 MAX_KEPT_BYTES = 16 * 2**20
 """Largest of the two buffers for sums that are kept. A call with larger ones takes so long that zeroing them costs
@@ -41,7 +41,7 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Te
         words = torch.empty(1, device=k.device, dtype=torch.int64)
         yield words, words, 0
         return
-    count = 2 * (tiles + triton.cdiv(tiles, look // 2)) * B * C
+    count = 2 * (tiles + cdiv(tiles, look // 2)) * B * C
     stream = 0
     if k.device.type == "cuda":
         # Memory that a CUDA graph uses must not be shared with other calls.

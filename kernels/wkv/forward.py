@@ -15,6 +15,7 @@ decoupled look-back" (2016), for the order of programs.
 import triton
 import triton.language as tl
 
+from ..common.remember import remember_launches
 from ..common.time_tiles import load_rows, tile_offsets, widen
 from .elements import (
     EMPTY,
@@ -247,6 +248,7 @@ def _rerun_rows(
     return m, num, den
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["call", "B", "T", "S", "ahead"])
 def scan_kernel(
     k_ptr,
@@ -402,6 +404,7 @@ def scan_kernel(
         _store_state(last_ptr, stride, last_m, last_num, last_den, at, last_row)
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B", "T", "S"])
 def walk_kernel(
     k_ptr,
@@ -473,6 +476,7 @@ def walk_kernel(
         _store_state(last_ptr, stride, m, num, den, batch * C + offs_c[None, :], mask_c[None, :])
 
 
+@remember_launches
 @triton.jit(do_not_specialize=["B"])
 def step_kernel(
     k_ptr,

@@ -6,16 +6,19 @@ Only the inputs, a float32 state every few steps and the last state are saved fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.device import capability, on_device_of
+from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, exchange_words
+from ..common.sizes import cdiv
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
@@ -23,6 +26,9 @@ from .forward import scan_kernel, step_kernel, walk_kernel
 from .reference import State
 
 STEP_BLOCK = 256
+
+REMEMBERED = 1024
+"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,71 +59,130 @@ def run(
     num, den, top = initial_state or (None, None, None)
     # A state's max has no gradient, so it does not count here.
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, num, den))
-    if config is None:
-        config = select_config(
-            strategy=strategy, capability=capability(k.device), item_bytes=k.element_size(), batch=k.shape[0],
-            channels=k.shape[2], saving=save,
-        )  # fmt: skip
-    if reason := invalid_reason(config, walk=strategy == "walk"):
-        raise ValueError(f"config: {reason}")
-    problem = Problem(strategy=strategy, config=config, want_last=return_last_state, save=save)
-    y, num, den, top = _Wkv.apply(*tensors, num, den, top, problem)
+    y, num, den, top = WKV(Request(strategy, return_last_state, save, config), *tensors, num, den, top)
     return (y, (num, den, top)) if return_last_state else y
 
 
-class _Wkv(torch.autograd.Function):
-    """y and the last state, with gradients of k, v, w, u and the first state's num and den."""
+class Request(NamedTuple):
+    """What a call asks for, see :func:`run`; ``save``: whether a backward pass may follow."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        k: Tensor,
-        v: Tensor,
-        w: Tensor,
-        u: Tensor,
-        num: Tensor | None,
-        den: Tensor | None,
-        top: Tensor | None,
-        problem: Problem,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        y, last, saved = run_forward(problem, k, v, w, u, num, den, top)
-        ctx.save_for_backward(k, v, w, u, top, saved, last)
-        ctx.problem = problem
-        ctx.set_materialize_grads(False)
-        if last is None:
-            return y, None, None, None
-        # Copies, so that a caller who modifies the state does not change the saved one.
-        parts = tuple(x.clone() for x in last)
-        ctx.mark_non_differentiable(parts[2])
-        return y, *parts
+    strategy: str
+    want_last: bool
+    save: bool
+    config: WkvConfig | None
 
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, dy: Tensor | None, dnum: Tensor | None, dden: Tensor | None, _: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        k, v, w, u, top, saved, last = ctx.saved_tensors
-        dy = torch.zeros_like(k) if dy is None else dy.contiguous()
-        dlast = None
-        if dnum is not None or dden is not None:
-            dlast = tuple(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden))
-        want_dfirst = any(ctx.needs_input_grad[4:6])
-        dk, dv, dw, du, dfirst = run_backward(ctx.problem, k, v, w, u, top, saved, dy, last, dlast, want_dfirst)
-        first = (None, None) if dfirst is None else (dfirst[0], dfirst[1])
-        return dk, dv, dw, du, *first, None, None
+
+def make_problem(request: Request, k: Tensor) -> Problem:
+    """Return the problem that a request is for k [B, T, C]."""
+    return _make_problem(request, k.shape[0], k.shape[2], k.element_size(), capability(k.device))
+
+
+@lru_cache(REMEMBERED)
+def _make_problem(request: Request, batch: int, channels: int, item_bytes: int, capability: tuple[int, int]) -> Problem:
+    strategy, config = request.strategy, request.config
+    if config is None:
+        config = select_config(
+            strategy=strategy, capability=capability, item_bytes=item_bytes, batch=batch, channels=channels,
+            saving=request.save,
+        )  # fmt: skip
+    if reason := invalid_reason(config, walk=strategy == "walk"):
+        raise ValueError(f"config: {reason}")
+    return Problem(strategy=strategy, config=config, want_last=request.want_last, save=request.save)
+
+
+def _forward(request: Request, k: Tensor, *others: Any) -> tuple[Tensors, Tensors]:
+    """Return y and the last state, and what the backward pass starts from."""
+    y, last, saved = run_forward(make_problem(request, k), k, *others)
+    # Copies, so that a caller who modifies the state does not change the saved one.
+    parts = (None, None, None) if last is None else tuple(x.clone() for x in last)
+    return (y, *parts), (saved, last)
+
+
+def _shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_forward` returns."""
+    B, T, C = k.shape
+    problem = _make_problem(request, index(B), index(C), k.element_size(), capability(k.device))
+    parts = tuple(k.new_empty(B, C, dtype=torch.float32) if request.want_last else None for _ in range(3))
+    slots = cdiv(T, problem.config.backward.block_i)
+    saved = k.new_empty(3, B, slots, C, dtype=torch.float32) if request.save else None
+    return (torch.empty_like(k), *parts), (saved, _states(k) if request.want_last else None)
+
+
+def _backward(
+    request: Request, needs: tuple[bool, ...], tensors: Tensors, saved: Tensors, gradients: Tensors
+) -> Tensors:
+    """Return the gradients of k, v, w, u and the first state's num and den."""
+    k, v, w, u, _, _, top = tensors
+    states, last = saved
+    dy, dnum, dden, _ = gradients
+    dy = torch.zeros_like(k) if dy is None else dy.contiguous()
+    dlast = None
+    if dnum is not None or dden is not None:
+        dlast = tuple(torch.zeros_like(last[0]) if x is None else x.contiguous() for x in (dnum, dden))
+    problem = make_problem(request, k)
+    dk, dv, dw, du, dfirst = run_backward(problem, k, v, w, u, top, states, dy, last, dlast, any(needs[4:6]))
+    return dk, dv, dw, du, *((None, None) if dfirst is None else dfirst), None
+
+
+WKV = Differentiable(
+    "wkv4",
+    request=Request,
+    tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
+    outputs=("y", "num", "den", "max"),
+    saved=("states", "last"),
+    constant=("max",),
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+)
+"""y and the last state, with gradients of k, v, w, u and the first state's num and den."""
+
+
+def _step(request: Request, *tensors: Any) -> tuple[Tensors, Tensors]:
+    """Return y and the state after one token."""
+    return run_step(*tensors), ()
+
+
+def _step_shapes(request: Request, k: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Allocate what :func:`_step` returns."""
+    return (torch.empty_like(k), *(k.new_empty(k.shape[0], k.shape[2], dtype=torch.float32) for _ in range(3))), ()
+
+
+STEP = Differentiable(
+    "wkv4_step",
+    request=Request,
+    tensors=("k", "v", "w", "u", "num?", "den?", "max?"),
+    outputs=("y", "num", "den", "max"),
+    forward=_step,
+    backward=None,
+    shapes=_step_shapes,
+)
+"""A decoding step."""
+
+
+def step(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None) -> tuple[Tensor, State]:
+    """Return y [B, 1, C] and the state after one token of checked k, v, w, u and the state before it.
+
+    Raises:
+        ValueError: on a dtype, device or number of channels that the kernel does not take, and on several tokens.
+    """
+    check_kernel_support("k", k)
+    check_one_token(k)
+    y, *state = STEP(Request("step", True, False, None), k, v, w, u, *(initial_state or (None,) * 3))
+    return y, tuple(state)
 
 
 @on_device_of("k")
-def run_step(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None) -> tuple[Tensor, State]:
-    """Return y [B, 1, C] and the state after one token."""
-    check_kernel_support("k", k)
-    check_one_token(k)
+def run_step(
+    k: Tensor, v: Tensor, w: Tensor, u: Tensor, num: Tensor | None, den: Tensor | None, top: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y [B, 1, C] and num, den and max after one token."""
     B, _, C = k.shape
     y, last = torch.empty_like(k), _states(k)
-    first = [None if x is None else x.detach() for x in initial_state or (None,) * 3]
-    inputs = (x.detach() for x in (k, v, w, u))
-    step_kernel[(B, triton.cdiv(C, STEP_BLOCK))](*inputs, *first, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4)
-    return y, (last[0], last[1], last[2])
+    step_kernel[(B, cdiv(C, STEP_BLOCK))](
+        k, v, w, u, num, den, top, y, last, B, C=C, BLOCK_C=STEP_BLOCK, num_warps=4
+    )  # fmt: skip
+    return y, last[0], last[1], last[2]
 
 
 @on_device_of("k")
@@ -134,7 +199,7 @@ def run_forward(
     """Return y [B, T, C], the last state [3, B, C] and the states [3, B, S, C] from which the backward pass starts."""
     B, T, C = k.shape
     tile, save = problem.config.forward, problem.config.backward.block_i
-    slots = triton.cdiv(T, save)
+    slots = cdiv(T, save)
     y = torch.empty_like(k)
     last = _states(k) if problem.want_last else None
     saved = torch.empty(3, B, slots, C, device=k.device, dtype=torch.float32) if problem.save else None
@@ -148,7 +213,7 @@ def run_forward(
     hold = config.hold and tile.steps <= B * T
     flags["KEEP"] = "tokens" if hold else "nothing" if config.reload or config.hold else "weights"
     grid, sizes = tile.grid(B, T, C, tile.steps), (B, T, slots, config.ahead // tile.blocks(B, C))
-    tiles = triton.cdiv(T, tile.steps)
+    tiles = cdiv(T, tile.steps)
     if config.serial:
         words, call = exchange_words(k, tiles * B * C, width=2)
         codes = (gather_code(tile.block_o, tile.block_c, tile.channels), pass_code(tile.block_c, tile.channels))
@@ -178,7 +243,7 @@ def run_backward(
     B, T, C = k.shape
     tile, slots = problem.config.backward, saved.shape[2]
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    parts = 1 if problem.strategy == "walk" else triton.cdiv(T, tile.steps)
+    parts = 1 if problem.strategy == "walk" else cdiv(T, tile.steps)
     dw, du = (torch.empty(parts, B, C, device=k.device, dtype=torch.float32) for _ in range(2))
     dfirst = torch.empty(2, B, C, device=k.device, dtype=torch.float32) if want_dfirst else None
     tensors = (k, v, w, u, top, saved, dy, *((None,) * 3 if dlast is None else (last, *dlast)), dk, dv, dw, du, dfirst)

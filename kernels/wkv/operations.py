@@ -85,7 +85,7 @@ def wkv4_step(
 ) -> Tensor | tuple[Tensor, State]:
     """Advance by one token (T = 1); arguments and result as in :func:`wkv4`. Not differentiable."""
     _check(k, v, w, u, initial_state, state_dtype)
-    y, last = launch.run_step(k, v, w, u, initial_state)
+    y, last = launch.step(k, v, w, u, initial_state)
     return (y, last) if return_last_state else y
 
 

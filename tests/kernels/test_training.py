@@ -1,131 +1,291 @@
-"""The block of docs/kernels/tfla.md trains: it learns to recall, along the curve of the quadratic form in float32.
-
-Every sequence draws its pairs of a key and a value anew and then asks for each key once, in another order: nothing but
-what the block kept of the sequence tells the value.
-"""
+"""Kernels inside a training loop: compiled, captured in a CUDA graph, recomputed, under autocast, on other streams, in
+DDP. Whatever surrounds a call, it gives the numbers that the call alone gives."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import math
-import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+import torch._dynamo.testing
+import torch.distributed
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels" / "tfla.md"
-SEEDS = range(3)
-STEPS, BATCH, VALUES = 200, 32, 16
+from lrbench.kernels import FAMILIES, get_operation
+from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.cases import BF16, F16, F32, PORTABLE, interpreted, on_gpu, portable
+from lrbench.tests.kernels.laws import Case
+
+SMALL = [
+    ("mlstm_sig", FUSED_CHUNK, F16), ("mlstm_exp", FUSED_CHUNK, F16), ("mlstm_exp", "xl_chunk", F32),
+    ("mamba2_ssd", "limit_chunk", F32), ("gated_retention", FUSED_CHUNK, F32), ("lightning", "lightning2", F32),
+    ("lightning", "lightning1", F32), ("rglru", "fused", F32), ("rglru", "chunked", F16), ("rglru_layer", "fused", F32),
+    ("linear_scan", "naive", F32), ("wkv4", "scan", F32), ("wkv4", "naive", F16), ("gated_mlp", "fused", F32),
+    ("gated_mlp", "fused_save", F16),
+]  # fmt: skip
+"""Every launcher and every registered operator, in the interpreter."""
+
+INTERPRETED = [interpreted(op, impl, dtype) for op, impl, dtype in SMALL]
+ON_GPU = [
+    on_gpu(operation.name, implementation.name, BF16)
+    for operation in (get_operation(name) for names in FAMILIES.values() for name in names)
+    for implementation in operation.implementations
+    if "triton" in implementation.requires and operation.name in laws.EXTREMES
+]
+KERNELS = [*INTERPRETED, *ON_GPU]
+FORMS = [portable(op, impl, F32) for op, impl in PORTABLE]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Steps this small are many times slower on threads that wait for each other while other tests run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def on_each(*cases: Any) -> Any:
+    """Parametrise a test by cases."""
+    return pytest.mark.parametrize(("case", "_"), cases)
+
+
+def skip_elsewhere(case: Case) -> None:
+    """Skip an implementation that this GPU cannot run, for the reason that its declaration gives."""
+    implementation = case.operation.implementation(case.impl)
+    if case.device == "cuda" and case.impl == WHOLE_STATE:
+        from lrbench.kernels.scalar_decay.engine import why_not_whole_state
+
+        inputs = list(case.draw().inputs.values())
+        if reason := why_not_whole_state(inputs[0], inputs[2], None, 1.0):
+            pytest.skip(f"{implementation.name}: {reason}")
+
+
+def assert_same(results: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Raise unless both hold the same bits."""
+    assert results.keys() == expected.keys()
+    different = [name for name, x in expected.items() if not torch.equal(results[name], x)]
+    assert not different
+
+
+def run(case: Case, fn: Callable[..., Any] | None = None) -> dict[str, Tensor]:
+    """Return outputs, last state and gradients of the case's function, or of one around it."""
+    return laws.evaluate(case.draw(), fn or case.function)
 
 
 @pytest.fixture
-def block(tmp_path: Path) -> Iterator[Any]:
-    """The page's block, from a module of its own: torch.compile imports the module of what it compiles."""
-    (source,) = re.findall(r"^```python\n([^`]*class [^`]*)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    path = tmp_path / "mlstm_block.py"
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.MLSTMBlock
-    del sys.modules[path.stem]
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
-def recall_task(generator: torch.Generator, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return tokens [BATCH, 3 * pairs], pairs of a key and a value and then the keys again, and the values asked for.
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@on_each(*KERNELS)
+def test_compiled(case: Case, _: Any, dynamic: bool) -> None:
+    """A function around it compiles in one piece and gives the same numbers; with a dynamic length once for all."""
+    skip_elsewhere(case)
+    backend = torch._dynamo.testing.CompileCounterWithBackend("inductor" if case.device == "cuda" else "aot_eager")
+    around = case.function
+    compiled = torch.compile(lambda *args, **keywords: around(*args, **keywords), fullgraph=True, backend=backend)
+    seq_len = case.sizes["seq_len"]
+    # Of several tiles both, and of one power of two: what is of size 1, or a default chunk, is compiled for.
+    lengths = (seq_len * 7 // 4, seq_len * 5 // 2) if dynamic else (seq_len,)
 
-    Keys are 0 to 2 * pairs - 1, each at most once a sequence; values are the tokens after those.
-    """
-    keys = torch.rand(BATCH, 2 * pairs, generator=generator).argsort(1)[:, :pairs]
-    values = torch.randint(VALUES, (BATCH, pairs), generator=generator)
-    order = torch.rand(BATCH, pairs, generator=generator).argsort(1)
-    told = torch.stack((keys, 2 * pairs + values), dim=2).flatten(1)
-    return torch.cat((told, keys.gather(1, order)), dim=1), values.gather(1, order)
+    def function(*args: Tensor, **keywords: Any) -> Any:
+        if dynamic:
+            for x in args:
+                if x.dim() > 2 or (case.op == "gated_mlp" and x is args[0]):
+                    torch._dynamo.mark_dynamic(x, 1 if x.dim() > 2 else 0)
+        return compiled(*args, **keywords)
 
-
-def train(
-    block: Any, seed: int, *, dim: int, pairs: int, device: str = "cpu", compiled: bool = False, **options: Any
-) -> Tensor:
-    """Return the log of the loss, a cross-entropy over the values asked for, at each of :data:`STEPS` steps.
-
-    The seed draws the parameters and the data. What is compiled runs under autocast, as models of its kind do.
-    """
-    torch.manual_seed(seed)
-    embedding, readout = nn.Embedding(2 * pairs + VALUES, dim), nn.Linear(dim, VALUES)
-    model = nn.Sequential(embedding, block(dim, heads=2, **options), nn.RMSNorm(dim), readout).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(seed)
-    answer = torch.compile(model) if compiled else model
-    losses = []
-    for _ in range(STEPS):
-        tokens, wanted = (each.to(device) for each in recall_task(generator, pairs))
-        with torch.autocast(device, torch.bfloat16, enabled=compiled):
-            logits = answer(tokens)[:, -pairs:]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.detach())
-    return torch.stack(losses).log().cpu()
+    for seq_len in lengths:
+        here = replace(case, sizes={**case.sizes, "seq_len": seq_len})
+        expected, results = run(here), run(here, function)
+        assert results.keys() == expected.keys()
+        for name, x in expected.items():
+            # The compiler may put torch's own operations in another order; kernels give the same bits.
+            bound = 4 * torch.finfo(case.dtype).eps * float(x.abs().max())
+            assert float((results[name] - x).abs().max()) <= bound, name
+    assert backend.frame_count == 1
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """Return how far two curves lie apart: the root of the mean square over the steps."""
-    return float((a - b).square().mean().sqrt())
+class _Calls(TorchDispatchMode):
+    """Records calls of registered operators of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "lrbench":
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
 
 
-def check_training(curves: list[Tensor], references: list[Tensor]) -> None:
-    """Check curves of as many seeds: each falls below a tenth of its start, and follows the reference's of its seed.
+@on_each(*KERNELS)
+def test_registered(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
+    skip_elsewhere(case)
+    problem = case.draw()
+    with monkeypatch.context() as patch, _Calls() as seen:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        laws.evaluate(problem, case.function)
+    names = {func.name() for func, _ in seen.calls}
+    assert len(names) == 2
+    for func, args in seen.calls:
+        # Gradients have no gradients of their own.
+        differentiable = not func.name().endswith("_backward")
 
-    The noise is what the seed makes: a curve must be nearer to its reference than any two references are to each other.
-    """
-    for curve in curves:
-        assert curve[-10:].max() < curve[0] + math.log(0.1)
-    noise = min(distance(a, b) for a, b in itertools.combinations(references, 2))
-    assert max(map(distance, curves, references)) < noise
+        def leaf(x: Tensor, differentiable: bool = differentiable) -> Tensor:
+            return x.detach().clone().requires_grad_(differentiable)
 
-
-def test_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
-    """In chunks of 16 steps, so that what is asked for last has passed through the state."""
-    sizes = {"dim": 64, "pairs": 8}
-    curves = [train(block, seed, **sizes, impl="torch", chunk_size=16) for seed in SEEDS]
-    check_training(curves, [train(block, seed, **sizes, impl="parallel") for seed in SEEDS])
-
-
-def test_compiled_block_is_the_eager_one(block: Any) -> None:
-    """On the CPU, with gradients; the compiler leaves the portable form as it is and takes the rest of the block."""
-    torch.manual_seed(0)
-    eager = block(64, heads=2, impl="torch", chunk_size=16)
-    x = torch.randn(2, 50, 64)
-    results = []
-    for run in (eager, torch.compile(eager, backend="aot_eager")):
-        eager.zero_grad()
-        out = run(x)
-        out.square().sum().backward()
-        results.append([out.detach(), *(parameter.grad.clone() for parameter in eager.parameters())])
-    torch.testing.assert_close(*results)
+        torch.library.opcheck(func, tree_map_only(Tensor, leaf, args))
 
 
-@pytest.mark.gpu
-def test_compiled_block_learns_to_recall_as_the_reference_does(block: Any) -> None:
-    """The default kernels in bfloat16, in chunks of 64 steps."""
-    sizes = {"dim": 256, "pairs": 32, "device": "cuda"}
-    curves = [train(block, seed, **sizes, compiled=True, chunk_size=64) for seed in SEEDS]
-    check_training(curves, [train(block, seed, **sizes, impl="parallel") for seed in SEEDS])
+@on_each(*KERNELS, *FORMS)
+def test_autocast_changes_nothing(case: Case, _: Any) -> None:
+    """Gates and states keep their dtype, and so do products within."""
+    skip_elsewhere(case)
+    lower = BF16 if case.dtype != BF16 else F16
+
+    def function(*args: Any, **keywords: Any) -> Any:
+        with torch.autocast(case.device, dtype=lower):
+            return case.function(*args, **keywords)
+
+    assert_same(run(case, function), run(case))
+
+
+@on_each(*KERNELS, *FORMS)
+def test_checkpointed(case: Case, _: Any) -> None:
+    """A forward pass that is run again for the backward pass gives the same bits."""
+    skip_elsewhere(case)
+    assert_same(run(case, partial(checkpoint, case.function, use_reentrant=False)), run(case))
+
+
+@on_each(*KERNELS)
+def test_transforms_are_refused(case: Case, _: Any) -> None:
+    """A kernel would be handed tensors without memory."""
+    skip_elsewhere(case)
+    inputs = list(case.draw().inputs.values())
+
+    def loss(x: Tensor) -> Tensor:
+        return case.function(x, *inputs[1:]).float().sum()
+
+    expected = r"\w+ must not be inside a transform of torch\.func"
+    with pytest.raises(RuntimeError, match=expected):
+        torch.func.grad(loss)(inputs[0])
+    with pytest.raises(RuntimeError, match=expected):
+        torch.func.vmap(lambda x: case.function(x, *inputs[1:]))(inputs[0][None])
+
+
+@pytest.fixture
+def _process_group() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class _Layer(torch.nn.Module):
+    """A module whose parameters are a case's differentiable inputs."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.function = case.function
+        self.names = list(case.draw().inputs)
+        for name, x in case.draw().inputs.items():
+            if name in case.operation.differentiable:
+                self.register_parameter(f"in_{name}", torch.nn.Parameter(x.clone()))
+            else:
+                self.register_buffer(f"in_{name}", x)
+
+    def forward(self) -> Tensor:
+        return self.function(*(getattr(self, f"in_{name}") for name in self.names))
+
+
+@pytest.mark.usefixtures("_process_group")
+@on_each(*KERNELS)
+def test_distributed_hooks(case: Case, _: Any) -> None:
+    """DDP's hooks see every gradient once, as it is without them."""
+    skip_elsewhere(case)
+    alone, layer = _Layer(case), _Layer(case)
+    alone().float().square().sum().backward()
+    DistributedDataParallel(layer)().float().square().sum().backward()
+    expected = {name: x.grad for name, x in alone.named_parameters()}
+    assert_same({name: x.grad for name, x in layer.named_parameters()}, expected)
+    assert all(x is not None for x in expected.values())
+
+
+@on_each(*ON_GPU)
+def test_same_bits_every_time(case: Case, _: Any) -> None:
+    skip_elsewhere(case)
+    expected = run(case)
+    for _ in range(20):
+        assert_same(run(case), expected)
+
+
+@on_each(*ON_GPU)
+def test_two_streams(case: Case, _: Any) -> None:
+    """Calls on two streams at once, forward and backward, each with inputs of its own."""
+    skip_elsewhere(case)
+    problems = [replace(case, seed=seed).draw() for seed in (1, 2)]
+    expected = [laws.evaluate(problem, case.function) for problem in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    results: list[list[dict[str, Tensor]]] = [[], []]
+    for _ in range(20):
+        for problem, stream, done in zip(problems, streams, results, strict=True):
+            with torch.cuda.stream(stream):
+                done.append(laws.evaluate(problem, case.function))
+    torch.cuda.synchronize()
+    for done, wanted in zip(results, expected, strict=True):
+        for result in done:
+            assert_same(result, wanted)
+
+
+REPLAYS = 2000
+
+
+@on_each(*ON_GPU)
+def test_graph_replays(case: Case, _: Any) -> None:
+    """A captured forward and backward pass, replayed thousands of times with new inputs, beside eager calls that use
+    the same kept memory: each result has an eager call's bits."""
+    skip_elsewhere(case)
+    differentiable = case.operation.differentiable
+    draws = [list(replace(case, seed=seed).draw().inputs.values()) for seed in range(4)]
+    static = [x.clone() for x in draws[0]]
+    leaves = [x.requires_grad_() for name, x in zip(case.draw().inputs, static, strict=True) if name in differentiable]
+    grad = torch.randn_like(case.function(*static).detach())
+
+    def step() -> tuple[Tensor, ...]:
+        y = case.function(*static)
+        return y, *torch.autograd.grad(y, leaves, grad)
+
+    def fill(draw: list[Tensor]) -> None:
+        with torch.no_grad():
+            for x, new in zip(static, draw, strict=True):
+                x.copy_(new)
+
+    expected = []
+    for draw in draws:
+        fill(draw)
+        expected.append([x.detach().clone() for x in step()])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+    for index, (draw, wanted) in zip(range(REPLAYS), itertools.cycle(zip(draws, expected, strict=True)), strict=False):
+        fill(draw)
+        graph.replay()
+        if index % 100 == 0:
+            case.function(*draws[0])
+        for x, y in zip(captured, wanted, strict=True):
+            wrong += (x.detach() != y).any()
+    assert int(wrong) == 0

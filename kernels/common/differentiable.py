@@ -1,0 +1,201 @@
+"""A function of tensors with a backward pass of its own, for eager calls and for torch.compile.
+
+A family declares what it computes once, as a :class:`Differentiable`: plain functions of tensors for the forward and
+the backward pass. An eager call runs them through one autograd function, which costs the host least. A compiled call
+goes through two operators registered with torch, which the compiler takes as they are: it neither looks into them nor
+needs to run them to know the shapes of their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Tensors = tuple[Any, ...]
+"""Tensors, or None in place of some."""
+
+SCHEMA_TYPES = {
+    bool: "bool", float: "float", int: "int", str: "str", torch.dtype: "ScalarType", int | None: "int?",
+}  # fmt: skip
+"""What a request's fields may hold to be arguments of a registered operator."""
+
+
+class Differentiable:
+    """A forward and a backward pass; calling it with a request and the tensors returns the outputs.
+
+    Args:
+        name: of the registered operator, beside which stands ``<name>_backward``.
+        request: a NamedTuple of everything but the tensors. Fields of types that operators do not take, such as
+            configurations of launches, must be None in compiled calls.
+        tensors: names of the arguments; a "?" follows where one may be None. The first one never is.
+        outputs: names of the results, of which there are always so many: None stands for one not asked for.
+        saved: names of what the forward pass keeps for the backward pass beside its arguments. What it returns beyond
+            these an eager call keeps too.
+        constant: outputs that have no gradient.
+        forward: (request, *tensors) -> (outputs, saved), where nothing shares memory with anything else.
+        backward: (request, needs, tensors, saved, gradients of the outputs) -> gradients of the tensors, or None where
+            ``needs`` is false. None: it has no gradients.
+        shapes: as ``forward``, but only allocates.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        request: type[Any],
+        tensors: Sequence[str],
+        outputs: Sequence[str],
+        saved: Sequence[str] = (),
+        constant: Sequence[str] = (),
+        forward: Callable[..., tuple[Tensors, Tensors]],
+        backward: Callable[..., Tensors] | None,
+        shapes: Callable[..., tuple[Tensors, Tensors]],
+    ) -> None:
+        self.forward, self.backward, self.shapes = forward, backward, shapes
+        self.request = request
+        self.constant = [index for index, output in enumerate(outputs) if output in constant]
+        self.num_tensors, self.num_outputs = len(tensors), len(outputs)
+        types = {field: SCHEMA_TYPES.get(hint) for field, hint in get_type_hints(request).items()}
+        self.fields = [field for field, kind in types.items() if kind]
+        self._register(name, tensors, [f"{types[field]} {field}" for field in self.fields], len(saved))
+
+    def __call__(self, request: Any, *tensors: Tensor | None) -> Tensors:
+        """Return the outputs."""
+        if not torch.compiler.is_compiling():
+            if self.backward is not None:
+                return _Eager.apply(self, request, *tensors)
+            with torch.no_grad():
+                return self.forward(request, *tensors)[0]
+        for field, value in request._asdict().items():
+            if field not in self.fields and value is not None:
+                raise ValueError(f"{field} must be None under torch.compile, got {value}")
+        values = [getattr(request, field) for field in self.fields]
+        return tuple(_given(x) for x in self.operator(*tensors, *values)[: self.num_outputs])
+
+    def _run(self, *arguments: Any) -> tuple[Any, Tensors]:
+        """Return the request and the tensors that an operator's arguments stand for."""
+        values = dict(zip(self.fields, arguments[self.num_tensors :], strict=True))
+        request = self.request(**{field: values.get(field) for field in self.request._fields})
+        return request, arguments[: self.num_tensors]
+
+    def _register(self, name: str, tensors: Sequence[str], values: Sequence[str], num_saved: int) -> None:
+        """Register the operators with torch."""
+        given = [f"Tensor? {x[:-1]}" if x.endswith("?") else f"Tensor {x}" for x in tensors]
+        results = ", ".join(["Tensor"] * (self.num_outputs + num_saved))
+
+        def forward(*arguments: Any) -> Any:
+            request, inputs = self._run(*arguments)
+            outputs, saved = without_autocast(self.forward, inputs[0], request, *inputs)
+            return _packed(_apart((*outputs, *saved[:num_saved])), inputs[0])
+
+        def shapes(*arguments: Any) -> Any:
+            request, inputs = self._run(*arguments)
+            outputs, saved = self.shapes(request, *inputs)
+            return _packed((*outputs, *saved), inputs[0])
+
+        results = f"({results})" if "," in results else results
+        operator = torch.library.custom_op(
+            f"lrbench::{name}", forward, mutates_args=(), schema=f"({', '.join([*given, *values])}) -> {results}"
+        )
+        operator.register_fake(shapes)
+        self.operator = getattr(torch.ops.lrbench, name).default
+        if self.backward is None:
+            return
+        backward_of = self.backward
+
+        def gradients(
+            grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
+        ) -> list[Tensor]:
+            request, tensors = self._run(*inputs, *values)
+            kept = tuple(map(_given, saved))
+            found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
+            # What has no gradient at all, such as a stabiliser, gets zeros where one is asked for.
+            each = zip(found, inputs, needs, strict=True)
+            full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
+            return list(_packed(_apart(_needed(full, needs)), inputs[0]))
+
+        def gradient_shapes(
+            grads: list[Any], inputs: list[Any], saved: list[Tensor], needs: list[bool], *values: Any
+        ) -> list[Tensor]:
+            like = [torch.empty_like(x) if need else None for x, need in zip(inputs, needs, strict=True)]
+            return list(_packed(like, inputs[0]))
+
+        lists = ["Tensor?[] grads", "Tensor?[] inputs", "Tensor[] saved", "bool[] needs"]
+        torch.library.custom_op(
+            f"lrbench::{name}_backward", gradients, mutates_args=(),
+            schema=f"({', '.join([*lists, *values])}) -> Tensor[]",
+        ).register_fake(gradient_shapes)  # fmt: skip
+        backward_operator = getattr(torch.ops.lrbench, f"{name}_backward").default
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            results = output if isinstance(output, tuple) else (output,)
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*inputs[: self.num_tensors], *results[self.num_outputs :])
+            ctx.values = inputs[self.num_tensors :]
+            ctx.mark_non_differentiable(*(results[index] for index in self.constant), *results[self.num_outputs :])
+
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            inputs, saved = ctx.saved_tensors[: self.num_tensors], ctx.saved_tensors[self.num_tensors :]
+            needs = list(ctx.needs_input_grad[: self.num_tensors])
+            found = backward_operator(list(grads[: self.num_outputs]), list(inputs), list(saved), needs, *ctx.values)
+            return *_needed(found, needs), *(None for _ in ctx.values)
+
+        operator.register_autograd(backward, setup_context=setup_context)
+
+
+class _Eager(torch.autograd.Function):
+    """A :class:`Differentiable` outside of torch.compile."""
+
+    @staticmethod
+    def forward(ctx: Any, what: Differentiable, request: Any, *tensors: Any) -> Tensors:
+        outputs, saved = without_autocast(what.forward, tensors[0], request, *tensors)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.what, ctx.request = what, request
+        ctx.set_materialize_grads(False)
+        if constant := [outputs[index] for index in what.constant if outputs[index] is not None]:
+            ctx.mark_non_differentiable(*constant)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
+        what, both = ctx.what, ctx.saved_tensors
+        tensors, saved = both[: what.num_tensors], both[what.num_tensors :]
+        found = without_autocast(
+            what.backward, tensors[0], ctx.request, ctx.needs_input_grad[2:], tensors, saved, grads
+        )
+        return None, None, *found
+
+
+def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:
+    """Call ``function`` with autocast switched off for x's device, so that its own products keep their dtypes."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return function(*arguments, **keywords)
+    with torch.autocast(kind, enabled=False):
+        return function(*arguments, **keywords)
+
+
+def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
+    """Return a registered operator's results: an empty tensor stands for None."""
+    packed = tuple(like.new_empty(0) if x is None else x for x in results)
+    return packed if len(packed) > 1 else packed[0]
+
+
+def _apart(results: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the results with those copied that are parts of a larger tensor: operators' results share no memory."""
+    return [x.clone() if x is not None and x.untyped_storage().nbytes() > x.nbytes else x for x in results]
+
+
+def _needed(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Return the gradients, None for those that are not needed."""
+    return [x if need else None for x, need in zip(gradients, needs, strict=True)]
+
+
+def _given(x: Tensor) -> Tensor | None:
+    """Undo :func:`_packed` for one of the results."""
+    return None if x.dim() == 1 and x.shape[0] == 0 else x
