@@ -48,10 +48,11 @@ def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
     return min(problem.chunk, choice.backward_chunk(choice.shape_of_tensors(q, v), problem.scheme))
 
 
-def keeps_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor) -> bool:
-    """Return whether the backward pass gets the forward pass's states: they fit its chunks and take little memory."""
+def keep_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
+    """Return the states if the backward pass gets them: they fit its chunks and take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
-    return backward_chunk(problem, q, v) == problem.chunk and KEPT_STATES * states.nbytes <= inputs
+    few = states is not None and KEPT_STATES * states.nbytes <= inputs
+    return states if few and backward_chunk(problem, q, v) == problem.chunk else None
 
 
 class Request(NamedTuple):
@@ -124,7 +125,7 @@ def _forward(
         output = run_chunk_o(
             problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
         )
-    kept = states if fused and several and keeps_states(problem, q, v, states) else None
+    kept = keep_states(problem, q, v, states) if fused and several else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
 
@@ -135,8 +136,8 @@ def _shapes(
     batch, seq_len, heads, dim_v = v.shape
     heads, dim_k, dim_v = index(heads), index(q.shape[3]), index(dim_v)
     exp, fused = request.gate == "exp", is_fused(request.scheme, v.element_size())
-    # Gates accumulate over a tile of a fused chunk, else over a chunk. Neither depends on the sequence's length, so that
-    # a compiled call serves all lengths.
+    # Gates accumulate over a tile of a fused chunk, else over a chunk. Neither depends on the sequence's length, so
+    # that a compiled call serves all lengths.
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,

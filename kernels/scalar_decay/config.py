@@ -239,7 +239,7 @@ def select_config(
     normaliser_k = 128 if capability >= (9, 0) and scheme != "whole_state" else 64
     fit = fit_fused if fused else fit_outputs
     dq = fit(v_pad, k_pad, sums=True)
-    if fused and capability >= (10, 0):
+    if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
         # With a state to load, four warps would spill.
         dq = replace(dq, num_warps=8)
     return EngineConfig(

@@ -167,8 +167,6 @@ def _flatten(state, BX: gl.constexpr):
     return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [WARPS], [0]))
 
 
-@remember_launches
-@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale", "every"])
 @gluon.jit
 def _walk(
     tensors,
