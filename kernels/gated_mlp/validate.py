@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_on_gpu, dtype_name
+from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_on_gpu, dtype_name, is_interpreted
 from .config import ACTIVATIONS, DIM_MULTIPLE
 
 
@@ -57,9 +57,7 @@ def check_kernel_support(x: Tensor, D: int, F: int) -> None:
     for name, size in (("D", D), ("F", F)):
         if size % DIM_MULTIPLE:
             raise ValueError(f"{name} must be a multiple of {DIM_MULTIPLE}, got {size}")
-    import triton
-
-    if x.device.type == "cuda" and triton.knobs.runtime.interpret:
+    if x.device.type == "cuda" and is_interpreted():
         # The interpreter copies each tensor to the host, so the kernel could not reach one weight from the other.
         raise ValueError(f"x must be on the CPU under TRITON_INTERPRET=1, got a tensor on {x.device}")
     check_on_gpu("x", x)
