@@ -337,6 +337,9 @@ def _walk(
                 out_s = buffers.out.index(group * NZ + half)
                 if SUMS or PARTIAL:
                     mbarrier.wait(extra, tile & 1)
+                tma.store_wait(NZ - 1)
+                # Threads may leave the wait one by one, and only whole warps may load tiles.
+                gl.thread_barrier()
                 if PARTIAL:
                     out += out_s.permute((1, 0)).load(out_layout).to(gl.float32)
                 if SUMS:
@@ -347,8 +350,6 @@ def _walk(
                     warp = share * WARPS + gl.arange(0, WARPS, gl.SliceLayout(1, sums_layout))[:, None]
                     offs = t0 + gl.arange(0, BT, gl.SliceLayout(0, sums_layout))[None, :]
                     gl.store(pointers.sums + warp * planes + pid_bh * T + offs, sums, mask=offs < T)
-                tma.store_wait(NZ - 1)
-                gl.thread_barrier()
                 out_s.permute((1, 0)).store(out.to(DTYPE))
                 fence_async_shared()
                 gl.thread_barrier()
