@@ -338,7 +338,6 @@ def _walk(
                 if SUMS or PARTIAL:
                     mbarrier.wait(extra, tile & 1)
                 tma.store_wait(NZ - 1)
-                # Threads may leave the wait one by one, and only whole warps may load tiles.
                 gl.thread_barrier()
                 if PARTIAL:
                     out += out_s.permute((1, 0)).load(out_layout).to(gl.float32)
@@ -463,11 +462,14 @@ def whole_state_kernel(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout()),
     )
+    # Only barriers that are waited for: the memory of others would be used again, and the hardware writes to it.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
-        mbarrier.init(buffers.freed.index(stage), count=1)
-    for group in gl.static_range(GROUPS):
-        mbarrier.init(buffers.extra_loaded.index(group), count=1)
+        if GROUPS == 2:
+            mbarrier.init(buffers.freed.index(stage), count=1)
+    if pair_ptr is not None or partial_ptr is not None:
+        for group in gl.static_range(GROUPS):
+            mbarrier.init(buffers.extra_loaded.index(group), count=1)
     fence_async_shared()
     gl.thread_barrier()
 
