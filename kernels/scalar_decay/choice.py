@@ -55,14 +55,14 @@ class Costs:
     """
 
     walk: float = 0.047
-    whole_state: float = 0.034
-    normaliser: float = 0.037
+    whole_state: float = 0.026
+    normaliser: float = 0.03
     gradient: float = 1.6
     launch: float = 10.0
     states: float = 0.016
     states_and_n: float = 0.045
     store: float = 1.5
-    merge: float = 5.5
+    merge: float = 4.0
 
 
 COSTS = Costs()

@@ -8,7 +8,7 @@ and the second elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
     whole_state  the same with the whole state of a head in one program (whole_state.py): Hopper, float16 and bfloat16,
-                 head dims above 32 of which one is at most 256, chunks from 64 on, a positive scale
+                 head dims above 32 and at most 512, chunks from 64 on, a positive scale
     xl_chunk     TFLA as published: the states at the chunks' edges, then all tiles of a chunk in parallel (chunk_o.py)
     limit_chunk  the same with one level of sequence parallelism: a chunk is a tile of 16, 32, 64 or 128
     torch        portable chunkwise form, any device and chunk length (chunkwise.py)
