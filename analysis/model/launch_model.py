@@ -201,8 +201,7 @@ def fit_launches(
 ) -> LaunchFit | None:
     """Fit the launches' constants to measured rows; None where fewer than :data:`MIN_ROWS` are of one device.
 
-    Of several rows of one case the newest counts; suspect ones, and those measured when the case had other launches,
-    are left out. An operation with too few rows takes those of every operation that runs the same kernels: mLSTMexp,
+    Of several rows of one case the newest counts; suspect ones are left out. An operation with too few rows takes those of every operation that runs the same kernels: mLSTMexp,
     which is stabilised, or the others. Left-out rows are then those of one operation at a time that has too few for a
     fit of its own.
 

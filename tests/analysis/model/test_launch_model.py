@@ -165,7 +165,7 @@ def test_what_a_fit_leaves_out() -> None:
 @pytest.mark.parametrize(("op", "mode"), FITTED)
 def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str, str], LaunchFit]) -> None:
     fit = fits[op, mode]
-    assert fit.rows >= 150 and fit.ops == (op,)
+    assert fit.rows >= 130 and fit.ops == (op,)
     assert fit.median_error <= 0.05 and fit.worst_error <= 0.3
     assert all(median <= 0.07 and worst <= 0.3 for median, worst in fit.errors.values())
     assert fit.formulation_median_error > 2 * fit.median_error
