@@ -95,7 +95,9 @@ def gated_mlp(
     if impl == "torch":
         from ..common.differentiable import without_autocast
         from .reference import portable
+        from .validate import check_projections
 
+        check_projections(x, w_up, w_gate)
         if config is not None:
             raise ValueError(f"config must be None for impl torch, got {config}")
         return without_autocast(portable, x, x, w_up, w_gate, activation=activation)

@@ -51,8 +51,8 @@ def test_squares_stay_short() -> None:
         (8192, 128, False, "whole_state"),
         (8192, 128, True, "whole_state"),
         # One program of whole_state a row would leave half of the device idle, four of fused_chunk do not.
-        (16384, 64, False, "walk"),
-        (16384, 64, True, "whole_state"),
+        (4096, 64, False, "walk"),
+        (4096, 64, True, "whole_state"),
     ],
 )
 def test_whole_state_is_not_chosen_where_it_idles_the_device(

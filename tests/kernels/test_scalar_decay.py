@@ -11,6 +11,7 @@ from torch.autograd.gradcheck import GradcheckError
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.scalar_decay import chunkwise
+from lrbench.kernels.scalar_decay.choice import faster_scheme, shape_of_tensors
 from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import HEADS, SIZES, heads
@@ -142,8 +143,8 @@ def test_implementations_and_their_options() -> None:
         (torch.float32, (128, 256), None, 1.0, "dtype must be float16 or bfloat16 for whole_state, got torch.float32"),
         (torch.bfloat16, (128, 256), None, -0.3, "scale must be positive for whole_state, got -0.3"),
         (torch.bfloat16, (128, 256), 32, 1.0, "chunk_size must be at least 64 for whole_state, got 32"),
-        (torch.bfloat16, (32, 64), None, 1.0, "head dims must be above 32, got 32"),
-        (torch.bfloat16, (512, 512), None, 1.0, "a state of at most 256 rows, got a head dim of 512"),
+        (torch.bfloat16, (32, 64), None, 1.0, "head dims must be above 32 and at most 512 for whole_state, got 32"),
+        (torch.bfloat16, (256, 1024), None, 1.0, "head dims must be above 32 and at most 512 for whole_state, got 256"),
         (torch.float16, (256, 512), 64, 1.0, "whole_state is written for compute capability 9.0, got cpu"),
     ],
 )
@@ -163,9 +164,11 @@ def test_a_bad_chunk_size_is_refused_before_an_implementation_is_chosen(chunk_si
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dims", [(64, 128), (32, 64)])
-def test_the_default_is_whole_state_where_it_runs(dims: tuple[int, int]) -> None:
+def test_the_default_is_the_faster_one_that_runs(dims: tuple[int, int]) -> None:
     case = Case(op="mlstm_exp", impl="fused_chunk", dtype=torch.bfloat16, sizes=heads(1, 300, 2, *dims), device="cuda")
     q, _, v, *_ = inputs = [*case.draw().inputs.values()]
-    impl = "fused_chunk" if why_not_whole_state(q, v, None, 1.0) else "whole_state"
-    assert torch.cuda.get_device_capability() != (9, 0) or (impl == "whole_state") == (min(dims) > 32)
+    runs = why_not_whole_state(q, v, None, 1.0) is None
+    assert torch.cuda.get_device_capability() != (9, 0) or runs == (min(dims) > 32)
+    scheme = faster_scheme(shape_of_tensors(q, v, normalised=True), training=False)
+    impl = "whole_state" if runs and scheme == "whole_state" else "fused_chunk"
     assert torch.equal(mlstm_exp(*inputs), mlstm_exp(*inputs, impl=impl))
