@@ -201,9 +201,9 @@ def fit_launches(
 ) -> LaunchFit | None:
     """Fit the launches' constants to measured rows; None where fewer than :data:`MIN_ROWS` are of one device.
 
-    Of several rows of one case the newest counts; suspect ones are left out. An operation with too few rows takes those of every operation that runs the same kernels: mLSTMexp,
-    which is stabilised, or the others. Left-out rows are then those of one operation at a time that has too few for a
-    fit of its own.
+    Of several rows of one case the newest counts; suspect ones are left out. An operation with too few rows takes those
+    of every operation that runs the same kernels: mLSTMexp, which is stabilised, or the others. Left-out rows are then
+    those of one operation at a time that has too few for a fit of its own.
 
     Args:
         rows: measured rows of this implementation, mode and dtype, with :data:`ROW_COLUMNS`.
