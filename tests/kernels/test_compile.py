@@ -43,6 +43,7 @@ SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
 
 
+WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (256, 512))
 WHOLE_STATE_STACK_BYTES = 160
 """A state takes half of a program's registers, and what the loop over tiles hardly uses goes to the stack."""
 
@@ -137,8 +138,10 @@ ENGINE = [
     ),
     *itertools.chain.from_iterable(
         compiled([engine(op, "whole_state", dims, 256)], stack=WHOLE_STATE_STACK_BYTES, slow=slow, capabilities=(90,))
-        for op, slow in (("mlstm_exp", False), ("mlstm_sig", True))
-        for dims in ((128, 256), (64, 64), (80, 160), (256, 512))
+        for op, dims, slow in (
+            *(("mlstm_exp", dims, dims == (80, 160)) for dims in WHOLE_STATE_DIMS),
+            *(("mlstm_sig", dims, True) for dims in WHOLE_STATE_DIMS),
+        )
     ),
     *itertools.chain.from_iterable(
         compiled([engine(op, impl, (128, 256), chunk_size)], stack=None, carry=False, slow=(op, impl) not in ci)
