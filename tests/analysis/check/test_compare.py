@@ -179,7 +179,7 @@ def test_committed_h200_runs_differ_where_they_are_known_to() -> None:
     old, new = (select(f"run:{run}", [H200]) for run in ("ff7ac4fb", "c0d954a9"))
     found = compare(old, new, by=("mode", "head_dim_v"))
     wide = next(g for g in found.groups if g.values == {"mode": "fw", "head_dim_v": 512})
-    assert wide.verdicts["faster"] == wide.cases == 38
+    assert wide.verdicts["faster"] == wide.cases == 33
     assert wide.interval.high < 0.8
     assert {each.row["op"] for each in found.unmatched if each.side == "A"} == {"mlstm_sig", "mlstm_exp"}
-    assert len(case_rows(found)) == group_rows(found)[-1]["cases"] == 304
+    assert len(case_rows(found)) == group_rows(found)[-1]["cases"] == 221

@@ -158,17 +158,23 @@ def test_suspect_rows_count_in_no_comparison(tmp_path: Path) -> None:
 
 
 def test_comparisons_match_problem_by_problem() -> None:
-    """Held to a plain loop over the committed rows: equal sizes, each side at its fastest chunk size."""
+    """Held to a plain loop over the committed rows: equal sizes, each side at its fastest chunk size.
+
+    Where clocks were lowered, an older run that measured both sides counts.
+    """
     subject = Report.load([COMMITTED], "h200").subject
     rows = ok_rows(latest_rows(load_results(COMMITTED)))
     rows = rows[rows["suspect"].isna() & (rows["op"] == "mlstm_sig")]
     sizes = ["mode", "dtype", "batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v"]
     ours = rows[rows["provider"] == "lrbench"].groupby(sizes)["time_ms"].min()
     theirs = rows[rows["provider"] == "mlstm_kernels"].groupby(sizes)["time_ms"].min()
-    expected = sorted((theirs / ours).dropna())
+    expected = (theirs / ours).dropna()
     found = [c for c in speedups(subject) if c.theirs.op == "mlstm_sig"]
-    assert len(expected) > 30
-    assert sorted(c.ratio for c in found) == pytest.approx(expected)
+    assert len(found) == len(expected) > 30
+    newest = [c for c in found if not c.again]
+    assert len(newest) > 25
+    for c in newest:
+        assert c.ratio == pytest.approx(expected[tuple(getattr(c.ours, name) for name in sizes)])
     assert all(c.ends[0] <= c.ratio <= c.ends[1] for c in found if c.ends is not None)
 
 
