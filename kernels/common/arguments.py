@@ -10,6 +10,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from .sizes import REMEMBERED
+
 INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TRITON_DTYPES = INPUT_DTYPES[1:]
 """Dtypes of inputs that the Triton kernels take: all but float64."""
@@ -23,7 +25,7 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
 
     For functions of sizes, dtypes and devices whose result is another constant, such as the reason for an error.
     """
-    remembered: Callable[..., R] = lru_cache(1024)(function)
+    remembered: Callable[..., R] = lru_cache(REMEMBERED)(function)
 
     @torch.compiler.assume_constant_result
     @wraps(function)

@@ -1,4 +1,4 @@
-"""GPU limits from which launches are chosen; imports neither torch nor triton, like the configurations that use it."""
+"""GPU limits and sizes of caches; imports neither torch nor triton, like the configurations that use it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ SHARED_MEMORY_BYTES = {
 
 MIN_PROGRAMS = 256
 """With fewer programs a launch leaves much of an H200 (132 SMs, two programs each) idle."""
+
+REMEMBERED = 1024
+"""Problems, choices and checks kept for calls to come; making one takes the host longer than looking it up."""
 
 
 def next_power_of_two(n: int) -> int:

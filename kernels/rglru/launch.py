@@ -22,7 +22,7 @@ from ..common.channels import CHANNEL_MULTIPLE, TileConfig
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, PassCode, exchange_words
-from ..common.sizes import cdiv
+from ..common.sizes import REMEMBERED, cdiv
 from .backward import look_back_gradient_kernel, sum_parts_kernel, walk_gradient_kernel
 from .config import ScanConfig, default_chunk_size, invalid_reason, select_config
 from .elements import pass_code
@@ -32,9 +32,6 @@ from .reduce import merge_kernel, reduce_kernel
 MERGE_BLOCK = 128
 STEP_BLOCK = 256
 SUM_BLOCK_N, SUM_BLOCK_C = 128, 8
-
-REMEMBERED = 1024
-"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..common.device import capability
 from ..common.differentiable import Differentiable, Tensors
-from ..common.sizes import cdiv
+from ..common.sizes import REMEMBERED, cdiv
 from . import choice
 from .config import KEPT_STATES, EngineConfig, fit_chunk, is_fused, select_config
 from .launch import (
@@ -35,9 +35,6 @@ from .launch import (
     run_step,
 )
 from .roles import DK, DQ, DV, GateVectors, H
-
-REMEMBERED = 1024
-"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:

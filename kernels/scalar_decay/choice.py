@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..common.sizes import MIN_PROGRAMS, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, REMEMBERED, next_power_of_two
 from .config import KEPT_STATES, WHOLE_STATE_BLOCK_T, fit_whole_state, whole_state_reason
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
     return min(LONGEST_SQUARE, max(WHOLE_STATE_BLOCK_T, next_power_of_two(max(head_dim_qk, head_dim_v))))
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(REMEMBERED)
 def forward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a call takes; ``scheme`` as of :func:`.config.select_config`."""
     if scheme == "sweep":
@@ -147,13 +147,13 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
     return min(shape.chunks(), key=lambda chunk: shape.forward_us(scheme, chunk))
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(REMEMBERED)
 def backward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a backward pass takes, where that of the forward pass is no shorter."""
     return min(shape.chunks(), key=lambda chunk: shape.backward_us(scheme, chunk))
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(REMEMBERED)
 def faster_scheme(shape: Shape, *, training: bool) -> str:
     """Return the scheme, "whole_state" or "walk", that is faster where either runs.
 

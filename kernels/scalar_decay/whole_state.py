@@ -207,14 +207,13 @@ def _walk(
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
-    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
     sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
     flat_layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
 
-    offs_s = gl.arange(0, BT, gl.SliceLayout(1, score_layout))
-    offs_t = gl.arange(0, BT, gl.SliceLayout(0, score_layout))
+    offs_s = gl.arange(0, BT, gl.SliceLayout(1, out_layout))
+    offs_t = gl.arange(0, BT, gl.SliceLayout(0, out_layout))
     offs_z = z_col + Z + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
     offs_x = gl.arange(0, BX, gl.SliceLayout(0, state_layout))
     other_z = offs_z + (BZ if NZ == 2 else 0)
@@ -288,7 +287,7 @@ def _walk(
             z = buffers.z.index(stage)
             x_t = x.permute((1, 0))
 
-            zeros = gl.zeros([BT, BT], gl.float32, score_layout)
+            zeros = gl.zeros([BT, BT], gl.float32, out_layout)
             scores = warpgroup_mma(y, x_t, zeros, is_async=True, use_acc=False)
             if FUTURE:
                 exponent = (

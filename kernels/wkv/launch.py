@@ -18,7 +18,7 @@ from ..common.channel_tensors import check_kernel_support, check_one_token
 from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, exchange_words
-from ..common.sizes import cdiv
+from ..common.sizes import REMEMBERED, cdiv
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
@@ -26,9 +26,6 @@ from .forward import scan_kernel, step_kernel, walk_kernel
 from .reference import State
 
 STEP_BLOCK = 256
-
-REMEMBERED = 1024
-"""Problems kept for calls to come; making one takes the host longer than a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
