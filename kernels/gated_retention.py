@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .common.calls import remember_calls
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def log_decay(f: Tensor, tau: float) -> Tensor:
     return logsigmoid(f) / tau
 
 
+@remember_calls
 def gated_retention(
     q: Tensor,
     k: Tensor,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .common.calls import remember_calls
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def log_gates(dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     return dt * A, torch.log(dt.clamp(min=torch.finfo(dt.dtype).tiny))
 
 
+@remember_calls
 def mamba2_ssd(
     x: Tensor,
     dt: Tensor,

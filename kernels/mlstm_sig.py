@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .common.calls import remember_calls
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def log_gates(i: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
     return logsigmoid(f), logsigmoid(i)
 
 
+@remember_calls
 def mlstm_sig(
     q: Tensor,
     k: Tensor,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .common.calls import remember_calls
 from .scalar_decay.declare import scalar_decay_operation
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ OPERATION = scalar_decay_operation(
 )
 
 
+@remember_calls
 def simple_gla(
     q: Tensor,
     k: Tensor,

@@ -1,4 +1,4 @@
-"""What folders of results hold and what they lack: the tables of `lrbench results`."""
+"""What folders of results hold and what they lack: the tables of `lrbench results` and `lrbench runs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .schema import ProfileRow, RoofRow
 from .select import device_of, load_rows, newest
-from .store import read_file, row_set
+from .store import JOURNAL_SUFFIX, is_complete, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -50,6 +50,45 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
             }
         )
     return shown
+
+
+def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return a row for each run, the newest first: its id, when, on what, of which commit, and whether it is complete.
+
+    A run that was stopped is not complete, and neither is one whose journal is still there; of files that hold several
+    runs nothing is said.
+
+    Raises:
+        ValueError: as :func:`.store.read_results`.
+    """
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    said: dict[str, bool | None] = {}
+    for path in result_files(paths):
+        rows, complete = load_rows(path, (*COLUMNS, "run_id", "git_dirty")), is_complete(path)
+        for row in rows:
+            runs.setdefault(row["run_id"], []).append(row)
+            said[row["run_id"]] = complete
+    for path in itertools.chain.from_iterable(p.rglob(f"*{JOURNAL_SUFFIX}") for p in paths if p.is_dir()):
+        with open(path, "rb") as journal:
+            for row in filter(None, read_journal(journal)):
+                runs.setdefault(row["run_id"], []).append(row)
+                said[row["run_id"]] = False
+    newest_first = sorted(runs.items(), key=lambda run: max(row["measured_at"] for row in run[1]), reverse=True)
+    return [
+        {
+            "run": run_id[:8],
+            "measured": min(row["measured_at"] for row in rows)[:16].replace("T", " "),
+            "device": _values(map(device_of, rows)),
+            "commit": _values(
+                f"{(row['git_commit'] or 'unknown')[:7]}{'+' if row['git_dirty'] else ''}" for row in rows
+            ),
+            "kernel": _values(row["kernel"] for row in rows),
+            "cases": len({row["case_id"] for row in rows}),
+            "ok": len({row["case_id"] for row in rows if row["status"] == "ok"}),
+            "complete": {True: "yes", False: "no", None: None}[said[run_id]],
+        }
+        for run_id, rows in newest_first
+    ]
 
 
 def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:
@@ -106,16 +145,8 @@ def _values(values: Iterable[str | None]) -> str | None:
 
 
 def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of a folder of results: an introduction and two tables."""
+    """Return the page of a folder of results: an introduction and two tables, of what is there."""
     there = [row for row in implementations if row["ok"] or row["not_ok"]]
-    missing: dict[tuple[str, str, str], list[str]] = {}
-    for row in implementations:
-        if not row["ok"]:
-            missing.setdefault((row["device"], row["kernel"], row["op"]), []).append(f"`{row['impl']}`")
-    without = [
-        {"device": device, "kernel": kernel, "op": op, "implementations": ", ".join(names)}
-        for (device, kernel, op), names in missing.items()
-    ]
     return "\n".join(
         [
             INTRODUCTION,
@@ -125,11 +156,6 @@ def as_markdown(files: Sequence[Mapping[str, Any]], implementations: Sequence[Ma
             "`ok`: cases that are right and timed. `commits`: of this repository, of the newest rows.",
             "",
             *_table(there),
-            "## Without a measured case",
-            "",
-            "Declared for the device's kind, and not measured there.",
-            "",
-            *_table(without),
         ]
     )
 

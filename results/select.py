@@ -12,6 +12,7 @@ and reports on pandas frames. pandas is imported where a frame is made.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,11 +138,21 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
             value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
             kept = [row for row in rows if row[column] == (current_name(row["op"], wanted) if key == "impl" else value)]
         if not kept:
-            known = sorted({row[column] for row in rows if row[column] is not None})
-            listed = ", ".join(map(str, known[:12])) + (", ..." if len(known) > 12 else "")
-            raise ValueError(f"{key}:{wanted} selects no row; {column} is one of {listed or 'none'} here")
+            raise ValueError(f"{key}:{wanted} selects no row; {_near(key, wanted, rows)}")
         rows = kept
     return list(rows)
+
+
+def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
+    """Return what could have been meant by a term that fits no row: the values that are written almost alike."""
+    column = SELECTOR_COLUMNS[key]
+    length = max(8, len(wanted)) if key in PREFIXES else None
+    known = sorted({row[column] for row in rows if row[column] is not None})
+    names = list(dict.fromkeys(str(value)[:length] for value in known))
+    near = difflib.get_close_matches(wanted, names, n=3)
+    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{meant}{column} is one of {listed or 'none'} here"
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:

@@ -33,6 +33,9 @@ HERE = Path(__file__).resolve().parent
 """Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
 
 JOURNAL_SUFFIX = ".jsonl"
+COMPLETE = "lrbench.complete"
+"""Key of a file's metadata: yes or no."""
+
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
 
@@ -77,13 +80,15 @@ class RunWriter:
     Args:
         folder: created if need be.
         name: file name without suffix.
+        planned: how many rows make the run whole; None where leaving without an error does.
 
     Raises:
         OSError: the folder cannot be written.
         FileExistsError: a run of that name is already there.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, planned: int | None = None) -> None:
+        self.planned, self.failed = planned, False
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
@@ -99,7 +104,8 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.failed = error is not None
         self.close()
 
     def append(self, record: Record) -> None:
@@ -126,7 +132,8 @@ class RunWriter:
             return self.path if self.records else None
         try:
             if self.records:
-                write_parquet((dataclasses.asdict(record) for record in self.records), self.path)
+                complete = not self.failed and self.planned in (None, len(self.records))
+                write_parquet((dataclasses.asdict(record) for record in self.records), self.path, complete=complete)
             self.journal.unlink()
         finally:
             with contextlib.suppress(OSError):
@@ -134,12 +141,20 @@ class RunWriter:
         return self.path if self.records else None
 
 
-def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, row: type = Record) -> None:
-    """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none."""
+def write_parquet(
+    rows: Iterable[Mapping[str, Any]], path: Path, row: type = Record, *, complete: bool | None = None
+) -> None:
+    """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none.
+
+    Args:
+        complete: whether the rows are all that their run planned, which the file's metadata keep; None: it is not said.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist([_encodable(each) for each in rows], schema=arrow_schema(row))
+    if complete is not None:
+        table = table.replace_schema_metadata({COMPLETE: "yes" if complete else "no"})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -238,7 +253,7 @@ def _recover(journal: Path) -> list[Path]:
         target = journal.with_suffix(".parquet")
         made = []
         if good and not target.exists():
-            write_parquet(good, target)
+            write_parquet(good, target, complete=False)
             made.append(target)
         if len(good) == len(rows) and (made or not good):
             journal.unlink()
@@ -273,6 +288,14 @@ def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
+
+
+def is_complete(path: Path) -> bool | None:
+    """Return whether a file holds all rows that its run planned; None where it does not say."""
+    import pyarrow.parquet as pq
+
+    said = (pq.read_metadata(path).metadata or {}).get(COMPLETE.encode())
+    return None if said is None else said == b"yes"
 
 
 def committed_results(accelerator: str | None = None) -> list[Path]:

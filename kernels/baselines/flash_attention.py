@@ -59,6 +59,13 @@ BASELINES = (
         tested="4.0.0b36",
         module="flash_attn.cute",
         install="pip install 'flash-attn-4[cu13]==4.0.0b36'",
+        known_bad=(
+            KnownBad(
+                reason="FlashAttention-4 is written for Hopper and Blackwell",
+                source="flash-attn-4 on PyPI, project description",
+                architectures=("8.0", "8.6", "8.9"),
+            ),
+        ),
     ),
 )
 

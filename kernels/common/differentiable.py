@@ -8,12 +8,14 @@ needs to run them to know the shapes of their results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from .remember import Passed, Plan, describe, is_here, is_watched, note_call, run_planned
 
 Tensors = tuple[Any, ...]
 """Tensors, or None in place of some."""
@@ -66,15 +68,18 @@ class Differentiable:
     def __call__(self, request: Any, *tensors: Tensor | None) -> Tensors:
         """Return the outputs."""
         if not torch.compiler.is_compiling():
-            if self.backward is not None:
-                return _Eager.apply(self, request, *tensors)
-            with torch.no_grad():
-                return self.forward(request, *tensors)[0]
+            call = _Call(self, request)
+            outputs = call(*tensors)
+            note_call(call, tensors, outputs)
+            return outputs
         for field, value in request._asdict().items():
             if field not in self.fields and value is not None:
                 raise ValueError(f"{field} must be None under torch.compile, got {value}")
         values = [getattr(request, field) for field in self.fields]
-        return tuple(_given(x) for x in self.operator(*tensors, *values)[: self.num_outputs])
+        results = self.operator(*tensors, *values)
+        # An operator with one result returns that.
+        results = results if isinstance(results, tuple | list) else (results,)
+        return tuple(_given(x) for x in results[: self.num_outputs])
 
     def _run(self, *arguments: Any) -> tuple[Any, Tensors]:
         """Return the request and the tensors that an operator's arguments stand for."""
@@ -147,28 +152,99 @@ class Differentiable:
         operator.register_autograd(backward, setup_context=setup_context)
 
 
+class _Call:
+    """A request to a :class:`Differentiable` outside of torch.compile.
+
+    Attributes:
+        plans: of the forward pass (None) and of backward passes; None for a call that follows none.
+        differentiated: whether there may be a backward pass.
+    """
+
+    def __init__(self, what: Differentiable, request: Any) -> None:
+        self.what, self.request = what, request
+        self.plans: dict[Hashable, Plan | None] | None = None
+        self.differentiated = what.backward is not None
+
+    def planned(self, *, differentiated: bool) -> _Call:
+        """Return the same request, to follow plans."""
+        call = _Call(self.what, self.request)
+        call.plans, call.differentiated = {}, differentiated
+        return call
+
+    def __call__(self, *tensors: Any) -> Tensors:
+        """Return the outputs."""
+        if not self.differentiated:
+            return self.forward(tensors)[0]
+        # What Function.apply does beyond this is for torch.func, which no remembered call is part of.
+        return (_Eager.apply if self.plans is None else _apply)(self, *tensors)
+
+    def forward(self, tensors: Tensors) -> tuple[Tensors, Sequence[Any], Plan | None]:
+        """Run the forward pass; see :func:`.run_planned`."""
+
+        def run() -> Passed:
+            with torch.no_grad():
+                return without_autocast(self.what.forward, tensors[0], self.request, *tensors)
+
+        if self.plans is None:
+            return *run(), None
+        return run_planned(self.plans, None, tensors, run, keep=self.differentiated)
+
+    def gradients(self, plan: Plan | None, both: Tensors, needs: tuple[bool, ...], gradients: Tensors) -> Tensors:
+        """Return the gradients of the tensors.
+
+        Args:
+            plan: of the forward pass, if it was run by one.
+            both: the tensors, and what was kept.
+            needs: which gradients are asked for.
+            gradients: of the outputs.
+        """
+
+        def run() -> Passed:
+            backward, count = self.what.backward, self.what.num_tensors
+            assert backward is not None
+            kept = both[count:] if plan is None else plan.unpack(both[count:])
+            return without_autocast(backward, both[0], self.request, needs, both[:count], kept, gradients), ()
+
+        # The kinds of what a plan kept are known.
+        kinds: list[Any] = [plan is None, needs]
+        given = (*both, *gradients)
+        if (
+            self.plans is None
+            or is_watched()
+            or not describe(gradients if plan else given, kinds, [])
+            or not is_here(both)
+        ):
+            return run()[0]
+        return run_planned(self.plans, tuple(kinds), given, run, keep=False)[0]
+
+
 class _Eager(torch.autograd.Function):
-    """A :class:`Differentiable` outside of torch.compile."""
+    """A :class:`_Call` that is differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, what: Differentiable, request: Any, *tensors: Any) -> Tensors:
-        outputs, saved = without_autocast(what.forward, tensors[0], request, *tensors)
-        ctx.save_for_backward(*tensors, *saved)
-        ctx.what, ctx.request = what, request
+    def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
+        outputs, kept, plan = call.forward(tensors)
+        # Hooks on saved tensors see them as they are, so that they see the same in every call.
+        if plan is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            kept, plan = plan.unpack(kept), None
+        ctx.save_for_backward(*tensors, *kept)
+        ctx.call, ctx.plan = call, plan
         ctx.set_materialize_grads(False)
-        if constant := [outputs[index] for index in what.constant if outputs[index] is not None]:
+        if constant := [outputs[index] for index in call.what.constant if outputs[index] is not None]:
             ctx.mark_non_differentiable(*constant)
         return outputs
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensors:
-        what, both = ctx.what, ctx.saved_tensors
-        tensors, saved = both[: what.num_tensors], both[what.num_tensors :]
-        found = without_autocast(
-            what.backward, tensors[0], ctx.request, ctx.needs_input_grad[2:], tensors, saved, grads
-        )
-        return None, None, *found
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        return _gradients_once(ctx, *gradients) if torch.is_grad_enabled() else _gradients(ctx, *gradients)
+
+
+def _gradients(ctx: Any, *gradients: Tensor | None) -> Tensors:
+    return None, *ctx.call.gradients(ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:], gradients)
+
+
+_apply = super(torch.autograd.Function, _Eager).apply
+_gradients_once = once_differentiable(_gradients)
 
 
 def without_autocast(function: Callable[..., Any], x: Tensor, *arguments: Any, **keywords: Any) -> Any:

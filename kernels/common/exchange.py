@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .remember import different_each_call
+
 MAX_KEPT_BYTES = 64 * 2**20
 """Largest buffer that is kept for later calls. A larger one is zeroed by every call, which takes 1.6 % (RG-LRU) to
 2.1 % (WKV) of its time: the share of words in what a call in half precision reads and writes."""
@@ -50,6 +52,7 @@ _kept: dict[tuple[torch.device, int, int], tuple[Tensor, int]] = {}
 _lock = threading.Lock()
 
 
+@different_each_call
 def exchange_words(x: Tensor, count: int, width: int = 1) -> tuple[Tensor, int]:
     """Return at least ``count`` words on x's device, and a number that no earlier call wrote into this memory.
 

@@ -1,134 +1,506 @@
-"""Launching a kernel again without working out again what Triton compiled for its arguments.
+"""Calling a function again without doing again what the kinds of its arguments decide.
 
-Before every launch Triton examines each argument, builds a key from what it finds and the text of the options, compares
-the globals that the kernel reads, and asks the driver about each pointer. That takes longer than a small layer's kernel
-runs. A remembered launch compares only what compilation depends on, and passes addresses.
+Before a kernel runs, the host checks arguments, chooses launches and allocates, and Triton looks up what it compiled.
+For a small layer that takes longer than its kernels. All of it follows from the kinds of the arguments: everything
+about them but tensors' values and addresses. A public function therefore remembers, by these kinds, which request a
+call came to, and each of its passes is recorded once: what it allocates and launches, and where every pointer comes
+from. Later calls of the same kinds follow this plan: they allocate, fill in addresses and launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, TypeVar
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial, wraps
+from math import prod
+from operator import add, itemgetter
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
+import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
+from .device import scratch
+from .sizes import REMEMBERED, cdiv
+
 Kernel = TypeVar("Kernel")
-_Entry = tuple[Any, Callable[..., None], Any, Any, list[Any]]
-_Layout = tuple[list[int], list[tuple[int, "_Description"]], list[int]]
+P = ParamSpec("P")
+R = TypeVar("R")
+Passed = tuple[tuple[Any, ...], Sequence[Any]]
+"""What a pass returns: its results, and what the forward pass keeps for the backward pass; tensors or None."""
 
 ALIGNMENT = 16
-"""Bytes to which Triton takes a pointer to be aligned or not, and the number of which an integer may be a multiple."""
+"""Bytes to which a launch takes a pointer to be aligned or not."""
 
-INT32 = range(-(2**31), 2**31)
+PART_BYTES = 512
+"""Bytes of which parts of a block are multiples, as torch's own allocations are."""
 
-_address, _dtype = Tensor.data_ptr, attrgetter("dtype")
+MAX_SCRATCH_BYTES = 128 * 2**20
+"""Temporary memory up to which a pass has a plan. A plan allocates all of it at once, while the pass itself may free
+some before it needs more: a call's peak rises by at most this. A pass with more of it takes the GPU about a
+millisecond, longer than it takes the host."""
+
+SMALL_BYTES = 2**16
+"""Temporary memory that may stay with what is kept for the backward pass."""
+
+MAX_PLANS = 32
+"""Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
+
+HAS_LAUNCH = triton.__version__.startswith("3.6.") and torch.version.hip is None
+"""Whether a compiled kernel's launcher has a function ``launch`` that takes scratch memory, and need not be asked to
+allocate it."""
+
+ALLOCATIONS = [
+    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+]
+
+STREAM, NUMBERS, ADDRESSES, CONSTANTS, TUPLES = range(5)
+"""What a launch's arguments are taken from, in this order."""
+
+_local = threading.local()
+_lock = threading.Lock()
+_address = Tensor.data_ptr
+
+
+class Call(Protocol):
+    """A request, which can be made again of other tensors of the same kinds."""
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Any, ...]: ...
+
+    def planned(self, *, differentiated: bool) -> Call:
+        """Return the same request, to follow plans; ``differentiated``: whether there may be a backward pass."""
+
+
+def remembering(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function that remembers its calls; see calls.py."""
+    known: dict[Hashable, tuple[Call, Callable[[Any], Any], Any] | None] = {}
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        tensors: list[Any] = []
+        kinds: list[Any] = [torch.is_grad_enabled(), len(args)]
+        values = (*args, *keywords, *keywords.values())
+        if is_watched() or not describe(values, kinds, tensors) or not is_here(tensors):
+            return function(*args, **keywords)
+        key = tuple(kinds)
+        tensors.append(None)
+        found: Any = known.get(key, False)
+        if found:
+            request, order, structure = found
+            return cast(R, _arranged(structure, request(*order(tensors))))
+        if found is None:
+            return function(*args, **keywords)
+        before, _local.calls = getattr(_local, "calls", None), []
+        try:
+            result = function(*args, **keywords)
+            calls = _local.calls
+        finally:
+            _local.calls = before
+        positions = {id(x): position for position, x in enumerate(tensors)}
+        # Where one tensor is given twice, nobody can tell which of the two a request was made of.
+        if len(positions) == len(tensors):
+            found = None
+            if len(calls) == 1:
+                request, given, outputs = calls[0]
+                structure = _structure(result, {id(x): n for n, x in enumerate(outputs) if x is not None})
+                if structure is not None and all(id(x) in positions for x in given):
+                    differentiated = any(x is not None and x.requires_grad for x in outputs)
+                    request = request.planned(differentiated=differentiated)
+                    found = request, _pick([positions[id(x)] for x in given]), structure
+            with _lock:
+                known[key] = found
+                if len(known) > REMEMBERED:
+                    del known[next(iter(known))]
+        return result
+
+    return call
+
+
+def note_call(request: Call, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Tell the public function that is being called which request it came to."""
+    if (calls := getattr(_local, "calls", None)) is not None:
+        calls.append((request, tensors, outputs))
+
+
+def describe(values: Iterable[Any], kinds: list[Any], tensors: list[Any]) -> bool:
+    """Append what plans depend on in arguments to ``kinds``, and the tensors to ``tensors``; return whether it is all
+    hashable and free of subclasses of tensors."""
+    for x in values:
+        kind = type(x)
+        if kind is Tensor or kind is Parameter:
+            tensors.append(x)
+            kinds += (
+                x.shape, x.is_contiguous() or x.stride(), x.dtype, x.get_device(), x.requires_grad,
+                x.data_ptr() % ALIGNMENT == 0,
+            )  # fmt: skip
+        elif kind is tuple or kind is list:
+            kinds += (kind, len(x))
+            if not describe(x, kinds, tensors):
+                return False
+        elif isinstance(x, Tensor | tuple | list) or kind.__hash__ is None:
+            return False
+        else:
+            kinds += (kind, x)
+    return True
+
+
+def is_watched() -> bool:
+    """Return whether a profiler or one of torch's modes and transforms is to see what a pass does."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(
+        getattr(enter, "calls", enter)
+        or getattr(leave, "calls", leave)
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def is_here(tensors: Sequence[Any]) -> bool:
+    """Return whether there are tensors and the first one, with which the others agree, is on the current device."""
+    device = tensors[0].get_device() if tensors else -1
+    return bool(device >= 0 and device == torch.cuda.current_device())
+
+
+def run_planned(
+    plans: dict[Hashable, Plan | None], key: Hashable, tensors: Sequence[Any], run: Callable[[], Passed], *, keep: bool
+) -> tuple[tuple[Any, ...], Sequence[Any], Plan | None]:
+    """Run a pass by its plan if there is one, else as it is, recording it if it may have one.
+
+    Args:
+        plans: of one request's passes, by ``key``; None for a pass that cannot have one.
+        key: the pass, and the kinds of its tensors.
+        tensors: what it is given; the first is not None.
+        run: the pass itself.
+        keep: whether what it keeps is wanted.
+
+    Returns:
+        The results, what is kept, and the plan that put all of it into one block, or None.
+    """
+    plan = plans.get(key)
+    if plan is not None and not any(plan.hooks):
+        return *plan(tensors), plan
+    if key in plans or len(plans) >= MAX_PLANS:
+        return *run(), None
+    # Of tensors that overlap, nobody can tell into which of them a pointer points.
+    given = sorted(_source(GIVEN, x) for x in tensors if x is not None)
+    if any(x.start + x.num_bytes > y.start for x, y in itertools.pairwise(given)):
+        return *run(), None
+    with _Recorder(tensors) as recorder:
+        results, kept = run()
+    plans[key] = recorder.plan(results, kept if keep else ())
+    return results, kept, None
 
 
 def remember_launches(kernel: Kernel) -> Kernel:
-    """Make ``kernel[grid](...)`` look a compiled kernel up by the kinds of its arguments, instead of by Triton's key.
+    """Let plans contain the kernel's launches ``kernel[grid](...)``.
 
-    Run-time arguments are given by position, constexprs and options by keyword; other launches, those with other grids
-    than tuples, and those that a profiler or a hook watches, are left to Triton. Pointers are not checked: a tensor on
-    another device than the current one must have been refused before. The interpreter's functions stay as they are.
+    Run-time arguments are given by position, constexprs and options by keyword, and the grid as a tuple; a pass that
+    launches otherwise has no plan. The interpreter's functions stay as they are.
 
     Args:
         kernel: a function decorated with ``triton.jit`` or ``gluon.jit``.
     """
     if not isinstance(kernel, triton.JITFunction):
         return kernel
-    launch_anew = kernel.run
-    describe = _Description([not parameter.do_not_specialize for parameter in kernel.params])
-    launches: dict[Any, _Entry] = {}
+    launch = kernel.run
 
     def run(*args: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
-        if warmup or type(grid) is not tuple or kernel.pre_run_hooks or _is_watched():
-            return launch_anew(*args, grid=grid, warmup=warmup, **keywords)
-        active = driver.active
-        device = active.get_current_device()
-        values, kinds = describe(args)
-        key = (device, kinds, *keywords, *keywords.values())
-        known = launches.get(key)
-        if known is None:
-            compiled = launch_anew(*args, grid=grid, warmup=False, **keywords)
-            others = kernel.params[len(args) :]
-            if kinds is not None and all(parameter.is_constexpr for parameter in others):
-                constants = [keywords.get(parameter.name, parameter.default) for parameter in others]
-                launches[key] = compiled, compiled.run, compiled.function, compiled.packed_metadata, constants
-            return compiled
-        compiled, launch, function, metadata, constants = known
-        x, y, z = (*grid, 1, 1)[:3]
-        stream = active.get_current_stream(device)
-        launch(x, y, z, stream, function, metadata, None, None, None, *values, *constants)
+        recorder = getattr(_local, "recorder", None)
+        if recorder is None or warmup:
+            return launch(*args, grid=grid, warmup=warmup, **keywords)
+        plain = [int(x) if type(x) is _Number else x for x in args]
+        compiled = launch(*plain, grid=grid, warmup=False, **keywords)
+        recorder.launched(kernel, compiled, args, grid, keywords)
         return compiled
 
     kernel.run = run
     return kernel
 
 
-class _Description:
-    """What compilation depends on in a kernel's run-time arguments, or in the members of a tuple among them.
+def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Make plans call a function again that hands out memory: (x, ...) -> tensors, numbers and functions, where x is
+    one of the pass's tensors, and the functions are to be called after the pass's launches."""
 
-    Args:
-        specialised: for each of them, whether Triton compiles anew for an integer that is 1 or a multiple of 16.
+    @wraps(function)
+    def ask(*args: P.args, **keywords: P.kwargs) -> R:
+        recorder = getattr(_local, "recorder", None)
+        return function(*args, **keywords) if recorder is None else recorder.asked(partial(function, **keywords), *args)
+
+    return ask
+
+
+class Plan:
+    """What a pass does, but for addresses, the stream and what is different in each call.
+
+    Calling it with the pass's tensors returns the results, and what is kept as a list of one block, or of none.
     """
 
-    def __init__(self, specialised: list[bool]) -> None:
-        self.specialised = specialised
-        self.layouts: dict[tuple[type, ...], _Layout | None] = {}
+    def __init__(self, recorder: _Recorder, results: Sequence[_Part | None], kept: Sequence[_Part | None]) -> None:
+        sources, addresses = recorder.sources, recorder.addresses
+        self.device, self.exchanges, self.hooks = recorder.device, recorder.exchanges, recorder.hooks
+        used = {source for source, _ in addresses}
+        returned = [x for x in results if x is not None]
+        saved = [x.source for x in kept if x is not None]
+        # New memory: each result by itself, as a caller may keep one alone; what is kept, and what is not, in a block
+        # each, or in one if it is little. Torch parses tuples faster than sizes, and strides faster than none.
+        self.memory = [(tuple(x.shape), x.stride, x.dtype) for x in returned]
+        begins = {x.source: (at, 0) for at, x in enumerate(returned)}
+        rest = [n for n in used if sources[n].kind == ALLOCATED and n not in begins and n not in saved]
+        sizes = {n: cdiv(sources[n].num_bytes, PART_BYTES) * PART_BYTES for n in (*saved, *rest)}
+        self.scratch_bytes = sum(sizes[n] for n in rest)
+        for block in [[*saved, *rest]] if self.scratch_bytes <= SMALL_BYTES else [saved, rest]:
+            for index, n in enumerate(block):
+                begins[n] = len(self.memory), sum(sizes[m] for m in block[:index])
+            if block:
+                self.memory.append(((sum(sizes[n] for n in block),), (1,), torch.uint8))
+        self.kept = slice(len(returned), len(returned) + (len(saved) > 0))
+        self.parts = [None if x is None else (begins[x.source][1], x.shape, x.dtype) for x in kept]
+        self.results = _pick([-1 if x is None else begins[x.source][0] for x in results])
+        given = [n for n in used if sources[n].kind == GIVEN]
+        self.given = _pick(given)
+        exchanged = [n for n, source in enumerate(sources) if source.kind == EXCHANGED]
+        begins |= {n: (at, 0) for at, n in enumerate((*given, *exchanged), len(self.memory))}
+        self.bases = _pick([begins[source][0] for source, _ in addresses])
+        self.offsets = [begins[source][1] + offset for source, offset in addresses]
+        self.constants = recorder.constants
+        # A launch's arguments stand behind each other: the stream, numbers, addresses, constants and tuples.
+        counts = {STREAM: 1, NUMBERS: recorder.num_numbers, ADDRESSES: len(addresses), CONSTANTS: len(self.constants)}
+        first = {kind: sum(list(counts.values())[:kind]) for kind in range(len(counts) + 1)}
 
-    def __call__(self, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
-        """Return the values to launch with, and their kinds: None where there is an argument of another type than
-        tensors, numbers, None and named tuples, which Triton has to take apart itself."""
-        types = tuple(map(type, args))
-        if types not in self.layouts:
-            self.layouts[types] = self._layout(types)
-        layout = self.layouts[types]
-        values = list(args)
-        if layout is None:
-            return values, None
-        pointers, tuples, integers = layout
-        tensors = [args[index] for index in pointers]
-        addresses = [*map(_address, tensors)]
-        kinds: list[Any] = [types, *map(_dtype, tensors)]
-        unaligned = 0
-        for index, address in zip(pointers, addresses, strict=True):
-            values[index] = address
-            unaligned |= address
-        if unaligned % ALIGNMENT:
-            kinds.append(tuple(address % ALIGNMENT == 0 for address in addresses))
-        for index in integers:
-            x = args[index]
-            if self.specialised[index]:
-                kinds.append((x == 1, x % ALIGNMENT == 0, x in INT32))
-            elif x not in INT32:
-                kinds.append(index)
-        for index, describe in tuples:
-            members, inner = describe(args[index])
-            if inner is None:
-                return values, None
-            values[index] = tuple(members)
-            kinds.append(inner)
-        return values, tuple(kinds)
+        def places(entries: Sequence[_Entry]) -> Callable[[Any], Any]:
+            return _pick([first[kind] + index for kind, index in entries])
 
-    def _layout(self, types: tuple[type, ...]) -> _Layout | None:
-        """Return where pointers, tuples and integers are, or None if other types are among the arguments."""
-        pointers = [index for index, x in enumerate(types) if issubclass(x, Tensor)]
-        tuples = [
-            (index, _Description([self.specialised[index]] * len(x._fields)))
-            for index, x in enumerate(types)
-            if hasattr(x, "_fields")
+        self.tuples = [places(entries) for entries in recorder.tuples]
+        self.launches = [(launch, places(entries)) for launch, entries in recorder.launches]
+
+    def __call__(self, tensors: Sequence[Any]) -> Passed:
+        device, active = self.device, driver.active
+        memory: list[Any] = [
+            torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in self.memory
         ]
-        integers = [index for index, x in enumerate(types) if x is int]
-        others = [x for x in types if x in (float, bool, type(None))]
-        known = len(pointers) + len(tuples) + len(integers) + len(others) == len(types)
-        return (pointers, tuples, integers) if known else None
+        bases = [*map(_address, memory), *map(_address, self.given(tensors))]
+        values = [active.get_current_stream(active.get_current_device())]
+        exchanged = [x for ask, which, args in self.exchanges for x in ask(tensors[which], *args)]
+        for x in exchanged:
+            if isinstance(x, Tensor):
+                bases.append(_address(x))
+            elif isinstance(x, int):
+                values.append(x)
+        values += map(add, self.bases(bases), self.offsets)
+        values += self.constants
+        for members in self.tuples:
+            values.append(members(values))
+        if not HAS_LAUNCH:
+            triton.set_allocator(scratch)
+        for launch, arguments in self.launches:
+            launch(*arguments(values))
+        for x in exchanged:
+            if callable(x):
+                x()
+        kept = memory[self.kept]
+        memory.append(None)
+        return self.results(memory), kept
+
+    def unpack(self, kept: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return what is kept as the pass itself returns it."""
+        return [None if part is None else _view(kept[0], *part) for part in self.parts]
 
 
-def _is_watched() -> bool:
-    """Return whether somebody is to be told of launches, such as Triton's profiler."""
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+GIVEN, ALLOCATED, EXCHANGED = range(3)
+"""Where a pass has a tensor from: it was given it, has allocated it, or was handed it for this call."""
+
+_Entry = tuple[int, int]
+
+
+class _Source(NamedTuple):
+    """Memory that pointers point into."""
+
+    kind: int
+    start: int
+    num_bytes: int
+
+
+class _Part(NamedTuple):
+    """A result, or a tensor that is kept: all of an allocated source."""
+
+    source: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Number(int):
+    """A number that is different in each call: the n-th of them."""
+
+    index: int
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees what a pass allocates and launches, and finds out where each pointer comes from.
+
+    A pass may allocate uninitialised memory, look at parts of it and launch; what torch computes is not in a plan.
+    """
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        super().__init__()
+        self.device = tensors[0].device
+        self.fits = True
+        self.paused = False
+        self.sources = [_Source(GIVEN, 0, 0) if x is None else _source(GIVEN, x) for x in tensors]
+        self.addresses: dict[tuple[int, int], int] = {}
+        self.constants: list[Any] = []
+        self.tuples: list[list[_Entry]] = []
+        self.launches: list[tuple[Callable[..., None], list[_Entry]]] = []
+        self.exchanges: list[tuple[Callable[..., Any], int, tuple[Any, ...]]] = []
+        self.hooks: list[Any] = []
+        self.num_numbers = 0
+
+    def __enter__(self) -> Any:
+        _local.recorder = self
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _local.recorder = None
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.paused:
+            if func.overloadpacket in ALLOCATIONS and result.device == self.device:
+                self.sources.append(_source(ALLOCATED, result))
+            else:
+                aliases = [x.alias_info for x in func._schema.returns]
+                self.fits &= all(alias is not None and not alias.is_write for alias in aliases)
+        return result
+
+    def plan(self, results: Sequence[Any], kept: Sequence[Any]) -> Plan | None:
+        """Return the plan, or None if the pass does what no plan can, or takes too much temporary memory."""
+        parts = [None if x is None else self._part(x) for x in (*results, *kept)]
+        found = [x.source for x in parts if x is not None]
+        if not self.fits or not self.launches or len(set(found)) < len(found):
+            return None
+        plan = Plan(self, parts[: len(results)], parts[len(results) :])
+        return plan if plan.scratch_bytes <= MAX_SCRATCH_BYTES else None
+
+    def launched(self, kernel: Any, compiled: Any, args: Sequence[Any], grid: Any, keywords: dict[str, Any]) -> None:
+        """Take a launch into the plan."""
+        others = kernel.params[len(args) :]
+        launcher = compiled.run
+        if type(grid) is not tuple or kernel.pre_run_hooks or not all(x.is_constexpr for x in others):
+            self.fits = False
+            return
+        x, y, z = (*grid, 1, 1)[:3]
+        constants = [self._constant(keywords.get(x.name, x.default)) for x in others]
+        nothing = self._constant(None)
+        about = [self._constant(compiled.packed_metadata), nothing, nothing, nothing]
+        if HAS_LAUNCH:
+            self.fits &= not launcher.profile_scratch_size
+            size, memory = x * y * z * launcher.num_ctas * launcher.global_scratch_size, nothing
+            if size:
+                # No tensor points there.
+                self.sources.append(_Source(ALLOCATED, -size, size))
+                memory = self._at(len(self.sources) - 1, 0)
+            flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
+            about = [*map(self._constant, flags), memory, nothing, *about]
+        begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function)]
+        entries = [*begin, *about, *map(self._entry, args), *constants]
+        self.launches.append((launcher.launch if HAS_LAUNCH else launcher, entries))
+        self.hooks.append(kernel.pre_run_hooks)
+
+    def asked(self, function: Callable[..., Any], x: Tensor, *args: Any) -> tuple[Any, ...]:
+        """Return what a function hands out for this call, and take the function into the plan."""
+        self.paused = True
+        try:
+            found = function(x, *args)
+        finally:
+            self.paused = False
+        which = self._find(x)
+        if which is None or self.sources[which].kind != GIVEN:
+            self.fits = False
+            return found
+        self.exchanges.append((function, which, args))
+        results = []
+        for value in found:
+            if isinstance(value, Tensor):
+                self.sources.append(_source(EXCHANGED, value))
+            elif isinstance(value, int):
+                value = _Number(value)
+                value.index = self.num_numbers
+                self.num_numbers += 1
+            results.append(value)
+        return tuple(results)
+
+    def _entry(self, value: Any) -> _Entry:
+        """Return where an argument stands."""
+        if isinstance(value, Tensor):
+            source = self._find(value)
+            if source is not None:
+                return self._at(source, value.data_ptr() - self.sources[source].start)
+        elif isinstance(value, _Number):
+            return NUMBERS, value.index
+        elif value is None or type(value) in (bool, int, float):
+            return self._constant(value)
+        elif hasattr(value, "_fields"):
+            self.tuples.append([*map(self._entry, value)])
+            return TUPLES, len(self.tuples) - 1
+        self.fits = False
+        return STREAM, 0
+
+    def _constant(self, value: Any) -> _Entry:
+        self.constants.append(value)
+        return CONSTANTS, len(self.constants) - 1
+
+    def _at(self, source: int, offset: int) -> _Entry:
+        return ADDRESSES, self.addresses.setdefault((source, offset), len(self.addresses))
+
+    def _find(self, x: Tensor) -> int | None:
+        """Return the source into which a tensor points: the latest, since memory is given out again once it is free."""
+        address = x.data_ptr()
+        found = (n for n, (_, start, size) in enumerate(self.sources) if start <= address < start + size)
+        return max(found, default=None)
+
+    def _part(self, x: Tensor) -> _Part:
+        """Return a result as all of a source."""
+        source = self._find(x)
+        if source is None or self.sources[source] != _source(ALLOCATED, x) or not x.is_contiguous():
+            self.fits = False
+        return _Part(source or 0, x.shape, x.stride(), x.dtype)
+
+
+def _source(kind: int, x: Tensor) -> _Source:
+    """Return the memory from a tensor's first element to its last."""
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return _Source(kind, x.data_ptr(), elements * x.element_size() if x.numel() else 0)
+
+
+def _view(block: Tensor, offset: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return block[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+def _pick(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that takes the values at some places out of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple(values[place] for place in places)
+
+
+def _structure(result: Any, outputs: dict[int, int]) -> Any:
+    """Return a result with numbers in place of outputs, and None if there is anything else in it."""
+    if isinstance(result, tuple):
+        parts = [_structure(x, outputs) for x in result]
+        return None if None in parts else tuple(parts)
+    return outputs.get(id(result))
+
+
+def _arranged(structure: Any, outputs: Sequence[Any]) -> Any:
+    """Return outputs as :func:`_structure` found them."""
+    if isinstance(structure, tuple):
+        return tuple(_arranged(part, outputs) for part in structure)
+    return outputs[structure]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..common.calls import remember_calls
 from ..scalar_decay.declare import scalar_decay_operation
 from ..spec import Implementation
 
@@ -48,6 +49,7 @@ OPERATION = scalar_decay_operation(
 )
 
 
+@remember_calls
 def lightning(
     q: Tensor,
     k: Tensor,

@@ -255,20 +255,3 @@ def walk_gradient_kernel(
             tl.store(dfirst_ptr + batch * C + offs_c[None, :], state, mask=mask_c[None, :])
     if OP == "rglru":
         _store_dc(dc_ptr + (chunk.to(tl.int64) * B + batch) * C, c_ptr, total, offs_c, mask_c, PRECISE)
-
-
-@remember_launches
-@triton.jit(do_not_specialize=["N", "C"])
-def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sum N parts, always in the same order.
-
-    Grid: (ceil(C / BLOCK_C),). Reads parts [N, C]; writes their sum [C].
-    """
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask_c = (offs_c < C)[None, :]
-    total = tl.zeros((BLOCK_N, BLOCK_C), dtype=tl.float32)
-    for start in range(0, N, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        at = offs_n.to(tl.int64)[:, None] * C + offs_c[None, :]
-        total += tl.load(part_ptr + at, mask=(offs_n < N)[:, None] & mask_c, other=0.0)
-    tl.store(sum_ptr + offs_c, tl.sum(total, axis=0), mask=offs_c < C)

@@ -23,7 +23,8 @@ from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, PassCode, exchange_words
 from ..common.sizes import REMEMBERED, cdiv
-from .backward import look_back_gradient_kernel, sum_parts_kernel, walk_gradient_kernel
+from ..common.sums import sum_parts
+from .backward import look_back_gradient_kernel, walk_gradient_kernel
 from .config import ScanConfig, default_chunk_size, invalid_reason, select_config
 from .elements import pass_code
 from .forward import look_back_kernel, step_kernel, walk_kernel
@@ -31,7 +32,6 @@ from .reduce import merge_kernel, reduce_kernel
 
 MERGE_BLOCK = 128
 STEP_BLOCK = 256
-SUM_BLOCK_N, SUM_BLOCK_C = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,18 +262,7 @@ def run_backward(
         walk_gradient_kernel[tile.grid(B, T, C, problem.chunk)](
             x, r, i, c, saved, dh, dlast, dx, dr, di, dc, dfirst, *sizes, problem.chunk, parts, **flags
         )
-    return dx, dr, di, None if dc is None else _sum_parts(dc), dfirst
-
-
-@on_device_of("parts")
-def _sum_parts(parts: Tensor) -> Tensor:
-    """Return the sum [C] of parts [N, B, C]."""
-    C = parts.shape[2]
-    total = torch.empty(C, device=parts.device, dtype=torch.float32)
-    sum_parts_kernel[(cdiv(C, SUM_BLOCK_C),)](
-        parts, total, parts.numel() // C, C, BLOCK_N=SUM_BLOCK_N, BLOCK_C=SUM_BLOCK_C, num_warps=4
-    )
-    return total
+    return dx, dr, di, None if dc is None else sum_parts(dc), dfirst
 
 
 @on_device_of("x")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_dimensions, check_tensor
+from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
 from ..common.differentiable import without_autocast
 from . import OPERATIONS, launch, portable
@@ -19,6 +20,7 @@ STRATEGIES = {"fused": "look_back", "scan": "look_back", "chunked": "chunked", "
 """Triton implementation -> strategy, see launch.py."""
 
 
+@remember_calls
 def rglru(
     x: Tensor,
     r: Tensor,
@@ -64,6 +66,7 @@ def rglru(
     return _run("rglru", (x, r, i, c), impl, chunk_size, initial_state, return_last_state, config)
 
 
+@remember_calls
 def linear_scan(
     x: Tensor,
     a: Tensor,
@@ -109,6 +112,7 @@ def rglru_layer(
     return rglru(x, r, i, c, impl=impl, **keywords)
 
 
+@remember_calls
 def rglru_step(
     x: Tensor,
     r: Tensor,
@@ -125,6 +129,7 @@ def rglru_step(
     return (h, last) if return_last_state else h
 
 
+@remember_calls
 def linear_scan_step(
     x: Tensor,
     a: Tensor,

@@ -277,7 +277,7 @@ def _main_gradients(
     dq = run(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     if over_chunks:
         chunks = run_chunk_h(
-            problem, config.d_states, q, dh, gates, stretch, d_last, want_last=want_initial, reverse=True,
+            problem, config.states, q, dh, gates, stretch, d_last, want_last=want_initial, reverse=True,
             forward_states=states if want_gates and not fused else None,
         )  # fmt: skip
         d_states, d_initial, anchors = chunks.states, chunks.last, chunks.anchors

@@ -1,12 +1,13 @@
-"""Which chunk length, and which of whole_state and fused_chunk, a call takes that names none: the fastest by a model.
+"""Which chunk length a call takes that names none: the fastest by a model.
 
-A program walks a chunk and takes as long as the chunk is; as many programs as the device holds walk at once. Short
-chunks make more programs. But where there are several chunks, a pass before the walk computes the state at every
-chunk's start: it reads keys and values once more, writes and reads a state a chunk, and merges the chunks' states one
-after the other where it computes them in parallel. So a call takes one chunk where sequences and heads fill the device,
-and otherwise shortens it until the pass costs more than the walk gains:
+A program walks a chunk and takes as long as the chunk is, or as memory takes for all that walk at once; the device
+holds only so many. Short chunks make more programs. But where there are several chunks, a pass before the walk computes
+the state at every chunk's start: it reads keys and values once more, writes and reads a state a chunk, and merges the
+chunks' states one after the other where it computes them in parallel (always before whole_state). So a call takes one
+chunk where sequences and heads fill the device, and otherwise shortens it until the pass costs more than the walk
+gains:
 
-    time = ceil(programs / room) * chunk * walk + [several chunks] (launch + walk of the pass + states + merges)
+    time = waves of programs * chunk * max(walk, memory) + [several chunks] (launch + the pass's walk + states + merges)
 
 :data:`COSTS` holds what these cost, fitted to measured times by ``python -m lrbench.tests.tools.fit_choice``.
 """
@@ -49,20 +50,24 @@ class Costs:
         normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks.
         gradient: times as long that dq and dk take, which also make the gates' gradients.
         launch: of the pass before the walk, whatever it computes.
-        states, states_and_n: of a position that a program of this pass walks, without and with denominators' states.
+        states, states_and_n: of a position that a program of this pass walks, without and, before :mod:`.fused_chunk`,
+            with denominators' states.
+        memory: of a mebibyte that programs read or write (mostly from the L2 cache where several read the same), which
+            bounds them where many walk at once.
         store: of a mebibyte of states, written and read.
         merge: of a chunk whose state is merged with the one before it, as where the pass takes chunks in parallel.
     """
 
-    walk: float = 0.047
-    whole_state: float = 0.026
-    normaliser: float = 0.03
-    gradient: float = 1.6
-    launch: float = 10.0
-    states: float = 0.016
-    states_and_n: float = 0.045
-    store: float = 1.5
-    merge: float = 4.0
+    walk: float = 0.04545
+    whole_state: float = 0.02406
+    normaliser: float = 0.02458
+    gradient: float = 1.258
+    launch: float = 6.258
+    states: float = 0.01193
+    states_and_n: float = 0.04006
+    memory: float = 0.2395
+    store: float = 1.716
+    merge: float = 0.1002
 
 
 COSTS = Costs()
@@ -89,49 +94,65 @@ class Shape:
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the forward pass's walks, and of the pass before them."""
         total = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
-        total += self._states_us(chunk, costs, with_n=self.normalised)
+        total += self._states_us(scheme, chunk, costs, with_n=self.normalised)
         if self.normalised:
-            programs = self.rows * -(-self.seq_len // chunk) * -(-self.head_dim_qk // 128)
-            total += self._waves(programs, 4) * min(chunk, self.seq_len) * costs.normaliser
+            blocks = -(-self.head_dim_qk // 128)
+            programs, columns = self.rows * -(-self.seq_len // chunk) * blocks, 2 * self.head_dim_qk / blocks
+            total += self._programs_us(programs, RESIDENT_WARPS // 4, chunk, costs.normaliser, columns, costs)
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the backward pass: dq and dk, dv, the states' gradients, and states that are not kept."""
-        dq = self._walk_us(scheme, chunk, self.head_dim_v, self.head_dim_qk, costs)
+        dq = self._walk_us(scheme, chunk, self.head_dim_v, self.head_dim_qk, costs, gates=True)
         dv = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
         stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk)
         kept = KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
-        return 2 * costs.gradient * dq + dv + (1 if kept else 2) * self._states_us(chunk, costs)
+        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, costs)
 
-    def _walk_us(self, scheme: str, chunk: int, dim_x: int, dim_z: int, costs: Costs) -> float:
-        """Return the time of a product with head dims DX and DZ (roles.py)."""
-        programs = self.rows * -(-self.seq_len // chunk)
+    def _walk_us(self, scheme: str, chunk: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False) -> float:
+        """Return the time of a product with head dims DX and DZ (roles.py), of dq or dk with the gates' gradients."""
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
-            waves = self._waves(programs * -(-dim_z // tile.block_z), 4 * tile.groups)
+            blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.groups
             position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
         else:
-            waves = self._waves(programs * -(-dim_z // 64), 4)
+            blocks, num_warps = -(-dim_z // 64), 4
             position = costs.walk * -(-dim_x // 128)
-        return waves * min(chunk, self.seq_len) * position
+        programs = self.rows * -(-self.seq_len // chunk) * blocks
+        columns = 2 * dim_x + (3 if gates else 2) * dim_z / blocks
+        position *= costs.gradient if gates else 1.0
+        return self._programs_us(programs, RESIDENT_WARPS // num_warps, chunk, position, columns, costs)
 
-    def _waves(self, programs: int, num_warps: int) -> int:
-        """Return how many times programs that walk fill the device."""
-        return -(-programs // (self.multiprocessors * RESIDENT_WARPS // num_warps))
-
-    def _states_us(self, chunk: int, costs: Costs, *, with_n: bool = False) -> float:
+    def _states_us(self, scheme: str, chunk: int, costs: Costs, *, with_n: bool = False) -> float:
         """Return the time of the pass that computes the chunks' states, where there are several."""
         num_chunks = -(-self.seq_len // chunk)
         if num_chunks == 1:
             return 0.0
-        programs, length, merge = self.rows * -(-self.head_dim_qk // 128) * -(-self.head_dim_v // 64), self.seq_len, 0.0
-        if programs < MIN_PROGRAMS:
+        whole = scheme == "whole_state"
+        blocks_k, blocks_v = -(-self.head_dim_qk // 128), -(-self.head_dim_v // (128 if whole else 64))
+        programs, length, merge = self.rows * blocks_k * blocks_v, self.seq_len, 0.0
+        if whole or programs < MIN_PROGRAMS:
             # The last chunk of the pass contributes to nothing.
-            programs, length, merge = programs * (num_chunks - 1), min(chunk, length), costs.merge * num_chunks
-        position = costs.states_and_n if with_n else costs.states
-        walk = -(-programs // (3 * self.multiprocessors)) * length * position
+            programs, length, merge = programs * (num_chunks - 1), chunk, costs.merge * num_chunks
+        position = costs.states_and_n if with_n and not whole else costs.states
+        columns = self.head_dim_qk / blocks_k + self.head_dim_v / blocks_v
+        walk = self._programs_us(programs, 2 if whole else 3, length, position, columns, costs)
         stored = self.rows * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
         return costs.launch + walk + costs.store * stored + merge
+
+    def _programs_us(
+        self, programs: int, resident: int, length: int, position: float, columns: float, costs: Costs
+    ) -> float:
+        """Return the time of programs that walk ``length`` positions, each no faster than ``position`` and than memory.
+
+        Args:
+            resident: programs that a multiprocessor holds.
+            columns: numbers that a program reads and writes at a position.
+        """
+        full, rest = divmod(programs, resident * self.multiprocessors)
+        mebibyte = costs.memory * columns * 2 / 2**20
+        waves = full * max(position, mebibyte * resident * self.multiprocessors)
+        return min(length, self.seq_len) * (waves + (max(position, mebibyte * rest) if rest else 0.0))
 
 
 def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
@@ -151,24 +172,6 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
 def backward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a backward pass takes, where that of the forward pass is no shorter."""
     return min(shape.chunks(), key=lambda chunk: shape.backward_us(scheme, chunk))
-
-
-@functools.lru_cache(REMEMBERED)
-def faster_scheme(shape: Shape, *, training: bool) -> str:
-    """Return the scheme, "whole_state" or "walk", that is faster where either runs.
-
-    Args:
-        training: forward and backward, else forward alone.
-    """
-
-    def total_us(scheme: str) -> float:
-        chunk = forward_chunk(shape, scheme)
-        forward = shape.forward_us(scheme, chunk)
-        if not training:
-            return forward
-        return forward + shape.backward_us(scheme, min(chunk, backward_chunk(shape, scheme)))
-
-    return min(("whole_state", "walk"), key=total_us)
 
 
 def preferred_chunk(sizes: Mapping[str, int], *, impl: str) -> int:

@@ -8,12 +8,14 @@ from typing import Any, Generic, TypeVar
 
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
-GATES_BLOCK_T = 256
+GATES_BLOCK_T = 512
+GATES_TILE = 2048
 WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-"""Positions of a program of the gates before chunk_o_kernel; of a tile of whole_state_kernel; gate tiles, or positions,
-of a program that scans or finishes stabilisers or denominators; elements of a state that a merging program takes."""
+"""Positions that a program of the gates takes at once, and times heads; positions of a tile of whole_state_kernel; gate
+tiles, or positions, of a program that scans or finishes stabilisers or denominators; elements of a state that a merging
+program takes."""
 
 
 def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
@@ -36,7 +38,8 @@ KEPT_STATES = 16
 class StatesConfig:
     """Launch of the kernel of the states at the chunks' edges: time tile, state tile, warps, pipeline stages.
 
-    ``parallel`` computes every chunk's own contribution at once and merges them, for grids too small otherwise.
+    ``parallel`` computes every chunk's own contribution at once and merges them, for grids too small otherwise;
+    ``whole_state`` does it by the kernel of whole_state_h.py.
     """
 
     block_t: int
@@ -45,6 +48,7 @@ class StatesConfig:
     num_warps: int
     num_stages: int
     parallel: bool = False
+    whole_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,6 @@ class EngineConfig(Generic[Tile]):
     """
 
     states: StatesConfig
-    d_states: StatesConfig
     output: Tile
     dq: Tile
     dk: Tile
@@ -205,7 +208,10 @@ def select_config(
         states = StatesConfig(block_t=64, block_k=64, block_v=64, num_warps=4, num_stages=2)
         outputs = ChunkOutputsConfig(block_t=64, block_s=64, block_x=64, block_z=64, num_warps=4, num_stages=2)
     fused = is_fused(scheme, item_bytes)
-    if fused:
+    whole_state = fused and scheme == "whole_state" and whole_state_reason(k_pad, v_pad, chunk) is None
+    if whole_state:
+        states = replace(states, block_v=128, parallel=True, whole_state=True)
+    elif fused:
         tiles = -(-k_pad // states.block_k) * -(-v_pad // states.block_v)
         states = replace(states, parallel=rows * tiles < MIN_PROGRAMS)
     states = replace(
@@ -216,7 +222,7 @@ def select_config(
     )
 
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
-        if scheme == "whole_state" and whole_state_reason(dx, dz, chunk) is None:
+        if whole_state:
             return fit_whole_state(dx, dz, sums=sums)
         # Before Hopper operands pass through registers: only half the tile leaves room for the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
@@ -244,7 +250,6 @@ def select_config(
         dq = replace(dq, num_warps=8)
     return EngineConfig(
         states=states,
-        d_states=states,
         output=fit(k_pad, v_pad),
         dq=dq,
         dk=fit(v_pad, k_pad, sums=True),

@@ -2,9 +2,8 @@
 
     C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T        h_t = scale C_t^T q_t        (mLSTMexp: / its denominator)
 
-Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is the
-faster of whole_state and fused_chunk (choice.py; of a call without gradients, the faster forward) where the first runs,
-and the second elsewhere, or one of
+Operations differ in how their gates make the log decay a and the log input u. Each takes ``impl``: None, which is
+whole_state where it runs and fused_chunk elsewhere, or one of
 
     fused_chunk  each chunk processed tile by tile with its state on chip (fused_chunk.py); float32 runs as xl_chunk
     whole_state  the same with the whole state of a head in one program (whole_state.py): Hopper, float16 and bfloat16,
@@ -48,7 +47,6 @@ from torch import Tensor
 
 from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, constant, resolve_scale
 from ..common.differentiable import without_autocast
-from .choice import faster_scheme, shape_of_tensors
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
@@ -117,11 +115,6 @@ def scalar_decay(
         chunk_size = index(chunk_size)
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
-        # A compiled call must not depend on the sequence's length.
-        if impl == WHOLE_STATE and chunk_size is None and not torch.compiler.is_compiling():
-            training = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
-            scheme = faster_scheme(shape_of_tensors(q, v, normalised=gate == "exp"), training=training)
-            impl = WHOLE_STATE if scheme == SCHEMES[WHOLE_STATE] else FUSED_CHUNK
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     for name in options:

@@ -37,25 +37,34 @@ exponential of an input gate of a few hundred."""
 
 @triton.jit
 def _log_sigmoid(x):
-    """Return log sigma(x), stable for either sign."""
-    return tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))
+    """Return log sigma(x), stable for either sign, to the last bits of x's dtype."""
+    e = tl.exp(-tl.abs(x))
+    if x.dtype == tl.float64:
+        return tl.minimum(x, 0.0) - tl.log(1.0 + e)
+    # log(1 + e) = 2 artanh(s) by its series, whose first term left out is below 1e-9: in float32 1 + e would round.
+    s = e / (2.0 + e)
+    z = s * s
+    series = 1.0 / 13.0 + z * (1.0 / 15.0)
+    series = 1.0 / 9.0 + z * (1.0 / 11.0 + z * series)
+    series = 1.0 + z * (1.0 / 3.0 + z * (1.0 / 5.0 + z * (1.0 / 7.0 + z * series)))
+    return tl.minimum(x, 0.0) - 2.0 * s * series
 
 
 @triton.jit
-def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr):
-    """Return the log decay a in float64 for gate elements ``offs``; 0 in the padding."""
+def _log_decay(decay_ptr, offs, mask, head_value, inv_tau, GATE: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the log decay a in float64 for gate elements ``offs``, computed in DTYPE; 0 in the padding."""
     if GATE == "slope":
         a = tl.zeros(offs.shape, dtype=tl.float64) - head_value
     else:
-        x = tl.load(decay_ptr + offs, mask=mask, other=0.0).to(tl.float64)
+        x = tl.load(decay_ptr + offs, mask=mask, other=0.0).to(DTYPE)
         if GATE == "log":
-            a = x
+            a = x.to(tl.float64)
         elif GATE == "ssd":
-            a = x * head_value
+            a = x.to(tl.float64) * head_value
         elif GATE == "tau":
-            a = _log_sigmoid(x) * inv_tau
+            a = _log_sigmoid(x).to(tl.float64) * inv_tau
         else:
-            a = _log_sigmoid(x)
+            a = _log_sigmoid(x).to(tl.float64)
     a = tl.maximum(a, MIN_LOG_DECAY_STABILISED if GATE == "exp" else MIN_LOG_DECAY)
     return tl.where(mask, a, 0.0)
 
@@ -90,63 +99,70 @@ def gates_forward_kernel(
     N,
     H: tl.constexpr,
     GATE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
-    """Turn gate pre-activations into the chunk's cumulative log gates.
+    """Turn gate pre-activations into the chunk's cumulative log gates, for BLOCK_H heads, whose gates are neighbours.
 
-    Grid: (N chunks * B * H,).
+    Grid: (ceil(H / BLOCK_H) * N chunks * B,). ONCE: a chunk has no more than BLOCK_T positions.
     Reads the gates [B, T, H] and the per-head constant [H]; writes b, u and w [B, H, T], g [B, H, N] and,
     for exp, the chunk-local stabiliser m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T] and max_s w_s [B, H, N].
     """
+    DTYPE: tl.constexpr = b_ptr.dtype.element_ty
+    blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
-    chunk = pid % N
-    pid_bh = pid // N
-    batch = (pid_bh // H).to(tl.int64)
-    head = pid_bh % H
+    chunk = pid // blocks % N
+    batch = (pid // (blocks * N)).to(tl.int64)
+    head = pid % blocks * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    mask_h = head < H
     start = chunk * L
     end = tl.minimum(start + L, T)
     gates = batch * T * H + head
-    rows = pid_bh.to(tl.int64) * T
+    rows = (batch * H + head) * T
+    at_chunk = (batch * H + head) * N + chunk
     head_value = 0.0
     if GATE == "slope" or GATE == "ssd":
-        head_value = tl.load(head_ptr + head).to(tl.float64)
-    total = tl.zeros((), dtype=tl.float64)
-    for t0 in range(start, end, BLOCK_T):
-        offs_t = t0 + tl.arange(0, BLOCK_T)
-        mask_t = offs_t < end
-        a = _log_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask_t, head_value, inv_tau, GATE)
-        total += tl.sum(a, axis=0)
-    g = total * LOG2E
-    tl.store(g_ptr + pid_bh.to(tl.int64) * N + chunk, g.to(g_ptr.dtype.element_ty))
+        head_value = tl.load(head_ptr + head, mask=mask_h, other=0.0).to(tl.float64)
+    g = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
+    if not ONCE:
+        for t0 in range(start, end, BLOCK_T):
+            offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
+            mask = mask_h & (offs_t < end)
+            a = _log_decay(decay_ptr, gates + offs_t.to(tl.int64) * H, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+            g += tl.sum(a, axis=1, keep_dims=True)
 
-    carry = tl.zeros((), dtype=tl.float64)
-    best = tl.zeros((), dtype=tl.float64) + NEG
+    carry = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
+    best = tl.zeros((BLOCK_H, 1), dtype=tl.float64) + NEG
     for t0 in range(start, end, BLOCK_T):
-        offs_t = t0 + tl.arange(0, BLOCK_T)
-        mask_t = offs_t < end
+        offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
+        mask = mask_h & (offs_t < end)
         offs_gate = gates + offs_t.to(tl.int64) * H
-        a = _log_decay(decay_ptr, offs_gate, mask_t, head_value, inv_tau, GATE) * LOG2E
-        b = tl.cumsum(a, axis=0) + carry
-        carry += tl.sum(a, axis=0)
-        tl.store(b_ptr + rows + offs_t, b.to(b_ptr.dtype.element_ty), mask=mask_t)
+        a = _log_decay(decay_ptr, offs_gate, mask, head_value, inv_tau, GATE, DTYPE) * LOG2E
+        b = tl.cumsum(a, axis=1) + carry
+        carry += tl.sum(a, axis=1, keep_dims=True)
+        if ONCE:
+            g = carry
+        tl.store(b_ptr + rows + offs_t, b.to(b_ptr.dtype.element_ty), mask=mask)
         w = g - b
         if GATE == "sig" or GATE == "exp" or GATE == "ssd":
             if GATE == "ssd":
-                u = tl.log(tl.load(decay_ptr + offs_gate, mask=mask_t, other=1.0).to(tl.float64))
+                u = tl.log(tl.load(decay_ptr + offs_gate, mask=mask, other=1.0).to(DTYPE))
             else:
-                u = tl.load(input_ptr + offs_gate, mask=mask_t, other=0.0).to(tl.float64)
+                u = tl.load(input_ptr + offs_gate, mask=mask, other=0.0).to(DTYPE)
                 if GATE == "sig":
                     u = _log_sigmoid(u)
-            u = tl.where(mask_t, tl.maximum(u * LOG2E, NEG), NEG)
-            tl.store(u_ptr + rows + offs_t, u.to(u_ptr.dtype.element_ty), mask=mask_t)
+            u = tl.where(mask, tl.maximum(u.to(tl.float64) * LOG2E, NEG), NEG)
+            tl.store(u_ptr + rows + offs_t, u.to(u_ptr.dtype.element_ty), mask=mask)
             w += u
             if GATE == "exp":
-                relative = tl.maximum(tl.associative_scan(u - b, 0, _max), best)
-                best = tl.maximum(best, tl.max(u - b, axis=0))
-                tl.store(m_ptr + rows + offs_t, (b + relative).to(m_ptr.dtype.element_ty), mask=mask_t)
-        tl.store(w_ptr + rows + offs_t, w.to(w_ptr.dtype.element_ty), mask=mask_t)
+                relative = tl.maximum(tl.associative_scan(u - b, 1, _max), best)
+                best = tl.maximum(best, tl.max(u - b, axis=1, keep_dims=True))
+                tl.store(m_ptr + rows + offs_t, (b + relative).to(m_ptr.dtype.element_ty), mask=mask)
+        tl.store(w_ptr + rows + offs_t, w.to(w_ptr.dtype.element_ty), mask=mask)
+    tl.store(g_ptr + at_chunk, g.to(g_ptr.dtype.element_ty), mask=mask_h)
     if GATE == "exp":
-        tl.store(g_max_ptr + pid_bh.to(tl.int64) * N + chunk, (g + best).to(g_max_ptr.dtype.element_ty))
+        tl.store(g_max_ptr + at_chunk, (g + best).to(g_max_ptr.dtype.element_ty), mask=mask_h)
 
 
 @remember_launches
@@ -204,14 +220,14 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
 
 
 @triton.jit
-def _row_sums(q_dq_ptr, k_dk_ptr, offs_t, mask_t, plane, NUM_SUMS: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Return sum_k q dq and sum_k k dk in float64, summed over the NUM_SUMS partial sums."""
-    p = tl.zeros((BLOCK_T,), dtype=tl.float64)
-    c = tl.zeros((BLOCK_T,), dtype=tl.float64)
+def _row_sums(q_dq_ptr, k_dk_ptr, offs, mask, plane, NUM_SUMS: tl.constexpr):
+    """Return sum_k q dq and sum_k k dk in float64, each the sum of NUM_SUMS partial sums, which are float32 too."""
+    p = tl.zeros(offs.shape, dtype=tl.float32)
+    c = tl.zeros(offs.shape, dtype=tl.float32)
     for n in tl.static_range(NUM_SUMS):
-        p += tl.load(q_dq_ptr + n * plane + offs_t, mask=mask_t, other=0.0).to(tl.float64)
-        c += tl.load(k_dk_ptr + n * plane + offs_t, mask=mask_t, other=0.0).to(tl.float64)
-    return p, c
+        p += tl.load(q_dq_ptr + n * plane + offs, mask=mask, other=0.0)
+        c += tl.load(k_dk_ptr + n * plane + offs, mask=mask, other=0.0)
+    return p.to(tl.float64), c.to(tl.float64)
 
 
 @remember_launches
@@ -236,7 +252,9 @@ def gates_backward_kernel(
     NUM_SUMS: tl.constexpr,
     NUM_ANCHORS: tl.constexpr,
     END_IS_KNOWN: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
     """Turn row sums of the main gradients into gate gradients.
 
@@ -250,53 +268,63 @@ def gates_backward_kernel(
     the rounding errors in the stretch; this difference is distributed over the positions in proportion to p^2 + c^2,
     which estimates the variance of each position's error.
 
-    Grid: (N stretches * B * H,).
+    Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
     gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over L [B, H, N].
     """
+    blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
-    pid_n = pid % N
-    pid_bh = (pid // N).to(tl.int64)
-    head = pid_bh % H
-    gates = (pid_bh // H) * T * H + head
+    pid_n = pid // blocks % N
+    batch = (pid // (blocks * N)).to(tl.int64)
+    head = pid % blocks * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    mask_h = head < H
+    gates = batch * T * H + head
     start = pid_n * L
     end = tl.minimum(start + L, T)
-    rows = pid_bh * T
+    rows = (batch * H + head) * T
+    at_stretch = (batch * H + head) * N + pid_n
     plane = BH.to(tl.int64) * T
     head_value = 0.0
     if GATE == "ssd":
-        head_value = tl.load(head_ptr + head).to(tl.float64)
+        head_value = tl.load(head_ptr + head, mask=mask_h, other=0.0).to(tl.float64)
 
-    carry = tl.zeros((), dtype=tl.float64)
-    drift = tl.zeros((), dtype=tl.float64)
-    weight = tl.zeros((), dtype=tl.float64)
+    carry = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
+    drift = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
+    weight = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
     for n in tl.static_range(NUM_ANCHORS):
-        anchor = anchor_ptr + (n * BH.to(tl.int64) + pid_bh) * N + pid_n
-        carry += tl.load(anchor).to(tl.float64)
-        drift -= tl.load(anchor + 1, mask=pid_n + 1 < N, other=0.0).to(tl.float64)
+        anchor = anchor_ptr + n * BH.to(tl.int64) * N + at_stretch
+        carry += tl.load(anchor, mask=mask_h, other=0.0).to(tl.float64)
+        drift -= tl.load(anchor + 1, mask=mask_h & (pid_n + 1 < N), other=0.0).to(tl.float64)
+    offs_t = start + tl.arange(0, BLOCK_T)[None, :]
+    mask = mask_h & (offs_t < end)
+    if ONCE:
+        p, c = _row_sums(q_dq_ptr, k_dk_ptr, rows + offs_t, mask, plane, NUM_SUMS)
     if (pid_n + 1 < N) | END_IS_KNOWN:
         drift += carry
         for t0 in range(start, end, BLOCK_T):
-            offs_t = t0 + tl.arange(0, BLOCK_T)
-            p, c = _row_sums(q_dq_ptr + rows, k_dk_ptr + rows, offs_t, offs_t < end, plane, NUM_SUMS, BLOCK_T)
-            drift -= tl.sum(p - c, axis=0)
-            weight += tl.sum(p * p + c * c, axis=0)
+            if not ONCE:
+                offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
+                mask = mask_h & (offs_t < end)
+                p, c = _row_sums(q_dq_ptr, k_dk_ptr, rows + offs_t, mask, plane, NUM_SUMS)
+            drift -= tl.sum(p - c, axis=1, keep_dims=True)
+            weight += tl.sum(p * p + c * c, axis=1, keep_dims=True)
         drift /= tl.maximum(weight, 1e-300)
     else:
         drift *= 0.0
-    d_head = tl.zeros((), dtype=tl.float64)
+    d_head = tl.zeros((BLOCK_H, 1), dtype=tl.float64)
     for t0 in range(start, end, BLOCK_T):
-        offs_t = t0 + tl.arange(0, BLOCK_T)
-        mask_t = offs_t < end
-        p, c = _row_sums(q_dq_ptr + rows, k_dk_ptr + rows, offs_t, mask_t, plane, NUM_SUMS, BLOCK_T)
+        if not ONCE:
+            offs_t = t0 + tl.arange(0, BLOCK_T)[None, :]
+            mask = mask_h & (offs_t < end)
+            p, c = _row_sums(q_dq_ptr, k_dk_ptr, rows + offs_t, mask, plane, NUM_SUMS)
         step = p - c + (p * p + c * c) * drift
-        da = carry - tl.cumsum(step, axis=0) + step
-        carry -= tl.sum(step, axis=0)
+        da = carry - tl.cumsum(step, axis=1) + step
+        carry -= tl.sum(step, axis=1, keep_dims=True)
         offs_gate = gates + offs_t.to(tl.int64) * H
         if GATE == "slope":
-            d_head -= tl.sum(tl.where(mask_t, da, 0.0), axis=0)
+            d_head -= tl.sum(tl.where(mask, da, 0.0), axis=1, keep_dims=True)
         else:
-            x = tl.load(decay_ptr + offs_gate, mask=mask_t, other=1.0).to(tl.float64)
+            x = tl.load(decay_ptr + offs_gate, mask=mask, other=1.0).to(tl.float32)
             # No state passes a decay this small (at the start of a document), so da consists of rounding errors only.
             # The bound for mLSTMexp is lower, since its input gates may outweigh a decay by exp(2 * 60).
             if GATE == "exp":
@@ -312,16 +340,17 @@ def gates_backward_kernel(
             elif GATE == "ssd":
                 # The input's weight is dt itself. Where dt is zero, c is zero too, and c / dt is undefined.
                 dx = da * head_value + tl.where(x > 0.0, c / x, 0.0)
-                d_head += tl.sum(tl.where(mask_t, da * x, 0.0), axis=0)
+                d_head += tl.sum(tl.where(mask, da * x, 0.0), axis=1, keep_dims=True)
             else:
-                dx = da / (1.0 + tl.exp(x))
+                dx = da.to(tl.float32) / (1.0 + tl.exp(x))
                 if GATE == "tau":
                     dx *= inv_tau
-            tl.store(d_decay_ptr + offs_gate, dx.to(d_decay_ptr.dtype.element_ty), mask=mask_t)
+            tl.store(d_decay_ptr + offs_gate, dx.to(d_decay_ptr.dtype.element_ty), mask=mask)
             if GATE == "exp":
-                tl.store(d_input_ptr + offs_gate, c.to(d_input_ptr.dtype.element_ty), mask=mask_t)
+                tl.store(d_input_ptr + offs_gate, c.to(d_input_ptr.dtype.element_ty), mask=mask)
             elif GATE == "sig":
-                x = tl.load(input_ptr + offs_gate, mask=mask_t, other=0.0).to(tl.float64)
-                tl.store(d_input_ptr + offs_gate, (c / (1.0 + tl.exp(x))).to(d_input_ptr.dtype.element_ty), mask=mask_t)
+                x = tl.load(input_ptr + offs_gate, mask=mask, other=0.0).to(tl.float32)
+                du = c.to(tl.float32) / (1.0 + tl.exp(x))
+                tl.store(d_input_ptr + offs_gate, du.to(d_input_ptr.dtype.element_ty), mask=mask)
     if GATE == "slope" or GATE == "ssd":
-        tl.store(d_head_ptr + pid_bh * N + pid_n, d_head.to(tl.float32))
+        tl.store(d_head_ptr + at_stretch, d_head.to(tl.float32), mask=mask_h)

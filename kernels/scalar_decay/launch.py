@@ -16,6 +16,7 @@ from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
 from .config import (
     GATES_BLOCK_T,
+    GATES_TILE,
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
     ChunkOutputsConfig,
@@ -38,6 +39,7 @@ HAS_WHOLE_STATE = triton.__version__.startswith(f"{GLUON_TRITON}.") and not trit
 """Whether whole_state.py runs: Gluon's names change from one Triton to the next, and it has no interpreter."""
 if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
+    from .whole_state_h import whole_state_h_kernel
 
 STEP_BLOCK_K, STEP_BLOCK_V = 32, 64
 
@@ -93,6 +95,14 @@ def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
+def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
+    """Return the tile of a gate kernel's program and its warps: eight heads' gates fill a sector of memory."""
+    block_t = min(GATES_BLOCK_T, max(16, next_power_of_two(stretch)))
+    block_h = min(8, GATES_TILE // block_t, next_power_of_two(heads))
+    num_warps = max(1, block_h * block_t // 128)
+    return {"BLOCK_H": block_h, "BLOCK_T": block_t, "ONCE": stretch <= block_t, "num_warps": num_warps}
+
+
 @on_device_of("v")
 def run_gates(
     problem: Problem,
@@ -122,11 +132,10 @@ def run_gates(
     if problem.stabilised:
         g_max, edge, log_denom = vector(N), vector(N + 1), vector(T)
         m, m_last = _empty(B, H, T, like=v), _empty(B, H, like=v)
-    block_t = min(stretch, GATES_BLOCK_T)
-    gates_forward_kernel[(N * B * H,)](
-        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N,
-        H=H, GATE=problem.gate, BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
-    )  # fmt: skip
+    tile = _gates_tile(H, stretch)
+    gates_forward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
+        decay, input_gate, head, b, u, w, g, m, g_max, problem.inv_tau, T, stretch, N, H=H, GATE=problem.gate, **tile
+    )
     if problem.stabilised:
         stabiliser_scan_kernel[(B * H,)](
             g, g_max, m_initial, edge, m_last, N, HAS_INITIAL=m_initial is not None, BLOCK_N=SCAN_BLOCK_N
@@ -177,24 +186,33 @@ def run_chunk_h(
     K = keys.shape[3]
     N = cdiv(T, problem.chunk)
     result = ChunkStates(states=_empty(B, H, N, K, V, like=values, dtype=problem.state_dtype))
-    tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
     if want_n:
         result.n_states = _empty(B, H, N, K, like=values)
     if want_last:
         result.last = _empty(B, H, K, V, like=values)
         result.n_last = _empty(B, H, K, like=values) if want_n else None
-    if forward_states is not None:
-        result.anchors = _empty(tiles, B, H, N, like=values)
     ends = (initial, n_initial, result.states, result.n_states, result.last, result.n_last)
+    shape = Shape(H, K, V, H // keys.shape[2], 1)
+    tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk contributes to nothing but the last state.
     chunks = (N if want_last else N - 1) if local else 1
-    chunk_h_kernel[(tiles * B * H * chunks,)](
-        keys, values, gates, *((None, None, *ends[2:4], None, None) if local else ends),
-        forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
-        SHAPE=Shape(H, K, V, H // keys.shape[2], 1), REVERSE=reverse, LOCAL=local, TILE=config,
-        PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    grid = (tiles * B * H * chunks,)
+    if local and config.whole_state:
+        triton.set_allocator(scratch)
+        whole_state_h_kernel[grid](
+            keys, values, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, B * H,
+            SHAPE=shape, FUTURE=reverse, TILE=config, num_warps=config.num_warps,
+        )  # fmt: skip
+    else:
+        if forward_states is not None:
+            result.anchors = _empty(tiles, B, H, N, like=values)
+        chunk_h_kernel[grid](
+            keys, values, gates, *((None, None, *ends[2:4], None, None) if local else ends),
+            forward_states, result.anchors, problem.scale, T, problem.chunk, N, stretch, B * H,
+            SHAPE=shape, REVERSE=reverse, LOCAL=local, TILE=config,
+            PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     if local:
         chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, K=K, V=V, REVERSE=reverse, BLOCK_E=MERGE_BLOCK_E,
@@ -385,12 +403,13 @@ def run_gates_backward(
     d_decay = None if decay is None else torch.empty_like(decay)
     d_input = None if input_gate is None else torch.empty_like(input_gate)
     d_head = None if head is None else _empty(B, H, N, like=q_dq)
-    block_t = min(problem.chunk, GATES_BLOCK_T)
-    gates_backward_kernel[(N * B * H,)](
+    stretch = T if anchors is None else every
+    tile = _gates_tile(H, stretch)
+    gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
         q_dq, k_dk, anchors, decay, input_gate, head, d_decay, d_input, d_head,
-        problem.inv_tau, T, T if anchors is None else every, N, B * H,
+        problem.inv_tau, T, stretch, N, B * H,
         H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
-        END_IS_KNOWN=end_is_known, BLOCK_T=block_t, num_warps=4 if block_t >= 128 else 1,
+        END_IS_KNOWN=end_is_known, **tile,
     )  # fmt: skip
     if d_head is not None and head is not None:
         d_head = d_head.sum((0, 2)).to(head.dtype)

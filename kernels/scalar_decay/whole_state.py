@@ -95,17 +95,29 @@ class Chunk(NamedTuple):
 
 
 @gluon.jit
-def _load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred, BYTES: gl.constexpr):
+def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """Start the copies of one step's tiles; the stage's barrier completes when they are there."""
     bar = buffers.loaded.index(stage)
-    mbarrier.expect(bar, BYTES, pred=pred)
-    tma.async_copy_global_to_shared(tensors.x, [t0, x_col], bar, buffers.x.index(stage), pred=pred)
+    BYTES: gl.constexpr = tensors.y.block_type.nbytes + tensors.z.block_type.nbytes
+    X_BYTES: gl.constexpr = 0 if tensors.x is None else tensors.x.block_type.nbytes
+    mbarrier.expect(bar, BYTES + X_BYTES, pred=pred)
+    if tensors.x is not None:
+        tma.async_copy_global_to_shared(tensors.x, [t0, x_col], bar, buffers.x.index(stage), pred=pred)
     tma.async_copy_global_to_shared(tensors.y, [t0, x_col], bar, buffers.y.index(stage), pred=pred)
     tma.async_copy_global_to_shared(tensors.z, [t0, z_col], bar, buffers.z.index(stage), pred=pred)
 
 
 @gluon.jit
-def _load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.constexpr):
+def load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE: gl.constexpr, TILE: gl.constexpr):
+    """Start the copies of a chunk's first steps: one step fewer than there are stages."""
+    BT: gl.constexpr = TILE.block_t
+    for step in gl.static_range(TILE.num_stages - 1):
+        t0 = start + (tiles - 1 - step) * BT if FUTURE else start + step * BT
+        load_tiles(tensors, buffers, step, t0, x_col, z_col, step < tiles)
+
+
+@gluon.jit
+def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.constexpr):
     """Load the gates of the tile at ``t0``.
 
     Returns:
@@ -148,7 +160,7 @@ def _store_gates(gates_s, first, query, key, row, weight):
 
 
 @gluon.jit
-def _elements(start, row, col, DX: gl.constexpr, DZ: gl.constexpr, TRANSPOSED: gl.constexpr):
+def elements(start, row, col, DX: gl.constexpr, DZ: gl.constexpr, TRANSPOSED: gl.constexpr):
     """Return pointers to a state's elements (z = row, x = col): states are [DX, DZ], TRANSPOSED [DZ, DX]."""
     if TRANSPOSED:
         offs = row[:, None] * DX + col[None, :]
@@ -182,7 +194,8 @@ def _walk(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process a chunk tile by tile for one group's columns. The first group starts the copies for both."""
+    """Process a chunk tile by tile for one group's columns. The first group starts the copies for both, but for those
+    of the first steps, which are under way."""
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
@@ -198,7 +211,6 @@ def _walk(
     DTYPE: gl.constexpr = buffers.x.dtype
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
     x_col, z_col = chunk.x_col, chunk.z_col
-    BYTES: gl.constexpr = 2 * BT * (2 * TILE.block_x + TILE.block_z)
     gl.static_assert(not (SUMS or PARTIAL) or NZ == 1, "row sums and partial results are those of one tile")
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
     STATE: gl.constexpr = COLUMNS * TILE.block_z * TILE.block_x
@@ -225,10 +237,10 @@ def _walk(
     other = gl.zeros([BZ, BX], gl.float32, state_layout)
     if pointers.state is not None:
         entry = pointers.state + chunk.state + corner
-        at = _elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed)
+        at = elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed)
         state += gl.load(at, mask=mask, other=0.0).to(gl.float32)
         if TWO:
-            at = _elements(entry, other_z, other_x, DX, DZ, ROLE.transposed)
+            at = elements(entry, other_z, other_x, DX, DZ, ROLE.transposed)
             other += gl.load(at, mask=other_mask, other=0.0).to(gl.float32)
 
     scores_s = buffers.scores.index(group)
@@ -240,13 +252,8 @@ def _walk(
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
     t0 = start + (tiles - 1) * BT if FUTURE else start
-    query, key, row, weight, decay = _load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    query, key, row, weight, decay = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     _store_gates(buffers.gates, GATES, query, key, row, weight)
-    if group == 0:
-        for step in gl.static_range(STAGES - 1):
-            _load_tiles(
-                tensors, buffers, step, t0 - step * BT if FUTURE else t0 + step * BT, x_col, z_col, step < tiles, BYTES
-            )
     gl.thread_barrier()
     tile = 0
     for stretch in range(stretches):
@@ -265,7 +272,7 @@ def _walk(
             ahead = tile + STAGES - 1
             next_t = t0 - BT if FUTURE else t0 + BT
             next_t = gl.where(tile + 1 < tiles, next_t, t0)
-            query, key, row, weight, next_decay = _load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+            query, key, row, weight, next_decay = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
             gate = GATES + 4 * (tile & 1)
             if SUMS or PARTIAL:
                 extra = buffers.extra_loaded.index(group)
@@ -280,7 +287,7 @@ def _walk(
                 if TILE.groups == 2:
                     mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
                 ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
-                _load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles, BYTES)
+                load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
             x = buffers.x.index(stage)
             y = buffers.y.index(stage)
@@ -372,9 +379,9 @@ def _walk(
 
     if pointers.last is not None:
         entry = pointers.last + pid_bh * DX * DZ + corner
-        gl.store(_elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed), state, mask=mask)
+        gl.store(elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed), state, mask=mask)
         if TWO:
-            gl.store(_elements(entry, other_z, other_x, DX, DZ, ROLE.transposed), other, mask=other_mask)
+            gl.store(elements(entry, other_z, other_x, DX, DZ, ROLE.transposed), other, mask=other_mask)
 
 
 @remember_launches
@@ -438,23 +445,15 @@ def whole_state_kernel(
     x_desc = tma.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
     y_desc = tma.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
     z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
-    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
-    out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
-    partial_desc = None
-    if partial_ptr is not None:
-        partial_desc = tma.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
-    pair_desc = None
     pair_s = None
     if pair_ptr is not None:
-        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
         pair_s = gl.allocate_shared_memory(DTYPE, [GROUPS, BT, BZ], layout)
-    tensors = Tensors(x_desc, y_desc, z_desc, out_desc, partial_desc, pair_desc)
     buffers = Buffers(
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout),
         gl.allocate_shared_memory(DTYPE, [GROUPS, BT, BT], layout),
-        out_s,
+        gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout),
         pair_s,
         gl.allocate_shared_memory(gl.float32, [8 * GROUPS, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
@@ -471,9 +470,21 @@ def whole_state_kernel(
             mbarrier.init(buffers.extra_loaded.index(group), count=1)
     fence_async_shared()
     gl.thread_barrier()
+    end = gl.minimum(start + L, T)
+    tensors = Tensors(x_desc, y_desc, z_desc, None, None, None)
+    load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
+    # The other descriptors are made while these copies are under way.
+    out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+    partial_desc = None
+    if partial_ptr is not None:
+        partial_desc = tma.make_tensor_descriptor(partial_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
+    pair_desc = None
+    if pair_ptr is not None:
+        pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
+    tensors = Tensors(x_desc, y_desc, z_desc, out_desc, partial_desc, pair_desc)
 
     pointers = Pointers(gates, state_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
-    chunk = Chunk(start, gl.minimum(start + L, T), pid_bh, (pid_bh * N + pid_n) * DX * DZ, x_col, z_col)
+    chunk = Chunk(start, end, pid_bh, (pid_bh * N + pid_n) * DX * DZ, x_col, z_col)
     if GROUPS == 1:
         _walk(tensors, buffers, pointers, chunk, log_scale, T, BH, every, 0, SHAPE, ROLE, TILE)
     else:

@@ -8,14 +8,14 @@ that hold num, den, m and the number of the call. In both cases a word is writte
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from ..common.exchange import MAX_KEPT, PassCode
+from ..common.remember import different_each_call
 from ..common.sizes import cdiv
 
 MAX_KEPT_BYTES = 16 * 2**20
@@ -25,30 +25,28 @@ little in comparison."""
 _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
 
-@contextmanager
-def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield zeroed words for one launch, spare words for the launch to zero, and how many sums a program loads.
+@different_each_call
+def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
+    """Return zeroed words for one launch, spare words for the launch to zero, and what to call after the launch.
 
-    A single tile passes nothing on, so it gets uninitialised words and 0 sums.
+    A single tile passes nothing on, so it gets uninitialised words.
 
     Args:
         k: [B, T, C].
         tiles: number of tiles into which a sequence is split.
-        look: sums that a program loads if there are several tiles.
+        look: sums that a program loads.
     """
     B, _, C = k.shape
     if tiles == 1:
         words = torch.empty(1, device=k.device, dtype=torch.int64)
-        yield words, words, 0
-        return
+        return words, words, _keep_nothing
     count = 2 * (tiles + cdiv(tiles, look // 2)) * B * C
     stream = 0
     if k.device.type == "cuda":
         # Memory that a CUDA graph uses must not be shared with other calls.
         if torch.cuda.is_current_stream_capturing() or 8 * count > MAX_KEPT_BYTES:
             words = torch.zeros(count, device=k.device, dtype=torch.int64)
-            yield words, torch.empty_like(words), look
-            return
+            return words, torch.empty_like(words), _keep_nothing
         stream = torch.cuda.current_stream(k.device).cuda_stream
     # Calls of one thread on one stream run one after the other. A call zeroes the words that a call of the same sizes
     # wrote, so buffers are kept per size.
@@ -58,11 +56,18 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> Iterator[tuple[Tensor, Te
         words = torch.zeros(count, device=k.device, dtype=torch.int64)
         pair = words, words.clone()
     words, spare = pair
-    yield words, spare, look
-    # A launch that failed has not zeroed its spare words; the exception skips this line, and its buffers are dropped.
-    _kept[key] = spare, words
-    while len(_kept) > MAX_KEPT:
-        _kept.pop(next(iter(_kept)), None)
+
+    def keep() -> None:
+        # A launch that failed has not zeroed its spare words and does not come here: its words are dropped.
+        _kept[key] = spare, words
+        while len(_kept) > MAX_KEPT:
+            _kept.pop(next(iter(_kept)), None)
+
+    return words, spare, keep
+
+
+def _keep_nothing() -> None:
+    pass
 
 
 @cache

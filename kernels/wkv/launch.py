@@ -19,6 +19,7 @@ from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.exchange import NO_CODE, exchange_words
 from ..common.sizes import REMEMBERED, cdiv
+from ..common.sums import sum_parts
 from .backward import scan_gradient_kernel, walk_gradient_kernel
 from .config import WkvConfig, invalid_reason, select_config
 from .exchange import exchange_sums, gather_code, pass_code
@@ -217,8 +218,10 @@ def run_forward(
         gather, passing = (NO_CODE, NO_CODE) if triton.knobs.runtime.interpret else codes
         scan_kernel[grid](*tensors, words, None, call, *sizes, GATHER=gather, PASS=passing, LOOK=0, **flags)
     else:
-        with exchange_sums(k, tiles, config.look) as (words, spare, look):
-            scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
+        words, spare, keep = exchange_sums(k, tiles, config.look)
+        look = config.look if tiles > 1 else 0
+        scan_kernel[grid](*tensors, words, spare, 0, *sizes, GATHER=None, PASS=None, LOOK=look, **flags)
+        keep()
     return y, last, saved
 
 
@@ -248,11 +251,11 @@ def run_backward(
     if problem.strategy == "walk":
         walk_gradient_kernel[tile.grid(B, T, C, T)](*tensors, B, T, slots, **flags)
     else:
-        with exchange_sums(k, parts, problem.config.look) as (words, spare, look):
-            scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](
-                *tensors, words, spare, B, T, slots, LOOK=look, **flags
-            )
-    return dk, dv, dw.sum((0, 1)), du.sum((0, 1)), dfirst
+        words, spare, keep = exchange_sums(k, parts, problem.config.look)
+        look = problem.config.look if parts > 1 else 0
+        scan_gradient_kernel[tile.grid(B, T, C, tile.steps)](*tensors, words, spare, B, T, slots, LOOK=look, **flags)
+        keep()
+    return dk, dv, sum_parts(dw), sum_parts(du), dfirst
 
 
 def _states(k: Tensor) -> Tensor:

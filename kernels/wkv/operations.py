@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import check_chunk_size
+from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
 from . import OPERATION, launch, portable
 from .config import WkvConfig
@@ -17,6 +18,7 @@ STRATEGIES = {"scan": "scan", "naive": "walk"}
 """Triton implementation -> strategy, see launch.py."""
 
 
+@remember_calls
 def wkv4(
     k: Tensor,
     v: Tensor,
@@ -73,6 +75,7 @@ def wkv4(
     return (y, last) if return_last_state else y
 
 
+@remember_calls
 def wkv4_step(
     k: Tensor,
     v: Tensor,

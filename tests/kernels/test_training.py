@@ -4,7 +4,7 @@ DDP. Whatever surrounds a call, it gives the numbers that the call alone gives."
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,13 +16,14 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from lrbench.kernels import FAMILIES, get_operation
+from lrbench.kernels.common import differentiable, remember
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, WHOLE_STATE
 from lrbench.tests.kernels import laws
-from lrbench.tests.kernels.cases import BF16, F16, F32, PORTABLE, interpreted, on_gpu, portable
+from lrbench.tests.kernels.cases import BF16, F16, F32, PORTABLE, UNPLANNED, interpreted, on_gpu, portable
 from lrbench.tests.kernels.laws import Case
 
 SMALL = [
@@ -55,8 +56,10 @@ def skip_elsewhere(case: Case) -> None:
     if case.device == "cuda" and case.impl == WHOLE_STATE:
         from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 
-        inputs = list(case.draw().inputs.values())
-        if reason := why_not_whole_state(inputs[0], inputs[2], None, 1.0):
+        dims = (
+            torch.empty(1, 1, 1, case.sizes[x], dtype=case.dtype, device="cuda") for x in ("head_dim_qk", "head_dim_v")
+        )
+        if reason := why_not_whole_state(*dims, None, 1.0):
             pytest.skip(f"{implementation.name}: {reason}")
 
 
@@ -100,12 +103,14 @@ def test_compiled(case: Case, _: Any, dynamic: bool) -> None:
         return compiled(*args, **keywords)
 
     for seq_len in lengths:
-        here = replace(case, sizes={**case.sizes, "seq_len": seq_len})
+        batch = {"batch": 2} if "batch" in case.sizes else {}
+        here = replace(case, sizes={**case.sizes, **batch, "seq_len": seq_len})
         expected, results = run(here), run(here, function)
         assert results.keys() == expected.keys()
         for name, x in expected.items():
             # The compiler may put torch's own operations in another order; kernels give the same bits.
             bound = 4 * torch.finfo(case.dtype).eps * float(x.abs().max())
+            assert results[name].shape == x.shape, name
             assert float((results[name] - x).abs().max()) <= bound, name
     assert backend.frame_count == 1
 
@@ -241,6 +246,52 @@ def test_two_streams(case: Case, _: Any) -> None:
     for done, wanted in zip(results, expected, strict=True):
         for result in done:
             assert_same(result, wanted)
+
+
+@on_each(*ON_GPU)
+def test_repeated_calls(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that follow plans, with other values, on other streams, with other gradients asked for, have the bits of a
+    call that follows none."""
+    skip_elsewhere(case)
+    followed: list[Any] = []
+    follow = remember.Plan.__call__
+
+    def plan(self: remember.Plan, tensors: Any) -> Any:
+        followed.append(self)
+        return follow(self, tensors)
+
+    def evaluate(seed: int, names: Sequence[str], carry: bool) -> dict[str, Tensor]:
+        problem = replace(case, seed=seed).draw()
+        inputs = {name: x.requires_grad_(name in names) for name, x in problem.inputs.items()}
+        keywords = {"initial_state": laws.public_state(problem.state), "return_last_state": True} if carry else {}
+        outputs = tree_leaves(case.function(*inputs.values(), **case.options, **keywords))
+        results = {str(n): y.detach() for n, y in enumerate(outputs)}
+        wanted = [y for y in outputs if y.requires_grad]
+        if wanted:
+            torch.manual_seed(seed)
+            weights = [torch.randn_like(y) for y in wanted]
+            results |= dict(zip(names, torch.autograd.grad(wanted, [inputs[n] for n in names], weights), strict=True))
+        return results
+
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    differentiable_inputs = case.operation.differentiable
+    for carry in (False, True) if case.draw().has_state else (False,):
+        followed.clear()
+        for turn in range(15):
+            names = [differentiable_inputs, differentiable_inputs[:1], ()][turn % 3]
+            with monkeypatch.context() as patch:
+                for module in (remember, differentiable):
+                    patch.setattr(module, "is_watched", lambda: True)
+                expected = evaluate(turn, names, carry)
+            with monkeypatch.context() as patch, torch.cuda.stream(streams[turn % 2]):
+                patch.setattr(remember.Plan, "__call__", plan)
+                torch.cuda.synchronize()
+                results = evaluate(turn, names, carry)
+                torch.cuda.synchronize()
+            assert_same(results, expected)
+        # With a state, torch copies what WKV returns.
+        unplanned = (*UNPLANNED, "wkv4") if carry else UNPLANNED
+        assert bool(followed) == (not {case.op, case.impl} & {*unplanned})
 
 
 REPLAYS = 2000

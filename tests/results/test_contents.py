@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lrbench.results.contents import file_rows, implementation_rows
-from lrbench.results.store import HERE
+from lrbench.results.contents import as_markdown, file_rows, implementation_rows
+from lrbench.results.schema import Record
+from lrbench.results.select import load_rows, matching
+from lrbench.results.store import HERE, RunWriter, is_complete
 from lrbench.tests.command_line import Lrbench, one_line
 
 from ..analysis import rows as made
@@ -84,8 +86,65 @@ def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None
     assert written == page, "write it anew: lrbench results --format markdown > results/README.md"
 
 
+def test_the_page_is_of_what_is_there(results: Path) -> None:
+    """A kernel that was just added changes no page."""
+    declared = {("tfla", "mlstm_sig", "fused_chunk"): GPU}
+    pages = [
+        as_markdown([], implementation_rows([results], {**declared, **added}))
+        for added in ({}, {("tfla", "mlstm_sig", "new"): GPU}, {("tfla", "ema", "fused"): GPU})
+    ]
+    assert pages[0] == pages[1] == pages[2]
+    assert "fused_chunk" in pages[0]
+
+
 def test_the_newest_row_of_a_case_is_in_its_familys_file() -> None:
     """history.parquet holds older rows alone."""
     for row in file_rows([HERE / "h200_sxm"]):
         if row["holds"] == "results" and "history" not in row["file"]:
             assert row["rows"] == row["cases"], row["file"]
+
+
+def test_runs(tmp_path: Path, lrbench: Lrbench) -> None:
+    """One that ended, one with a case left, one that is on or was killed; newest first, and files that say nothing."""
+    days = {"whole": ("01", 2), "cut": ("02", 3)}
+    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=length) for length in (1024, 2048)]
+    for run, (day, planned) in days.items():
+        with RunWriter(tmp_path, run, planned) as writer:
+            for case in cases:
+                at = {"measured_at": f"2026-01-{day}T00:00:00+00:00", "git_commit": "a" * 40, "git_dirty": run == "cut"}
+                writer.append(Record(**made.row(case, run_id=f"{run}-0123456789", **at)))
+    on = RunWriter(tmp_path, "sweep-on")
+    on.append(Record(**made.row(cases[0], run_id="on-0123456789", measured_at="2026-01-03T00:00:00+00:00")))
+    old = {"run_id": "kept-0123456789", "measured_at": "2025-12-01T00:00:00+00:00"}
+    kept = [made.row(case, **old, status="oom", reason="-") for case in cases]
+    made.write(kept, tmp_path / "kept.parquet")
+    rows = json.loads(lrbench("runs", str(tmp_path), "--format", "json")[1])
+    assert [(row["run"], row["complete"], row["cases"], row["ok"]) for row in rows] == [
+        ("on-01234", "no", 1, 1), ("cut-0123", "no", 2, 2), ("whole-01", "yes", 2, 2), ("kept-012", None, 2, 0),
+    ]  # fmt: skip
+    assert rows[1] | {"complete": None} == {
+        "run": "cut-0123", "measured": "2026-01-02 00:00", "device": "h200_sxm", "commit": "aaaaaaa+", "kernel": "tfla",
+        "cases": 2, "ok": 2, "complete": None,
+    }  # fmt: skip
+    on.close()
+    (tmp_path / "junk.parquet").write_bytes(b"junk")
+    assert f"got {tmp_path / 'junk.parquet'}: " in lrbench("runs", str(tmp_path / "junk.parquet"))[2]
+    (tmp_path / "junk.parquet").unlink()
+    code, out, err = lrbench("runs", str(tmp_path), "--limit", "1")
+    assert (code, out.splitlines()[1].split()[0], err) == (0, "on-01234", "and 3 older runs: --limit 4\n")
+
+
+def test_a_run_that_failed_is_not_complete(tmp_path: Path) -> None:
+    record = Record(**made.row(made.case("mlstm_sig", "fused_chunk")))
+    with pytest.raises(RuntimeError), RunWriter(tmp_path, "failed") as writer:
+        writer.append(record)
+        raise RuntimeError
+    assert is_complete(writer.path) is False
+
+
+def test_a_name_that_selects_nothing_lists_the_near_ones(results: Path) -> None:
+    rows = load_rows(results)
+    for term, near in (("run:rum", "run"), ("impl:fused_chunks", "fused_chunk"), ("op:mlstm", "mlstm_sig")):
+        key, wanted = term.split(":")
+        with pytest.raises(ValueError, match=f"{term} selects no row; did you mean {near}"):
+            matching(rows, {key: wanted})

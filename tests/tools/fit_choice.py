@@ -1,9 +1,10 @@
 """Fit the costs by which the engine chooses a chunk length and an implementation, and say what the choices lose.
 
 ``python -m lrbench.tests.tools.fit_choice ROWS.parquet ...`` takes rows of whole_state and fused_chunk at several chunk
-lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. A row
-forward and backward at a chunk length that its backward pass shortens is left out. Small problems must be among them:
-large ones alone do not show what a launch costs.
+lengths, as ``lrbench bars default-choice`` measures them, and prints :class:`.choice.Costs` to be written there. The
+rows must have been measured with the costs that stand there now: a row forward and backward at a chunk length that its
+backward pass shortened is left out. Small problems must be among them: large ones alone do not show what a launch
+costs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lrbench.analysis.check.statistics import median
-from lrbench.kernels.scalar_decay.choice import COSTS, Costs, Shape, backward_chunk, shape_of
+from lrbench.kernels.scalar_decay.choice import COSTS, ONE_CHUNK, Costs, Shape, backward_chunk, shape_of
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import FUSED_CHUNK, SCHEMES, WHOLE_STATE
 from lrbench.results import store
@@ -72,15 +73,26 @@ def loss(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
     return total / weight
 
 
+def aim(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> float:
+    """Return what the fit makes least: what choices lose and, as a guide between them, the error of the times."""
+    lost = (regret for direction in (FORWARD, BACKWARD) for regret in regrets(problems, costs, direction))
+    return sum(regret**1.5 for regret in lost) + 2 * loss(problems, costs)
+
+
 def fit(problems: Sequence[tuple[Shape, Times]], costs: Costs) -> Costs:
-    """Return the costs of least loss: each is moved up and down, in smaller steps where nothing helps."""
-    step, least = FIRST_STEP, loss(problems, costs)
+    """Return the costs of least error, and from there those of least aim."""
+    return descend(problems, descend(problems, costs, loss), aim)
+
+
+def descend(problems: Sequence[tuple[Shape, Times]], costs: Costs, goal: Callable[..., float]) -> Costs:
+    """Return costs that make a goal least: each is moved up and down, in smaller steps where nothing helps."""
+    step, least = FIRST_STEP, goal(problems, costs)
     while step > LAST_STEP:
         before = least
         for cost in dataclasses.fields(costs):
             for factor in (math.exp(step), math.exp(-step)):
                 moved = dataclasses.replace(costs, **{cost.name: getattr(costs, cost.name) * factor})
-                if (found := loss(problems, moved)) < least:
+                if (found := goal(problems, moved)) < least:
                     costs, least = moved, found
         if least == before:
             step /= 2
@@ -94,7 +106,7 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
         for scheme in {scheme for scheme, _ in cells}:
             measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
             chosen = min(shape.chunks(), key=lambda chunk: getattr(shape, direction)(scheme, chunk, costs))
-            if chosen in measured and len(measured) > 1:
+            if shape.seq_len > ONE_CHUNK and chosen in measured and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1
 
 

@@ -1,0 +1,152 @@
+"""What every chunk adds to the state, for whole_state.py: the pass over the chunks where there are several.
+
+A program has 128 columns of Z and of Y, so that each is read once where a head has no more of them:
+
+    S^T <- decay S^T + (Z^T * w) Y
+
+starting from zero at the chunk's start (its end, backward in time); chunk_h_merge_kernel makes states of the chunks'
+contributions. Source: TFLA paper, appendices B.2 and B.3; chunk_h.py computes the same on any GPU.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from ..common.remember import remember_launches
+from .whole_state import BZ, WARPS, Buffers, Tensors, elements, load_first_tiles, load_gates, load_tiles
+
+
+@remember_launches
+@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale"])
+def whole_state_h_kernel(
+    y_ptr,
+    z_ptr,
+    gates,
+    states_ptr,
+    n_states_ptr,
+    log_scale,
+    T,
+    L,
+    N,
+    BH,
+    SHAPE: gl.constexpr,
+    FUTURE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    """Compute the contribution of one chunk to block_k rows and block_v columns of the state.
+
+    Grid: (ceil(DX / block_k) * ceil(DZ / block_v) * chunks * B * H,) for ``chunks`` of N or N - 1: the last chunk of
+    the pass, which is the first one in time if it runs backward (FUTURE), adds to nothing but the last state.
+    Reads Y [B, T, H / group_x, DX] and Z [B, T, H / group_z, DZ], which are k and v or, backward in time, q and dh, and
+    the gate vectors; writes the contributions [B, H, N, DX, DZ] and, where asked for, those to n [B, H, N, DX].
+    """
+    H: gl.constexpr = SHAPE.heads
+    DX: gl.constexpr = SHAPE.dim_x
+    DZ: gl.constexpr = SHAPE.dim_z
+    BT: gl.constexpr = TILE.block_t
+    BX: gl.constexpr = TILE.block_k
+    NZ: gl.constexpr = TILE.block_v // BZ
+    STAGES: gl.constexpr = TILE.num_stages
+    DTYPE: gl.constexpr = y_ptr.dtype.element_ty
+    WITH_N: gl.constexpr = n_states_ptr is not None
+    Y_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
+    Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
+    ROWS: gl.constexpr = (DX + BX - 1) // BX
+    COLUMNS: gl.constexpr = (DZ + TILE.block_v - 1) // TILE.block_v
+
+    pid = gl.program_id(0)
+    chunks = gl.num_programs(0) // (ROWS * COLUMNS * BH)
+    z_col = pid % COLUMNS * TILE.block_v
+    x_col = pid // COLUMNS % ROWS * BX
+    pid_n = pid // (COLUMNS * ROWS) % chunks
+    if FUTURE:
+        pid_n += N - chunks
+    pid_bh = (pid // (COLUMNS * ROWS * chunks)).to(gl.int64)
+    batch = pid_bh // H
+    head = pid_bh % H
+    y_offset = batch * T * Y_ROW + (head // SHAPE.group_x) * DX
+    z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
+
+    layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    y_desc = tma.make_tensor_descriptor(y_ptr + y_offset, [T, DX], [Y_ROW, 1], [BT, BX], layout)
+    z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_v], layout)
+    y_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, BX], layout)
+    z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_v], layout)
+    weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
+    loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    tensors = Tensors(None, y_desc, z_desc, None, None, None)
+    buffers = Buffers(None, y_s, z_s, None, None, None, weights_s, loaded, None, None)
+    for step in gl.static_range(STAGES):
+        mbarrier.init(loaded.index(step), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    start = pid_n * L
+    tiles = gl.cdiv(gl.minimum(start + L, T) - start, BT)
+    load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE, TILE)
+
+    state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
+    weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
+    # A thread has RUN positions of eight columns: it adds them up before threads add up theirs.
+    LANES: gl.constexpr = BX // 8
+    RUN: gl.constexpr = BT * LANES // (32 * WARPS)
+    y_layout: gl.constexpr = gl.BlockedLayout([RUN, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    n_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    state = gl.zeros([BZ, BX], gl.float32, state_layout)
+    other = gl.zeros([BZ, BX], gl.float32, state_layout)
+    n = gl.zeros([BT // RUN, BX], gl.float32, n_layout)
+
+    t0 = start + (tiles - 1) * BT if FUTURE else start
+    _, _, _, weight, decay = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    weights_s.index(0).store(weight)
+    gl.thread_barrier()
+    for tile in range(tiles):
+        stage = tile % STAGES
+        ahead = tile + STAGES - 1
+        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
+        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
+        next_t = t0 - BT if FUTURE else t0 + BT
+        next_t = gl.where(tile + 1 < tiles, next_t, t0)
+        _, _, _, weight, next_decay = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        enters = weights_s.index(tile & 1).load(gl.SliceLayout(0, weighted_layout))[None, :]
+        mbarrier.wait(loaded.index(stage), (tile // STAGES) & 1)
+        y = y_s.index(stage)
+        z = z_s.index(stage)
+        weighted = (z.slice(0, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
+        state = warpgroup_mma(weighted, y, state * decay, is_async=True)
+        if NZ == 2:
+            weighted = (z.slice(BZ, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
+            other = warpgroup_mma(weighted, y, other * decay, is_async=True)
+        if WITH_N:
+            if z_col == 0:
+                at = weights_s.index(tile & 1).load(gl.SliceLayout(1, y_layout))[:, None]
+                runs = (y.load(y_layout).to(gl.float32) * at).reshape([BT // RUN, RUN, BX])
+                n = n * decay + gl.convert_layout(gl.sum(runs, axis=1), n_layout)
+        if NZ == 2:
+            state, other = warpgroup_mma_wait(0, deps=[state, other])
+        else:
+            state = warpgroup_mma_wait(0, deps=[state])
+        weights_s.index((tile + 1) & 1).store(weight)
+        decay = next_decay
+        t0 = next_t
+        gl.thread_barrier()
+
+    row = pid_bh * N + pid_n
+    offs_x = x_col + gl.arange(0, BX, gl.SliceLayout(0, state_layout))
+    offs_z = z_col + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
+    other_z = offs_z + BZ
+    in_x = (offs_x < DX)[None, :]
+    out = states_ptr + row * DX * DZ
+    dtype: gl.constexpr = states_ptr.dtype.element_ty
+    gl.store(elements(out, offs_z, offs_x, DX, DZ, False), state.to(dtype), mask=(offs_z < DZ)[:, None] & in_x)
+    if NZ == 2:
+        gl.store(elements(out, other_z, offs_x, DX, DZ, False), other.to(dtype), mask=(other_z < DZ)[:, None] & in_x)
+    if WITH_N:
+        if z_col == 0:
+            offs_n = x_col + gl.arange(0, BX, gl.SliceLayout(0, n_layout))
+            gl.store(n_states_ptr + row * DX + offs_n, gl.sum(n, axis=0), mask=offs_n < DX)
