@@ -73,8 +73,9 @@ lint: $(VENV)/.ready-dev
 	    -p lrbench.bench -p lrbench.kernels -p lrbench.analysis -p lrbench.results -m lrbench.cli
 
 format: $(VENV)/.ready-dev
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+	$(BIN)/ruff check .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

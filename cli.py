@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .analysis.accelerators.known import Accelerator
-    from .analysis.check.compare import Comparison
-    from .analysis.check.regression import CheckResult
-    from .analysis.counts import Count
     from .analysis.figures.selection import Selection
+    from .analysis.model.answers import Question
     from .bench.plan import Request
-    from .bench.profiling import ProfileRow
 
 LOCAL = Path("results/local")
+
 
 MEASURE, EXPLAIN, DRAW, COMPARE, LIST = "Measure", "Explain", "Draw and report", "Compare runs", "List what is here"
 """The groups of `lrbench --help`."""
@@ -59,6 +57,10 @@ class _Command(TyperCommand):
         titled = [(getattr(p, "rich_help_panel", None) or usual[p.param_type_name], record) for p, record in records]
         _write_sections(formatter, list(usual.values()), titled)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the example as a line to copy, however narrow the terminal."""
+        formatter.write(f"\nExample:\n  lrbench {self.epilog}\n")
+
 
 class _Group(TyperGroup):
     """The command line itself: its help has the commands in groups, a sentence each."""
@@ -76,13 +78,31 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     name="lrbench",
-    help="Benchmark sequence-mixing kernels and explain the numbers.",
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        print(f"lrbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _every_command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Benchmark sequence-mixing kernels and explain the numbers."""
+
+
 baseline_app = typer.Typer(
     help="Promote a run to the baseline that `lrbench check` compares with.", cls=_Group, no_args_is_help=True
 )
@@ -114,7 +134,7 @@ def field(
     flag: str,
     help: str,
     parse: Callable[[Any, str], Any] | None = None,
-    *,
+    *also: str,
     default: str | int | None = None,
     kind: Any = str,
     what: str | None = None,
@@ -122,23 +142,24 @@ def field(
 ) -> Field:
     """Return an option of ``kind`` as given, with ``more`` for Typer."""
     given: Any = kind | None if default is None else kind
-    annotation = Annotated[given, typer.Option(flag, help=help, **more)]
+    annotation = Annotated[given, typer.Option(flag, *also, help=help, **more)]
     return Field(annotation=annotation, default=default, parse=parse, what=what or flag)
 
 
-def size(flag: str, help: str, default: str | int | None = None) -> Field:
+def size(flag: str, help: str, *also: str, default: str | int | None = None) -> Field:
     """Return an option of one size: written as 8k where the default is a text, else a number."""
     kind, parse = (str, parse_size) if isinstance(default, str) else (int, check_size)
-    return field(flag, help, parse, default=default, kind=kind, what=flag.strip("-").replace("-", "_"))
+    return field(flag, help, parse, *also, default=default, kind=kind, what=flag.strip("-").replace("-", "_"))
 
 
 def command(
-    panel: str, *, of: typer.Typer = app, **defaults: Any
+    panel: str, example: str, *, of: typer.Typer = app, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a function to the command line, with the fields of its dataclass parameters as options of their own.
 
     Args:
         panel: the group of commands in the help.
+        example: what follows `lrbench` in the example at the end of the command's help.
         defaults: of fields, in place of those that they were declared with.
     """
 
@@ -153,6 +174,8 @@ def command(
             for name, group in groups.items():
                 texts = {each: given.pop(each) for each in options[name]}
                 given[name] = group(**{each: _parsed(options[name][each], text) for each, text in texts.items()})
+            if POSITION in given:
+                given["kernel"] = _named_once(given.pop(POSITION), given["kernel"])
             try:
                 try:
                     function(**given)
@@ -166,17 +189,40 @@ def command(
         parameters = []
         for each in signature.parameters.values():
             keyword = each.replace(kind=each.KEYWORD_ONLY)
-            if each.name not in groups:
+            if each.annotation == Kernel:
+                parameters += [keyword.replace(name=POSITION, annotation=Position), keyword]
+            elif each.name not in groups:
                 parameters.append(keyword)
             for name, found in options.get(each.name, {}).items():
                 default = defaults.get(name, found.default)
                 parameters.append(keyword.replace(name=name, annotation=found.annotation, default=default))
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        of.command(function.__name__.replace("_", "-"), cls=_Command, rich_help_panel=panel)(run)
+        of.command(function.__name__.replace("_", "-"), cls=_Command, rich_help_panel=panel, epilog=example)(run)
         return function
 
     return add
+
+
+POSITION = "kernel_or_op"
+"""The parameter of a family's name in the first place, beside that of --kernel."""
+
+Position = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="KERNEL",
+        help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp) or operation [tfla; of listings all].",
+    ),
+]
+Kernel = Annotated[str | None, typer.Option("--kernel", help="The same, as an option.")]
+"""A family or an operation, which a command takes in either way."""
+
+
+def _named_once(first: str | None, option: str | None) -> str | None:
+    """Return which family or operation is meant; ValueError where two are named."""
+    if first and option and first != option:
+        raise ValueError(f"kernel must be named once, got {first} and --kernel {option}")
+    return first or option
 
 
 def _options(group: Any) -> dict[str, Field]:
@@ -203,17 +249,13 @@ def _format(*more: str) -> Any:
 Format = Annotated[str, _format()]
 TableFormat = Annotated[str, _format("markdown")]
 CheckFormat = Annotated[str, _format("markdown", "junit")]
-FamilyName = Annotated[str, option("Kernel family; `lrbench kernels` lists them.", "--kernel")]
-FamilyOrOp = Annotated[
-    str, typer.Argument(help="Kernel family (tfla, lightning, rglru, wkv, gated-mlp), or an operation.")
-]
-Every = Annotated[bool, option("Show every figure; --format json and csv always do.", "--all")]
+Every = Annotated[bool, option("Show everything; --format json and csv always do.", "--all")]
 Impl = Annotated[str | None, option("Implementation [the operation's first].", "--impl")]
 Impls = Annotated[str | None, option("Implementations, comma-separated [all that run here].", "--impl")]
 Preset = Annotated[
     str | None, option("quick, default, full, ...: `lrbench presets` [default on a GPU, else quick].", "--preset")
 ]
-Gpu = Annotated[str, option("Accelerator; see `lrbench gpus`.", "--gpu")]
+Gpu = Annotated[str | None, option("Accelerator; see `lrbench gpus` [the GPU that is here, else h100].", "--gpu")]
 RoofChoice = Annotated[
     str, option("spec; measured: the newest stored calibration; or a calibration's file or folder.", "--roofs")
 ]
@@ -262,61 +304,86 @@ class Axes:
         Names, axis("--state-dtype", "Dtypes of the states between chunks: fp32, bf16.", parse_names)
     ]
 
-    def request(self, kernel: str, impls: Names, **more: Any) -> Request:
+    def request(self, kernel: str | None, impls: Names, **more: Any) -> Request:
         """Return what the planner takes, with the names of today."""
-        from .bench.plan import Request, current_impls
+        from .bench.plan import Request, current_impls, named_family
 
-        today = current_impls(kernel, self.ops, impls)
-        return Request(kernel=kernel, impls=today, **dataclasses.asdict(self), **more)
+        kernel, ops = named_family(kernel, self.ops)
+        axes = dataclasses.asdict(self) | {"ops": ops}
+        return Request(kernel=kernel, impls=current_impls(kernel, ops, impls), **axes, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsProblem:
-    """One problem of an operation with heads, for chunk-size; count and predict take those of every operation."""
+    """One problem of an operation with heads, for chunk-size; the other commands take those of every operation."""
 
     op: Annotated[str | None, field("--op", "Operation [the family's first].")]
     mode: Annotated[str, field("--mode", "fw, bw, fwbw or step.", default="fw")]
     seq_len: Annotated[int, size("--seq-len", "Sequence length; 8k = 8192.", default="8k")]
     batch: Annotated[int, size("--batch", "Batch.", default=8)]
-    num_heads: Annotated[int | None, size("--num-heads", "Heads [4096 / head dim; count: 1].")]
+    embedding: Annotated[int | None, size("--embedding", "Heads x value head dim; channels; model dim [4096].")]
+    num_heads: Annotated[int | None, size("--num-heads", "Heads [embedding / head dim; count: 1].")]
     head_dim: Annotated[int, size("--head-dim", "Value head dim.", default=256)]
-    head_dim_qk: Annotated[int | None, size("--head-dim-qk", "Query-key head dim [half for mLSTM, else equal].")]
+    head_dim_qk: Annotated[
+        int | None,
+        size("--head-dim-qk", "Query-key head dim, the state's size [half for mLSTM, else equal].", "--state-size"),
+    ]
     dtype: Annotated[str, field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64.", default="bf16")]
     state_dtype: Annotated[
         str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
     ]
 
-    def operation(self, kernel: str) -> str:
+    def operation(self, kernel: str | None) -> str:
         """Return the operation meant."""
         from .bench.inventory import counted_operation
 
-        return counted_operation(kernel, self.op)
+        return counted_operation(kernel or self.op or "tfla", self.op)
 
-    def query_key_dim(self, op: str) -> int:
-        """Return the query-key head dim, the operation's own where none is given."""
-        from .kernels.baselines import get_operation
+    def operations(self, kernel: str | None) -> tuple[str, ...] | None:
+        """Return the operations meant where several may be: a family's are all of its own, and none named are all."""
+        from .kernels import FAMILIES
 
-        return self.head_dim_qk or get_operation(op).default_head_dim_qk(self.head_dim)
+        if self.op is None and (kernel is None or kernel in FAMILIES):
+            return FAMILIES.get(kernel or "")
+        return (self.operation(kernel),)
 
     def sizes(self, op: str) -> dict[str, int]:
         """Return every size by its column's name."""
-        num_heads = max(1, 4096 // self.head_dim) if self.num_heads is None else self.num_heads
-        heads = {"num_heads": num_heads, "head_dim_qk": self.query_key_dim(op), "head_dim_v": self.head_dim}
+        from .kernels.baselines import get_operation
+
+        num_heads = self.num_heads or max(1, (self.embedding or 4096) // self.head_dim)
+        if self.embedding and num_heads * self.head_dim != self.embedding:
+            raise ValueError(
+                f"embedding must be heads times value head dim, {num_heads} x {self.head_dim}, got {self.embedding}"
+            )
+        qk = self.head_dim_qk or get_operation(op).default_head_dim_qk(self.head_dim)
+        heads = {"num_heads": num_heads, "head_dim_qk": qk, "head_dim_v": self.head_dim}
         return {"batch": self.batch, "seq_len": self.seq_len, **heads}
+
+    def ask(
+        self, kernel: str | None, accelerator: Accelerator, results: Sequence[Path] | None, **more: Any
+    ) -> Question:
+        """Return the question of commands that answer from results."""
+        from .analysis.model.answers import ask
+
+        op, state_dtype = self.operation(kernel), _dtype(self.state_dtype, "state_dtype")
+        more |= {"mode": self.mode, "dtype": self.dtype, "state_dtype": state_dtype, "accelerator": accelerator}
+        return ask(op, sizes=self.sizes(op), results=results or (), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(HeadsProblem):
     """One problem of any operation."""
 
-    channels: Annotated[int, size("--channels", "Channels, of operations without heads.", default=1024)]
-    d_model: Annotated[int, size("--d-model", "Input columns of a gated MLP.", default=4096)]
-    d_ff: Annotated[int, size("--d-ff", "Output columns of a gated MLP.", default=14336)]
+    channels: Annotated[int | None, size("--channels", "Channels, of operations without heads [embedding, else 1024].")]
+    d_model: Annotated[int | None, size("--d-model", "Input columns of a gated MLP [embedding].")]
+    d_ff: Annotated[int | None, size("--d-ff", "Output columns of a gated MLP [3.5 d_model].")]
 
     def sizes(self, op: str) -> dict[str, int]:
         """Return every size by its column's name."""
-        own = {"channels": self.channels, "d_model": self.d_model, "d_ff": self.d_ff}
-        return HeadsProblem.sizes(self, op) | own
+        d_model = self.d_model or self.embedding or 4096
+        own = {"d_model": d_model, "d_ff": self.d_ff or 7 * d_model // 2}
+        return HeadsProblem.sizes(self, op) | own | {"channels": self.channels or self.embedding or 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +391,8 @@ class Shown:
     """The rows that a figure shows."""
 
     kernel: Annotated[
-        str | None, field("--kernel", "Family of kernels [of those with --op's rows, all; else the largest].")
+        str | None,
+        field("--kernel", "Family of kernels, or an operation [of those with --op's rows, all; else the largest]."),
     ]
     dtype: Annotated[str | None, field("--dtype", "Dtype [the one with most rows; counts: bf16].")]
     state_dtype: Annotated[str | None, field("--state-dtype", "Dtype of states [fp32].")]
@@ -332,6 +400,7 @@ class Shown:
         int | None,
         field("--tokens", "Batch x sequence length [the one with most rows; counts: 64k].", parse_size, what="tokens"),
     ]
+    batch: Annotated[int | None, size("--batch", "Batch, held in place of --tokens [as the rows vary].")]
     head_dim: Annotated[
         int | None, field("--head-dim", "Value head dim [the one with most rows; counts: 512].", kind=int)
     ]
@@ -348,7 +417,8 @@ class Shown:
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [all].")]
+    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the six that say most].")]
+    every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
         """Return the results and which of their rows are meant; say which family, where none is named.
@@ -356,29 +426,36 @@ class Shown:
         Raises:
             ValueError: an option that names nothing, or no results.
         """
+        from .analysis.accelerators.known import canonical_key
         from .analysis.figures.selection import Selection
+        from .bench.plan import named_family
         from .results.names import current_names
         from .results.select import families, load_results
 
         lists = ((name, getattr(self, name)) for name in ("mode", "op", "impl"))
         modes, ops, impls = (None if text is None else parse_names(text, name) for name, text in lists)
         frame, kernel = load_results(results), self.kernel
+        if kernel is not None and kernel in set(frame["op"]) - set(frame["kernel"]):
+            # An operation's name stands for it in place of a family's.
+            ops = named_family(kernel, ops)[1]
+            kernel = None
+        device = device and canonical_key(device)
         impls = impls and current_names(impls, frame["op"].unique())
         found = families(frame if impls is None else frame[frame["impl"].isin(impls)])
         # Operations that are named may be of several families.
         if kernel is None and ops is None and len(found) > 1:
             kernel = found[0]
             note(f"--kernel {kernel}: the results hold {', '.join(found[1:])} as well")
-        same = ("dtype", "state_dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
+        same = {each.name for each in dataclasses.fields(self)} - {"kernel", "mode", "op", "impl"}
         axes = {name: getattr(self, name) for name in same}
         return frame, Selection(kernel=kernel, device=device, modes=modes, ops=ops, impls=impls, **axes)
 
 
-@command(MEASURE)
+@command(MEASURE, "sweep --kernel mlstm_sig --seq-len 1k,8k --head-dim 256 --mode fw,fwbw")
 def sweep(
     axes: Axes,
-    kernel: FamilyName = "tfla",
-    gpu: Annotated[str | None, option("Accelerator the analysis is about; see `lrbench gpus`.")] = None,
+    kernel: Kernel = None,
+    gpu: Gpu = None,
     preset: Preset = None,
     impl: Impls = None,
     baselines: Annotated[str | None, option("Baselines or packages, or none [all].")] = None,
@@ -388,6 +465,7 @@ def sweep(
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
     resume: Annotated[bool, option("Leave out cases --output has from this commit.", "--resume")] = False,
+    dry_run: Annotated[bool, option("Print the cases and how long they take; measure nothing.", "--dry-run")] = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the implementations over.", min=1)] = 1,
@@ -402,8 +480,12 @@ def sweep(
     """
     from .bench import display, session
 
+    request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
+    if dry_run:
+        display.show(session.planned_rows(request, gpu=gpu, output=output, resume=resume), format)
+        return
     outcome = session.run_sweep(
-        axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines")),
+        request,
         gpu=gpu,
         output=output,
         timeout_s=timeout,
@@ -424,23 +506,24 @@ def sweep(
     raise typer.Exit(session.exit_code(outcome, strict=strict))
 
 
-@command(MEASURE)
+@command(MEASURE, "verify --kernel rglru")
 def verify(
-    kernel: FamilyName = "tfla",
+    kernel: Kernel = None,
     op: Annotated[str | None, option("Operations, comma-separated [all].")] = None,
     timeout: Timeout = 120.0,
     format: Format = "table",
 ) -> None:
     """Check every implementation that runs here against its float64 reference; exit 1 if one is wrong."""
-    ops = _names(op, "--op")
     from .bench import display, session
+    from .bench.plan import named_family
 
-    rows = session.run_verify(kernel, ops, timeout_s=timeout)
+    family, ops = named_family(kernel, _names(op, "--op"))
+    rows = session.run_verify(family, ops, timeout_s=timeout)
     display.show(rows, format)
     raise typer.Exit(0 if session.all_right(rows) else 1)
 
 
-@command(MEASURE)
+@command(MEASURE, "calibrate --output results/local")
 def calibrate(
     output: Annotated[Path, option("Folder of roofs.parquet, or a parquet file; rows are added to it.")] = LOCAL,
     format: Format = "table",
@@ -451,10 +534,10 @@ def calibrate(
     session.run_calibrate(output, functools.partial(display.show, output_format=format))
 
 
-@command(MEASURE, modes="fw", dtypes="bf16")
+@command(MEASURE, "profile --kernel mlstm_sig --impl fused_chunk --seq-len 8k --dry-run", modes="fw", dtypes="bf16")
 def profile(
     axes: Axes,
-    kernel: FamilyName = "tfla",
+    kernel: Kernel = None,
     impl: Annotated[str | None, option("Implementations, comma-separated [the first].")] = None,
     ncu: Annotated[str | None, option("Nsight Compute's ncu [found on PATH or where it installs].")] = None,
     timeout: Annotated[float, option("Seconds until the whole run is ended.", min=0.001)] = 900.0,
@@ -467,6 +550,7 @@ def profile(
     The preset is `one`: a problem of a usual size, of the family's first operation.
     """
     from .bench import session
+    from .bench.shown import show_profile
 
     planned = session.plan_profile(axes.request(kernel, preset="one", impls=_names(impl, "--impl")))
     if dry_run:
@@ -474,26 +558,11 @@ def profile(
         return
     rows, path = session.run_profile(planned, output=output, ncu_path=ncu, timeout_s=timeout)
     note(f"profile: {path}")
-    _show_profile(rows, format)
-
-
-def _show_profile(rows: Sequence[ProfileRow], output_format: str) -> typing.NoReturn:
-    """Print profiled cases; exit 1 where one was not profiled."""
-    from .bench import display, profiling
-
-    if output_format == "json":
-        display.show([dataclasses.asdict(row) for row in rows], "json")
-    else:
-        display.show(profiling.summary_rows(rows), output_format)
-    if output_format == "table":
-        print()
-        display.show(profiling.kernel_rows(rows), "table", title="kernels")
-        for line in profiling.remarks(rows):
-            print(line)
+    show_profile(rows, format)
     raise typer.Exit(int(any(row.status != "ok" for row in rows)))
 
 
-@command(MEASURE)
+@command(MEASURE, "errors gated-mlp --size 1k --draws 10")
 def errors(
     kernel: Annotated[str, typer.Argument(help="Kernel family: gated-mlp.")],
     size: Annotated[str | None, option("N of the square matrices [1k to 16k on a GPU; 256,512,1k on a CPU].")] = None,
@@ -511,7 +580,7 @@ def errors(
 
     from .bench import display, mlp_errors
 
-    if kernel != "gated-mlp":
+    if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = mlp_errors.error_rows(
@@ -527,7 +596,7 @@ def errors(
     display.show(list(rows), format)
 
 
-@command(MEASURE)
+@command(MEASURE, "bars tfla --list")
 def bars(
     name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
     rounds: Annotated[int | None, option("Samples of every case [what the family says].", min=3)] = None,
@@ -556,10 +625,10 @@ def bars(
     raise typer.Exit(0 if all(verdict.held for verdict in verdicts) else 1)
 
 
-@command(EXPLAIN, batch=1)
+@command(EXPLAIN, "count mlstm_sig --seq-len 8k --chunk-size 256", batch=1)
 def count(
     problem: Problem,
-    kernel: FamilyOrOp,
+    kernel: Kernel = None,
     formulation: Annotated[
         str | None, option("chunkwise, walk, parallel, scan, fused, ... [the operation's first].")
     ] = None,
@@ -583,6 +652,7 @@ def count(
     from .analysis import counts
     from .analysis.counts.executed import parse_tiles
     from .bench import display
+    from .bench.shown import count_rows
 
     operation = problem.operation(kernel)
     chosen = formulation or counts.default_formulation(operation, problem.mode)
@@ -604,29 +674,41 @@ def count(
         factors=counts.Factors.parse(factor) if factor else None,
         tiles=parse_tiles(tile) if tile else None,
     )
-    display.show(result.as_dict() if format == "json" else _count_rows(result), format)
+    display.show(result.as_dict() if format == "json" else count_rows(result), format)
     if format == "table":
         factor_in_words = "" if result.causal_factor is None else f", causal factor {result.causal_factor}"
         print(f"intensity {result.intensity:.4g} FLOP per byte{factor_in_words}")
 
 
-def _count_rows(result: Count) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [{"part": name, "flops": value} for name, value in result.parts.items()]
-    rows += [{"part": name, "bytes": value} for name, value in result.byte_parts.items()]
-    rows.append({"part": "total", "flops": result.flops, "bytes": result.bytes})
-    rows.append({"part": "on tensor cores", "flops": result.tensor_flops})
-    rows.append({"part": "compulsory", "bytes": result.compulsory_bytes})
-    if result.executed_tensor_flops is not None:
-        executed = {"flops": result.executed_tensor_flops, "bytes": result.executed_bytes}
-        rows.append({"part": "executed on tensor cores", **executed})
-    return rows
+@command(EXPLAIN, "best --gpu h100 --seq-len 8k --embedding 4096 --mode fwbw")
+def best(
+    problem: Problem,
+    kernel: Kernel = None,
+    gpu: Gpu = None,
+    results: Fitted = None,
+    roofs: RoofChoice = "spec",
+    every: Annotated[bool, option("Every kernel of other mathematics, not one of each.", "--all")] = False,
+    format: Format = "table",
+) -> None:
+    """Answer which kernel to use: all that compute a problem, each at its best chunk length, the fastest first."""
+    from .bench import choice, display
+
+    question = problem.ask(kernel, _accelerator(gpu, roofs), results, roofs=roofs)
+    rows = choice.ranking(question, every=every, head_dim_qk=problem.head_dim_qk)
+    if format != "table":
+        display.show(rows, format)
+        return
+    print(choice.ranking_answer(rows))
+    display.show(choice.ranking_columns(rows), format)
+    if problem.head_dim_qk is None and not all(row["same_math"] for row in rows):
+        note("kernels of other mathematics have the head dims of their authors; --state-size gives all the same")
 
 
-@command(EXPLAIN)
+@command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
 def chunk_size(
     problem: HeadsProblem,
-    kernel: FamilyOrOp,
-    gpu: Gpu = "h100",
+    kernel: Kernel = None,
+    gpu: Gpu = None,
     causal_factor: CausalFactor = None,
     impl: Annotated[
         str | None,
@@ -643,17 +725,14 @@ def chunk_size(
     """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
     from .analysis.model import answers
     from .analysis.model.chunk_size import check_chunkwise, chunk_size_report, chunks_taken
-    from .analysis.model.prediction import stored_fit
-    from .bench import display
-    from .results.store import committed_results
+    from .bench import choice, display
 
-    operation, mode, dtype = problem.operation(kernel), problem.mode, problem.dtype
     accelerator = _accelerator(gpu, roofs)
-    check_chunkwise(operation, mode)
-    chosen = _implementation(operation, impl, accelerator, chunked=True)
-    folders = tuple(results or committed_results())
-    fit, rows = stored_fit(folders, operation, chosen, mode, dtype, device=accelerator.key, roofs=roofs)
-    sizes = problem.sizes(operation)
+    check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
+    question = problem.ask(kernel, accelerator, results, roofs=roofs)
+    operation, mode, dtype, sizes = question.op, question.mode, question.dtype, question.sizes
+    chosen = choice.implementation(question, impl, chunked=True)
+    fit, rows = question.fit(chosen)
     report = chunk_size_report(
         operation,
         accelerator,
@@ -664,7 +743,7 @@ def chunk_size(
         mode=mode,
         impl=chosen,
         chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
-        results=tuple(results or committed_results(accelerator.key)),
+        rows=question.rows,
         fit=fit,
         by_launches=impl is not None,
     )
@@ -682,37 +761,39 @@ def chunk_size(
         print(answers.chunk_size_in_words(report, accelerator))
 
 
-@command(EXPLAIN)
+@command(EXPLAIN, "predict mlstm_sig --gpu b200 --seq-len 8k")
 def predict(
     problem: Problem,
-    kernel: FamilyOrOp,
+    kernel: Kernel = None,
     impl: Impl = None,
-    gpu: Gpu = "h100",
-    chunk_size: Annotated[str | None, option("Chunk length [the implementation's own, else 128].")] = None,
+    gpu: Gpu = None,
+    chunk_size: Annotated[str | None, option("Chunk length [as chunk-size answers].")] = None,
     results: Fitted = None,
     fit: Annotated[bool, option("Fit to results, or take the model's bounds.")] = True,
     roofs: RoofChoice = "spec",
+    validate: Annotated[
+        bool, option("Print how many rows lie in the interval of a fit without them, by implementation.", "--validate")
+    ] = False,
     every: Every = False,
     format: Format = "table",
 ) -> None:
     """Say what a case takes on an accelerator: as measured where it was, and as modelled, with an interval."""
+    from .analysis.model import validation
     from .analysis.model.answers import prediction, prediction_in_words
-    from .bench import display
+    from .bench import choice, display
+    from .bench.shown import show_coverage
 
-    operation, accelerator = problem.operation(kernel), _accelerator(gpu, roofs)
-    row = prediction(
-        operation,
-        _implementation(operation, impl, accelerator),
-        mode=problem.mode,
-        dtype=problem.dtype,
-        state_dtype=_dtype(problem.state_dtype, "state_dtype"),
-        sizes=problem.sizes(operation),
-        chunk_size=chunk_size,
-        accelerator=accelerator,
-        results=results or (),
-        fit=fit,
-        roofs=roofs,
-    )
+    if validate:
+        found = list(validation.validate(results or _committed(), problem.operations(kernel), impl))
+        if not found:
+            raise ValueError("results must hold measured rows of what is validated, got none")
+        show_coverage(found, every=every, output_format=format)
+        return
+    question = problem.ask(kernel, _accelerator(gpu, roofs), results, fitted=fit, roofs=roofs)
+    row = prediction(question, choice.implementation(question, impl), chunk_size)
+    if results and row["stored_rows"] == 0:
+        case = f"{row['op']} {row['impl']} {problem.mode} {problem.dtype}"
+        raise ValueError(f"results must hold measured rows of {case}, got none")
     if format != "table":
         display.show(row if format == "json" else [row], format)
         return
@@ -724,7 +805,7 @@ def predict(
     print(f"roofs: {row['roofs']}")
 
 
-@command(EXPLAIN)
+@command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
 def kv_savings(
     tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
     dtype: Annotated[str, option("Dtype of activations: fp32, fp16, bf16 or fp8.")] = "bf16",
@@ -762,11 +843,12 @@ def _dtype(name: str, what: str) -> str:
     return name
 
 
-def _accelerator(gpu: str, roofs: str) -> Accelerator:
+def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     """Return the accelerator of ``--gpu`` with the roofs of ``--roofs``; say on stderr what a short name stands for."""
-    from .analysis.accelerators.known import canonical_key, get_accelerator
+    from .analysis.accelerators.known import canonical_key, default_key, get_accelerator
     from .analysis.accelerators.roofs import with_roofs
 
+    gpu = gpu or default_key()
     accelerator = with_roofs(get_accelerator(gpu), roofs)
     if canonical_key(gpu) != gpu.strip().lower().replace("-", "_"):
         note(f"--gpu {gpu} means {accelerator.key}: {accelerator.part}")
@@ -775,32 +857,7 @@ def _accelerator(gpu: str, roofs: str) -> Accelerator:
     return accelerator
 
 
-def _implementation(op: str, impl: str | None, accelerator: Accelerator, *, chunked: bool = False) -> str:
-    """Return the implementation asked for, else the first; of ``chunked``, of those with a choice of chunk lengths.
-
-    Raises:
-        ValueError: an unknown one, or one written for accelerators of another compute capability.
-    """
-    from .bench.inventory import implementation_names
-    from .kernels.baselines import get_implementation
-    from .kernels.spec import Implementation
-    from .results.names import current_name
-
-    known = [name for name in implementation_names(op) if not chunked or get_implementation(op, name).chunked]
-    if impl is None:
-        return known[0]
-    impl = current_name(op, impl)
-    if impl not in known:
-        choice = " to choose a chunk length" if chunked else ""
-        raise ValueError(f"impl must be one of {', '.join(known)} for {op}{choice}, got {impl!r}")
-    target = get_implementation(op, impl)
-    reason = target.why_not_on(accelerator.capability) if isinstance(target, Implementation) else None
-    if reason and accelerator.capability is not None:
-        raise ValueError(f"impl must be one for {accelerator.key}: {reason}")
-    return impl
-
-
-@command(DRAW)
+@command(DRAW, "plot runtime results/local --op mlstm_sig --head-dim 256 -o runtime.svg")
 def plot(
     shown: Shown,
     kind: Annotated[
@@ -834,7 +891,7 @@ def plot(
 
     check_format(output)
     check_kind(kind, results=bool(results))
-    of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff")}
+    of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
     of_counts = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
@@ -848,16 +905,18 @@ def plot(
         if kind == MODEL and frame is not None:
             named["op"] = named["op"] or modelled_operation(frame)
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
-        named |= {"head_dim_qk": head_dim_qk}
+        named |= {"head_dim_qk": head_dim_qk, "every": shown.every}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
 
-@command(DRAW)
+@command(DRAW, "roofline results/local --gpu h200 -o roofline.svg")
 def roofline(
     shown: Shown,
     results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
-    gpu: Annotated[str, option("Accelerators, comma-separated; see `lrbench gpus`.")] = "h200",
+    gpu: Annotated[
+        str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the GPU that is here, else h100].")
+    ] = None,
     output: Figure = Path("roofline.png"),
     width: Width = None,
     dpi: Dpi = 130,
@@ -869,24 +928,26 @@ def roofline(
 
     check_format(output)
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
-    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(parse_names(gpu, "gpu"))]
+    names = _names(gpu, "gpu") or (None,)
+    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(names)]
     frame, selection = shown.selection(results)
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
-@command(DRAW)
+@command(DRAW, "report results/local -o report.html")
 def report(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Result files or folders [those committed of --gpu, else results/local, else all]."),
+        typer.Argument(help="Result files or folders [those committed of --gpu and results/local, else all]."),
     ] = None,
-    gpu: Annotated[str, option("Accelerator the report is about; see `lrbench gpus`.")] = "h100",
+    gpu: Gpu = None,
     output: Annotated[Path, option("The page: .html.", "--output", "-o")] = Path("report.html"),
     pdf: Annotated[
         bool | None, option("A PDF beside the page, printed by Chromium or Chrome [where one is here].")
     ] = None,
 ) -> None:
     """Write a report: one HTML file with figures, tables, a summary and the rows; it opens without a network."""
+    from .analysis.accelerators.known import default_key
     from .analysis.report import export
     from .analysis.report.subject import load_subjects
     from .bench.session import check_file
@@ -898,10 +959,13 @@ def report(
     browser = None if pdf is False else export.find_browser()
     if pdf and browser is None:
         raise ValueError(f"pdf needs one of {', '.join(export.BROWSERS)}: install one, or leave --pdf out")
+    gpu = gpu or (_measured_on(results) if results else None) or default_key()
     paths = results or _reported(gpu)
     # Bad input is refused here in a line, before a notebook is run on it.
     load_subjects(paths, gpu)
-    page = export.build({"results": [str(path) for path in paths], "gpu": gpu}, output)
+    page = export.build(
+        {"results": [str(path) for path in paths], "gpu": gpu}, output, lambda at: note(f"report: {at}")
+    )
     print(page)
     if browser is None:
         if pdf is None:
@@ -916,14 +980,30 @@ def report(
         note(f"no PDF: {error}")
 
 
+def _measured_on(results: list[Path]) -> str | None:
+    """Return the accelerator of most rows, None where no row is of a known one."""
+    from collections import Counter
+
+    from .results.store import read_results
+
+    found = Counter(filter(None, read_results(results, ["device_accelerator"])["device_accelerator"].to_pylist()))
+    return found.most_common(1)[0][0] if found else None
+
+
+def _holds_own() -> bool:
+    from .results.store import holds_results
+
+    return LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet")))
+
+
 def _reported(gpu: str) -> list[Path]:
     """Return the results to report where none are named, and say which on stderr; ValueError where there are none."""
     from .analysis.accelerators.known import get_accelerator
-    from .results.store import committed_results, holds_results
+    from .results.store import committed_results
 
     found = committed_results(get_accelerator(gpu).key)
-    if not found and LOCAL.is_dir() and any(map(holds_results, LOCAL.rglob("*.parquet"))):
-        found = [LOCAL]
+    if _holds_own():
+        found.append(LOCAL)
     here = Path.cwd()
     paths = [p.relative_to(here) if p.is_relative_to(here) else p for p in found or committed_results()]
     if not paths:
@@ -932,7 +1012,7 @@ def _reported(gpu: str) -> list[Path]:
     return paths
 
 
-@command(COMPARE)
+@command(COMPARE, "compare run:ff7ac4fb run:c0d954a9")
 def compare(
     axes: Axes,
     a: Annotated[str, typer.Argument(metavar="A", help="File, folder, or terms such as run:ff7ac4fb,op:mlstm_exp.")],
@@ -944,10 +1024,11 @@ def compare(
     ] = None,
     margin: Annotated[float, option("Relative difference that counts as equal.")] = 0.02,
     live: Annotated[bool, option("Measure implementations A and B now, in turn.", "--live")] = False,
-    kernel: FamilyName = "tfla",
+    kernel: Annotated[str | None, option("Live: kernel family, or one of its operations [tfla].", "--kernel")] = None,
     preset: Preset = None,
     rounds: Annotated[int, option("Live: samples of each case.", min=10, max=1000)] = 30,
     output: Annotated[Path | None, option("Live: folder to keep the rows in.")] = None,
+    every: Every = False,
     format: Format = "table",
 ) -> None:
     """Compare two sets of results, or with --live two implementations: ratios, intervals and verdicts.
@@ -965,29 +1046,13 @@ def compare(
     else:
         rows_a, rows_b = _selected(a, results), _selected(b, results)
     from .analysis.check.compare import compare as compared
+    from .bench.shown import show_comparison
 
-    _show_comparison(compared(rows_a, rows_b, by=groups, ignore=ignored, margin=margin), a, b, format)
-
-
-def _show_comparison(found: Comparison, a: str, b: str, output_format: str) -> None:
-    """Print a comparison; what differs between the environments goes to standard error as well."""
-    from .analysis.check.compare import as_dict, case_rows, group_rows, unmatched_rows
-    from .bench.display import show
-
-    for line in found.environment:
-        note(f"warning: the environments differ (A | B): {line}")
-    if output_format != "table":
-        show({"A": a, "B": b, **as_dict(found)} if output_format == "json" else case_rows(found), output_format)
-        return
-    show(case_rows(found), "table", title=f"A = {a}, B = {b}; ratio = time of B / time of A")
-    print()
-    show(group_rows(found), "table", title=f"geometric means, 95 % interval, equal within {found.margin:g}")
-    if found.unmatched:
-        print()
-        show(unmatched_rows(found), "table", title="not compared")
+    found = compared(rows_a, rows_b, by=groups, ignore=ignored, margin=margin)
+    show_comparison(found, a, b, every=every, output_format=format)
 
 
-@command(COMPARE)
+@command(COMPARE, "check results/local --baseline results/h200_sxm --allow-missing")
 def check(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The run: a file, a folder, or terms: run:c0d954a9.")],
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
@@ -1007,6 +1072,7 @@ def check(
     summary: Annotated[
         bool, option("Append Markdown to the file that GITHUB_STEP_SUMMARY names.", "--summary")
     ] = False,
+    every: Annotated[bool, option("Show every case, not only what changed; JSON and CSV always do.", "--all")] = False,
     format: CheckFormat = "table",
 ) -> None:
     """Compare a run with a baseline; exit 1 if it is slower, needs more memory or is wrong.
@@ -1016,6 +1082,7 @@ def check(
     from .analysis.check.findings import junit_xml, markdown
     from .analysis.check.thresholds import load_thresholds
     from .bench import session
+    from .bench.shown import show_check
     from .results.store import HERE
 
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
@@ -1043,33 +1110,11 @@ def check(
         except OSError as error:
             note(f"lrbench: {session.not_written(path, flag, error)}")
             unwritten = True
-    _show_check(found, format)
+    show_check(found, every=every, output_format=format)
     raise typer.Exit(2 if unwritten or found.too_few else int(not found.passed))
 
 
-def _show_check(found: CheckResult, output_format: str) -> None:
-    """Print what the check found; its outcome in one line goes to standard error."""
-    from .analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
-    from .analysis.check.regression import summary
-    from .bench.display import reader_may_leave, show
-
-    for line in found.environment:
-        note(f"warning: the environments differ (baseline | run): {line}")
-    with reader_may_leave():
-        if output_format == "json":
-            show(as_dict(found), "json")
-        elif output_format == "csv":
-            show(table_rows(found.cases), "csv")
-        elif output_format == "markdown":
-            print(markdown(found))
-        elif output_format == "junit":
-            print(junit_xml(found))
-        elif noteworthy(found):
-            show(table_rows(noteworthy(found)), "table")
-    note(summary(found))
-
-
-@command(COMPARE, of=baseline_app)
+@command(COMPARE, "baseline update results/local/sweep-tfla-20261121T135700Z-c0d954a9.parquet", of=baseline_app)
 def update(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="File of the run, or a folder with --run.")],
     run: Annotated[str | None, option("Which run, by how its id begins, where there are several.")] = None,
@@ -1092,7 +1137,7 @@ def update(
     note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
 
 
-@command(COMPARE)
+@command(COMPARE, "history op:mlstm_exp,mode:fw,seq_len:16k,chunk_size:4k -o history.png")
 def history(
     case: Annotated[str, typer.Argument(metavar="CASE", help="Case id, or terms such as op:mlstm_exp,seq_len:8k.")],
     results: Pool = None,
@@ -1109,7 +1154,7 @@ def history(
         from .analysis.figures.style import check_format, save_figure
 
         check_format(output)
-    histories = case_history(case, results or _committed())
+    histories = case_history(_terms(case) if ":" in case else case, results or _committed())
     shown = dict(list(histories.items())[:limit])
     names = {key: {"case_id": key[0], "device": key[1], "case": describe(rows[0])} for key, rows in shown.items()}
     if format == "table":
@@ -1137,23 +1182,41 @@ def _committed() -> list[Path]:
 
 def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
-    from .results.select import is_path, parse_terms, select
+    from .results.select import is_path, select
 
-    if is_path(text):
-        return select(text, ())
-    parse_terms(text)
-    return select(text, results or _committed())
+    return select(text, ()) if is_path(text) else select(_terms(text), results or _committed())
 
 
-@command(LIST)
-def kernels(format: Format = "table") -> None:
-    """List kernel families, operations and implementations, ours and outside ones."""
+def _terms(text: str) -> str:
+    """Return terms with the accelerator's key in place of a short name."""
+    from .analysis.accelerators.known import canonical_key
+    from .results.select import parse_terms
+
+    terms = parse_terms(text)
+    return ",".join(f"{key}:{canonical_key(value) if key == 'device' else value}" for key, value in terms.items())
+
+
+@command(LIST, "kernels mlstm_sig")
+def kernels(
+    kernel: Kernel = None,
+    every: Every = False,
+    format: Format = "table",
+) -> None:
+    """List kernel families and their operations, or the implementations of one, ours and outside ones."""
     from .bench import display, inventory
 
-    display.show(inventory.kernel_rows(), format)
+    if format == "table" and kernel is None and not every:
+        display.show(inventory.family_rows(), format)
+        return
+    rows = inventory.kernel_rows(kernel)
+    if format == "table":
+        # An outside package is named by the implementation, too.
+        alike = {"provider", *(name for name in ("kernel", "op") if len({row[name] for row in rows}) == 1)}
+        rows = [{name: value for name, value in row.items() if name not in alike} for row in rows]
+    display.show(rows, format)
 
 
-@command(LIST)
+@command(LIST, "results results/local")
 def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
@@ -1175,22 +1238,41 @@ def results(
     display.show(implementations, format)
 
 
-@command(LIST)
-def presets(kernel: Annotated[str | None, option("Kernel family [all].")] = None, format: Format = "table") -> None:
+@command(LIST, "runs --limit 5")
+def runs(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RESULTS", help="Result files or folders [results/local and the committed ones]."),
+    ] = None,
+    limit: Annotated[int, option("Runs to show at most.", min=1)] = 20,
+    format: Format = "table",
+) -> None:
+    """List stored runs, the newest first, by the id that run: terms of compare, check and history take."""
+    from .bench import display
+    from .results import contents, store
+
+    found = contents.run_rows(paths or [*([LOCAL] if _holds_own() else []), *store.committed_results()])
+    display.show(found[:limit] if format == "table" else found, format)
+    if format == "table" and len(found) > limit:
+        note(f"and {len(found) - limit} older runs: --limit {len(found)}")
+
+
+@command(LIST, "presets --kernel rglru")
+def presets(kernel: Kernel = None, format: Format = "table") -> None:
     """List the presets of each kernel family and the axes they stand for."""
     from .bench import display, inventory
 
     display.show(inventory.preset_rows(kernel), format)
 
 
-@command(LIST)
-def gpus(format: Format = "table") -> None:
-    """List the accelerators the analysis knows, with their rates and sources."""
+@command(LIST, "gpus --all")
+def gpus(every: Every = False, format: Format = "table") -> None:
+    """List the accelerators the analysis knows, with their rates; --all: also as measured, and where from."""
     from .bench import display, inventory
 
     rows = inventory.gpu_rows()
-    if format != "table":
-        display.show(rows, format)
+    if format != "table" or not every:
+        display.show(inventory.gpu_columns(rows) if format == "table" else rows, format)
         return
     texts = ("source", "measured", "defined_in")
     display.show([{name: v for name, v in row.items() if name not in texts} for row in rows], "table")
@@ -1198,7 +1280,7 @@ def gpus(format: Format = "table") -> None:
     display.show([{name: row[name] for name in ("key", *texts)} for row in rows], "table", title="where from")
 
 
-@command(LIST)
+@command(LIST, "doctor --format json")
 def doctor(format: Format = "table") -> None:
     """Show this machine, the packages that are here or missing, and known failures that apply."""
     from .bench import display, inventory

@@ -22,6 +22,9 @@ DERIVED_COLUMNS = (
     "model_time_ms",
 )  # fmt: skip
 
+ONCE_SINCE = "2026-11-21T15:00"
+"""From when on the memory of a forward and backward call holds the gradient of the output once."""
+
 
 def derive(
     accelerator: Accelerator | None, device: Accelerator | None, count: Count | None, dtype: str, time_ms: float | None
@@ -76,6 +79,11 @@ def derive_anew(frame: pd.DataFrame) -> pd.DataFrame:
         for name in derived.keys() & columns.keys():
             derived[name][n] = columns[name]
     return frame.assign(**derived)
+
+
+def gradient_twice(frame: pd.DataFrame) -> pd.Series:
+    """Return which rows' memory, inputs included, holds the output's gradient twice, as that of older rows does."""
+    return (frame["mode"] == "fwbw") & (frame["measured_at"].fillna(ONCE_SINCE) < ONCE_SINCE)
 
 
 @functools.cache

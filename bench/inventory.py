@@ -18,6 +18,7 @@ from ..kernels.spec import Implementation
 from ..results.schema import Case
 from ..results.select import short_size
 from .environment import Environment, version_of
+from .plan import named_family
 from .presets import Preset, presets_for
 
 Row = dict[str, Any]
@@ -73,17 +74,28 @@ def declared_implementations() -> dict[tuple[str, str, str], tuple[str, ...]]:
     return {(row["kernel"], row["op"], row["impl"]): tuple(row["devices"].split("/")) for row in rows}
 
 
-def kernel_rows() -> list[Row]:
-    """Return a row per implementation, ours and outside ones, of every kernel family."""
-    rows = []
-    for kernel, ops in kernels.FAMILIES.items():
+def kernel_rows(name: str | None = None) -> list[Row]:
+    """Return a row per implementation, ours and outside ones, of every kernel family.
+
+    Args:
+        name: a family, or an operation whose implementations alone are wanted.
+
+    Raises:
+        ValueError: an unknown one.
+    """
+    op = None if name is None or name in kernels.FAMILIES else resolve_operation(name, None)
+    families = {name: kernels.FAMILIES[name]} if name in kernels.FAMILIES else kernels.FAMILIES
+    rows: dict[tuple[str, str, str], Row] = {}
+    for kernel, ops in families.items():
         targets: list[tuple[str, Implementation | Baseline, str, str]]
         targets = [(op, impl, "lrbench", impl.summary) for op in ops for impl in _ours(op)]
         targets += [(b.op, b, b.provider, b.settings) for b in baselines.baselines_for(kernel)]
-        rows += [
-            {
+        for each, target, provider, what in targets:
+            if op is not None and (each != op or (each, target.name) in {key[1:] for key in rows}):
+                continue
+            rows[kernel, each, target.name] = {
                 "kernel": kernel,
-                "op": op,
+                "op": each,
                 "impl": target.name,
                 "provider": provider,
                 "devices": "/".join(target.devices),
@@ -91,9 +103,20 @@ def kernel_rows() -> list[Row]:
                 "dtypes": "/".join(target.dtypes),
                 "what": what,
             }
-            for op, target, provider, what in targets
-        ]
-    return rows
+    return list(rows.values())
+
+
+def family_rows() -> list[Row]:
+    """Return a row per kernel family: its operations, our implementations of them, and packages beside them."""
+    return [
+        {
+            "kernel": kernel,
+            "operations": ", ".join(ops),
+            "ours": ", ".join(dict.fromkeys(impl.name for op in ops for impl in _ours(op))),
+            "beside them": ", ".join(dict.fromkeys(each.provider for each in baselines.baselines_for(kernel))),
+        }
+        for kernel, ops in kernels.FAMILIES.items()
+    ]
 
 
 def preset_rows(kernel: str | None = None) -> list[Row]:
@@ -102,10 +125,8 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
     Raises:
         ValueError: an unknown family; the message lists the known ones.
     """
-    if kernel is not None and kernel not in kernels.FAMILIES:
-        raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, got {kernel!r}")
     rows = []
-    for family in kernels.FAMILIES if kernel is None else (kernel,):
+    for family in kernels.FAMILIES if kernel is None else (named_family(kernel)[0],):
         operations = [kernels.get_operation(op) for op in kernels.FAMILIES[family]]
         sizes = {size for operation in operations for size in operation.sizes}
         modes = {mode for operation in operations for each in operation.implementations for mode in each.modes}
@@ -152,6 +173,15 @@ def gpu_rows() -> list[Row]:
         here = cpu.local_cpu()
         return [*rows, _gpu_row(here, None, str(cpu.cache_file()))]
     return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": CPU_UNMEASURED}]
+
+
+def gpu_columns(rows: list[Row]) -> list[Row]:
+    """Return of every accelerator what a reader looks for: dense TFLOP/s, TB/s and the last cache in MiB."""
+    titles = {
+        "key": "key", "also": "also", "bf16": "bf16_tflops", "vector": "vector_tflops", "TB/s": "bandwidth_tb_s",
+        "L2": "l2_mib", "SMs": "sms", "part": "part",
+    }  # fmt: skip
+    return [{title: row[name] for title, name in titles.items()} for row in rows]
 
 
 CPU_UNMEASURED = "measured when it is first asked for; lrbench calibrate measures it with torch"

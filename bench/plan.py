@@ -69,6 +69,28 @@ SIZE_AXES = {
 """Field of a request -> its option and the size it sets."""
 
 
+def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[str, tuple[str, ...] | None]:
+    """Return the family that is meant and the operations asked for: an operation's name stands for its family's.
+
+    Without a name it is the first family.
+
+    Raises:
+        ValueError: an unknown name, or further operations beside one that is named as ``kernel``.
+    """
+    given = None if ops is None else tuple(ops)
+    kernel = kernel or next(iter(kernels.FAMILIES))
+    if kernel in kernels.FAMILIES:
+        return kernel, given
+    for family, own in kernels.FAMILIES.items():
+        if kernel in (*own, *(baseline.op for baseline in baselines.baselines_for(family))):
+            if given is not None and given != (kernel,):
+                raise ValueError(
+                    f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(given)!r}"
+                )
+            return family, (kernel,)
+    raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, or an operation, got {kernel!r}")
+
+
 def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return the names of today of the implementations that a user typed for a family, or for some operations."""
     return None if impls is None else current_names(impls, ops or kernels.FAMILIES.get(kernel) or ("",))

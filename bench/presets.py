@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
@@ -100,7 +101,23 @@ VERIFY = Preset(
     portable_on_gpu=True,
 )
 
-COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY)
+INTERPRET = dataclasses.replace(
+    VERIFY,
+    name="interpret",
+    summary="as verify and smaller yet: what `TRITON_INTERPRET=1 lrbench verify` checks of the Triton kernels",
+    seq_lens=(72,),
+    head_dims=(32,),
+    chunk_sizes=(32,),
+    channels=(40,),
+    matrices=((64, 112),),
+    tokens=72,
+    embedding_dim=64,
+    # The interpreter computes with numpy, which has no bf16.
+    dtypes=("fp32", "fp16"),
+    state_dtypes=("fp32",),
+)
+
+COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY, INTERPRET)
 """What every family has, unless it replaces it by one of the same name."""
 
 OF_FAMILY: dict[str, tuple[Preset, ...]] = {

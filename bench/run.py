@@ -144,7 +144,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted = False
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
-    with _interrupted_once(), store.RunWriter(settings.output, name) as writer:
+    with _interrupted_once(), store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))

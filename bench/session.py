@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 import uuid
@@ -22,6 +23,7 @@ from ..analysis.accelerators.roofs import check_output, write_roofs
 from ..analysis.check.regression import CheckResult, check, replace_rows, worth_measuring_again
 from ..analysis.check.thresholds import Thresholds
 from ..kernels import baselines
+from ..kernels.spec import Implementation
 from ..results import store
 from ..results.schema import CASE_COLUMNS
 from . import calibrate as calibration
@@ -78,31 +80,30 @@ def run_sweep(
     budget_s: float | None,
     jobs: int | None,
     calibrate: bool | None,
+    resume: bool,
     **settings: Any,
 ) -> Outcome:
     """Sweep, and say on standard error what is measured, what is left out and where the rows are.
 
     Args:
-        gpu: accelerator that the analysis is about.
+        gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
         budget_s: seconds of timing per case; None: the preset's.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
+        resume: leave out cases that the folder has, see :func:`.store.finished_cases`.
         settings: further ones of :class:`.run.Settings`.
 
     Raises:
         ValueError: bad axes or names, or a folder that cannot be written.
     """
-    accelerator = None if gpu is None else accelerators.get_accelerator(gpu).key
-    plan.plan(request, device_kind="cuda")
+    _check_names(request, gpu)
     get_executor(executor, devices=devices)
     check_folder(output)
     wanted = executor == "local" if calibrate is None else calibrate
     measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
     environment = probe_environment() if measured is None else measured.environment
-    planned = _planned(request, environment)
+    accelerator, planned, _ = _begin(request, environment, gpu, output, resume=resume)
     preset = plan.preset_for(request, environment.device_kind)
-    for line in introduction(request, preset.name, environment, accelerator, planned):
-        note(line)
     if measured is not None and measured.failure:
         note(f"not calibrated: {measured.failure}")
     chosen = Settings(
@@ -113,12 +114,65 @@ def run_sweep(
         devices=devices,
         jobs=default_jobs(environment.device_kind) if jobs is None else jobs,
         roofs=() if measured is None else tuple(measured.rows),
+        resume=resume,
         **settings,
     )
     outcome = sweep(planned, environment, chosen, SweepProgress())
     for line in conclusion(outcome):
         note(line)
     return outcome
+
+
+def planned_rows(request: Request, *, gpu: str | None, output: Path, resume: bool) -> list[Row]:
+    """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
+    _check_names(request, gpu)
+    environment = probe_environment()
+    _, _, left = _begin(request, environment, gpu, output, resume=resume)
+    versions = baselines.installed_versions()
+    columns = ("op", "impl", "mode", "dtype", "state_dtype", "chunk_size")
+    rows = []
+    for item in left:
+        refused = run.refuse(item, environment, versions)
+        row = {name: getattr(item.case, name) for name in columns} | dict(item.case.sizes)
+        rows.append({**row, "not run": "" if refused is None else refused["reason"]})
+    return rows
+
+
+def _check_names(request: Request, gpu: str | None) -> None:
+    """Raise ValueError on bad axes or names, before the machine is looked at."""
+    plan.plan(request, device_kind="cuda")
+    if gpu is not None:
+        accelerators.get_accelerator(gpu)
+
+
+def _begin(
+    request: Request, environment: Environment, gpu: str | None, output: Path, *, resume: bool
+) -> tuple[str | None, list[PlannedCase], list[PlannedCase]]:
+    """Return the accelerator that a sweep is about, its cases, and those that are left to run; say what will run, where
+    to, and what is left out."""
+    if gpu is None:
+        gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
+    accelerator = gpu and accelerators.get_accelerator(gpu).key
+    left = planned = _planned(request, environment)
+    if resume:
+        # Of a run that died the rows are still in its journal.
+        for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
+            note(line)
+        done = store.finished_cases(
+            output,
+            device_name=environment.device_name,
+            git_commit=environment.git_commit,
+            git_dirty=environment.git_dirty,
+        )
+        left = [item for item in planned if item.case.case_id not in done]
+        there = len(planned) - len(left)
+        note(f"{there} of {len(planned)} cases were already there, measured at this commit on this device")
+    preset = plan.preset_for(request, environment.device_kind)
+    for line in introduction(request, preset.name, environment, accelerator, left):
+        note(line)
+    if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
+        note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
+    return accelerator, planned, left
 
 
 def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
@@ -161,8 +215,6 @@ def introduction(
 def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
     lines = store.recovered_notes(outcome.recovered)
-    if outcome.resumed:
-        lines.append(f"{len(outcome.resumed)} cases were already there")
     if outcome.remaining:
         why = "interrupted" if outcome.interrupted else "out of time"
         lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
@@ -194,16 +246,24 @@ def exit_code(outcome: Outcome, *, strict: bool) -> int:
 def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) -> list[dict[str, object]]:
     """Check every implementation that runs here against its reference and return a row for each case.
 
+    On a CPU with TRITON_INTERPRET=1 these are the Triton kernels, in its interpreter on small sizes.
+
     Raises:
         ValueError: an unknown name, or nothing runs here.
     """
     request = Request(kernel=kernel, preset="verify", ops=ops)
     plan.plan(request, device_kind="cuda")
     environment = probe_environment()
-    planned = cases_to_verify(_planned(request, environment))
-    note(f"checking on {environment.device_name} ({environment.device_kind}): {len(planned)} cases")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1" and environment.device_kind == "cpu"
+    if interpreted:
+        request = dataclasses.replace(request, preset="interpret")
+        planned = cases_to_verify(interpretable(plan.plan(request, device_kind="cuda")))
+    else:
+        planned = cases_to_verify(_planned(request, environment))
+    how = "in Triton's interpreter" if interpreted else f"({environment.device_kind})"
+    note(f"checking on {environment.device_name} {how}: {len(planned)} cases")
     elsewhere = plan.not_planned(request, environment.device_kind)
-    if elsewhere:
+    if elsewhere and not interpreted:
         note(f"not checked here, they need another device: {', '.join(elsewhere)}")
     limits = Limits(timeout_s=timeout_s, action="verify", device_kind=environment.device_kind)
     return [
@@ -215,6 +275,19 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
             "reason": reply["reason"],
         }
         for item, reply in run.run_alone(planned, environment, limits)
+    ]
+
+
+def interpretable(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Return the cases of our Triton kernels as ones for a CPU, where Triton's interpreter runs them.
+
+    What is written for one compute capability is no Triton, but Gluon, which has no interpreter.
+    """
+    kernels = ((item, item.target) for item in planned if isinstance(item.target, Implementation))
+    return [
+        dataclasses.replace(item, target=dataclasses.replace(target, devices=("cpu",)))
+        for item, target in kernels
+        if "triton" in target.requires and not target.architectures
     ]
 
 

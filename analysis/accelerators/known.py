@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 from .accelerator import Accelerator, Roofs
 from .cpu import local_cpu
@@ -13,9 +15,11 @@ __all__ = [
     "ACCELERATORS",
     "ALIASES",
     "PAPER_TABLE_18",
+    "USUAL",
     "Accelerator",
     "Roofs",
     "canonical_key",
+    "default_key",
     "get_accelerator",
     "known_accelerators",
     "match_device",
@@ -35,6 +39,23 @@ _DEVICE_NAMES = (
     (r"RTX 5090$", "rtx_5090"),
     (r"MI300X", "mi300x"),
 )
+
+
+USUAL = "h100"
+"""What a question is about where no accelerator is named and none is here."""
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""Where NVIDIA's driver says which GPUs there are."""
+
+
+def default_key() -> str:
+    """Return the key of the GPU that is here, as its driver calls it, else :data:`USUAL`. Imports no torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        for path in sorted(DRIVER.glob("*/information")):
+            found = re.search(r"^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+            if found and (key := match_device(found[1])):
+                return key
+    return USUAL
 
 
 def known_accelerators() -> tuple[str, ...]:

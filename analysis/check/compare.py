@@ -14,6 +14,7 @@ is what the margin is for, and why ``compare --live`` exists.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 
 from ...results.select import (
     CASE_COLUMNS,
+    SIZE_COLUMNS,
     Row,
     describe,
     describe_sizes,
@@ -270,6 +272,54 @@ def case_rows(found: Comparison) -> list[dict[str, Any]]:
     ]
     absent = {name for name in HOST_COLUMNS if all(row[name] is None for row in rows)}
     return [{name: value for name, value in row.items() if name not in absent} for row in rows]
+
+
+def brief_rows(found: Comparison) -> list[dict[str, Any]]:
+    """Return the compared cases that differ as rows for people, the largest difference first."""
+    changed = sorted((p for p in found.pairs if p.verdict != "same"), key=lambda p: -abs(math.log(p.ratio)))
+    # What all cases have in common the title says.
+    names = [name for name in ("op", "impl", "mode") if len({(p.a[name], p.b[name]) for p in found.pairs}) > 1]
+    return [
+        {
+            **{name: _both(pair.a[name], pair.b[name]) for name in names},
+            "case": describe_sizes(pair.a) + _unlike(pair),
+            "a_ms": pair.a["time_ms"],
+            "b_ms": pair.b["time_ms"],
+            "ratio": pair.ratio,
+            "verdict": pair.verdict,
+        }
+        for pair in changed
+    ]
+
+
+def _unlike(pair: Pair) -> str:
+    """Return in which sizes and dtypes B differs from A."""
+    names = (*SIZE_COLUMNS, "dtype", "state_dtype")
+    unlike = [f"{name} {pair.b[name]}" for name in names if pair.a[name] != pair.b[name] and pair.b[name] is not None]
+    return f" | {', '.join(unlike)}" if unlike else ""
+
+
+def in_words(found: Comparison) -> str:
+    """Return how B compares with A over all cases, in one line."""
+    every, counts = found.groups[-1], found.groups[-1].verdicts
+    known = math.isfinite(every.interval.high)
+    interval = f" ({every.interval.low:.4g} to {every.interval.high:.4g})" if known else ""
+    verdicts = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    unmatched = f"; {len(found.unmatched)} not compared" if found.unmatched else ""
+    return f"B takes {every.ratio:.4g}{interval} times as long as A, of {every.cases} cases {verdicts}{unmatched}"
+
+
+def unmatched_causes(found: Comparison) -> list[dict[str, Any]]:
+    """Return what could not be compared as rows for people, by cause."""
+    causes: dict[tuple[str, str], list[Row]] = {}
+    for each in found.unmatched:
+        cause = re.sub(r"(has it with) (\S+) .*", r"\1 another \2", each.reason)
+        causes.setdefault((each.side, cause), []).append(each.row)
+    ordered = sorted(causes.items(), key=lambda item: -len(item[1]))
+    return [
+        {"in": side, "cases": len(rows), "reason": reason, "such as": describe(rows[0])}
+        for (side, reason), rows in ordered
+    ]
 
 
 def _times(pair: Pair) -> dict[str, Any]:

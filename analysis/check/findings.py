@@ -48,6 +48,21 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     return rows
 
 
+def brief_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
+    """Return cases as rows for people: what was measured by itself, the others by their cause."""
+    causes: dict[tuple[str, str], list[CaseResult]] = {}
+    for n, case in enumerate(cases):
+        causes.setdefault((case.verdict, f"{n}" if case.metrics else case.reason), []).append(case)
+    return [
+        {
+            "verdict": alike[0].verdict,
+            "case": (f"{len(alike)} cases such as " if len(alike) > 1 else "") + describe_case(alike[0]),
+            "why": alike[0].reason,
+        }
+        for alike in causes.values()
+    ]
+
+
 def as_dict(found: CheckResult) -> dict[str, Any]:
     """Return the findings as one JSON object."""
     return {

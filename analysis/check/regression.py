@@ -34,6 +34,7 @@ CONFIDENCE = 0.90
 """Of the two-sided interval, each end of which is a one-sided bound of 95 %."""
 
 BROKEN = ("oom", "crash", "timeout", "error", "incorrect")
+NOT_IN_RUN = "the run has no such case"
 VERDICTS = ("failed", "missing", "regression", "unclear", "improved", "fixed", "new", "not measured", "ok")
 """Of a case, the worst first."""
 
@@ -173,7 +174,7 @@ def check(
     again = set(measured_again)
     results = [_judge(after[each], before[each], thresholds, again=each in again) for each in common]
     results += [
-        CaseResult(row=row, verdict="missing", reason="the run has no such case")
+        CaseResult(row=row, verdict="missing", reason=NOT_IN_RUN)
         for case_id, row in before.items()
         if case_id not in after and row["status"] == "ok"
     ]
@@ -280,7 +281,8 @@ def summary(found: CheckResult) -> str:
     line = f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
     line += f"; compared {found.compared} of {found.planned} cases"
     if found.too_few:
-        reasons = Counter(" ".join(case.reason.split()) for case in found.cases if case.verdict not in COMPARED)
+        left_out = (case for case in found.cases if case.verdict not in COMPARED and case.reason != NOT_IN_RUN)
+        reasons = Counter(" ".join(case.reason.split()) for case in left_out)
         line += f", too few (--min-compared {found.min_compared:g}), mostly because: {reasons.most_common(1)[0][0]}"
     return line
 

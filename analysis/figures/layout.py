@@ -91,6 +91,7 @@ class Drawing:
     Attributes:
         grid: rows of panels; every row has as many.
         title, setting, note: the text above the panels (what holds for all of them, second) and below.
+        finding: the statement that the figure makes, its headline; "": the title is.
         heights: of the rows, relative to the usual height.
         usual_width: inches where no width is asked for; None: what suits the number of panels.
         rows, x: of a figure of results: the rows that are its points, and the column along its x axis.
@@ -100,6 +101,7 @@ class Drawing:
     title: str
     setting: str
     note: str = ""
+    finding: str = ""
     heights: Sequence[float] | None = None
     usual_width: float | None = None
     rows: pd.DataFrame | None = None
@@ -116,7 +118,8 @@ class Drawing:
         """One sentence on what the figure shows: its axes, its setting, and which line ends lowest and highest."""
         panel = self.grid[0][-1]
         titles = ", ".join(dict.fromkeys(p.title.lower() for row in self.grid for p in row if p.title))
-        said = f"{self.title} ({self.setting}): {panel.y_label} over {panel.x_label}"
+        finding = f"{self.finding}; " if self.finding else ""
+        said = f"{self.title} ({self.setting}): {finding}{panel.y_label} over {panel.x_label}"
         said += f", panels {titles}" if titles else ""
         lines = [line for line in panel.lines if len(line.y) and line.style.label]
         if lines:
@@ -152,7 +155,12 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
     if width - side < MIN_PANEL * columns:
         heights = [height for height in heights for _ in range(columns)]
         rows, columns = rows * columns, 1
-    texts = ((drawing.title, TITLE_SIZE, BOLD), (drawing.setting, LABEL_SIZE, PLAIN), (drawing.note, NOTE_SIZE, PLAIN))
+    words = f"{drawing.title} · {drawing.setting}" if drawing.finding else drawing.setting
+    texts = (
+        (drawing.finding or drawing.title, TITLE_SIZE, BOLD),
+        (words, LABEL_SIZE, PLAIN),
+        (drawing.note, NOTE_SIZE, PLAIN),
+    )
     title, setting, note = (
         textwrap.wrap(text, width=int((width - 0.2) * 72 / (letter * size * scale))) for text, size, letter in texts
     )
@@ -299,13 +307,11 @@ def write(axes: Axes, text: str, at: tuple[float, float], move: tuple[float, flo
     Args:
         options: as ``Axes.annotate`` takes them.
     """
-    from matplotlib.patheffects import withStroke
-
     usual = {
         "ha": "left" if move[0] >= 0 else "right",
         "va": "center" if not move[1] else "bottom" if move[1] > 0 else "top",
         "fontsize": "small",
-        "path_effects": [withStroke(linewidth=2.5, foreground="white")],
+        "bbox": {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
         "zorder": 6,
     }
     axes.annotate(text, at, xytext=move, textcoords="offset points", **{**usual, **options})

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...results.select import best_rows, ok_rows
+from ..derive import gradient_twice
+from .findings import beside_others, best_chunk, main_lines
 from .layout import Drawing, Panel, measured_line
 from .selection import (
     MODE_TITLES,
@@ -21,11 +23,13 @@ from .selection import (
     choose_over_width,
     describe,
     failure_note,
+    lone_chunks,
     lowered_runs,
     other_head_dims,
     unmeasured,
+    without_lone_chunks,
 )
-from .style import axis_prefix, binary, series_style
+from .style import axis_prefix, binary, series_label, series_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +40,7 @@ LABELS = {
     "head_dim_v": "value head dim (elements)",
     "embedding_dim": "channels",
 }
+EVERY = {"seq_len": "sequence length", "head_dim_v": "head dim", "embedding_dim": "number of channels"}
 INCLUDED = "memory includes inputs"
 
 
@@ -87,20 +92,39 @@ def _panel(rows: pd.DataFrame, mode: str, x: str, y: Quantity, title: str) -> Pa
 def _drawing(
     chosen: Chosen,
     x: str,
-    rows: pd.DataFrame,
-    quantities: Sequence[Quantity],
+    quantities: Callable[[pd.DataFrame], Sequence[Quantity]],
     title: str,
     *setting: str,
+    needs: str | None = None,
     row_per_mode: bool = False,
 ) -> Drawing:
-    """Return a figure of quantities over ``x``: a column of panels for each mode, or a row."""
-    modes = modes_of(rows)
-    if row_per_mode or (len(modes) == 1 < len(quantities)):
-        grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in quantities] for m in modes]
+    """Return a figure of quantities over ``x``: a column of panels for each mode, or a row.
+
+    Args:
+        needs: the column without which a row is no point.
+    """
+    chosen, lone = (chosen, chosen.rows[:0]) if x == "chunk_size" else without_lone_chunks(chosen, x)
+    rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
+    twice = rows[gradient_twice(rows)] if needs == "peak_memory_bytes" else rows[:0]
+    if needs:
+        rows = rows[rows[needs].notna() & ~rows.index.isin(twice.index)]
+    if rows.empty:
+        lacking = "rows with measured memory" if needs == "peak_memory_bytes" else "counted rows"
+        raise ValueError(f"results must hold {lacking} for this figure, got none")
+    over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
+    finding = best_chunk(rows) if x == "chunk_size" else beside_others(rows, x, over, needs or "time_ms")
+    chosen, rows, hidden = main_lines(chosen, rows, x)
+    modes, shown = modes_of(rows), quantities(rows)
+    if row_per_mode or (len(modes) == 1 < len(shown)):
+        grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in shown] for m in modes]
     else:
-        grid = [[_panel(rows, m, x, q, MODE_TITLES[m]) for m in modes] for q in quantities]
-    words, note = describe(chosen, *setting), _notes(chosen, x, rows)
-    return Drawing(grid=grid, title=title, setting=words, note=note, rows=rows, x=x)
+        grid = [[_panel(rows, m, x, q, MODE_TITLES[m]) for m in modes] for q in shown]
+    left_out = twice[twice.index.isin(chosen.rows.index)]
+    names = ", ".join(sorted({series_label(*each) for each in zip(left_out["op"], left_out["impl"], strict=True)}))
+    counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
+    note = " ".join(filter(None, [_notes(chosen, x, rows), lone_chunks(lone, rows, x), counted, hidden]))
+    words = describe(chosen, *setting)
+    return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
 
 
 def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
@@ -117,18 +141,6 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
     return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
 
 
-def _best(chosen: Chosen, x: str, needs: str | None = None) -> pd.DataFrame:
-    """Keep the fastest row per implementation, mode and x; ValueError where none has the column that a figure needs."""
-    rows = best_rows(chosen.rows, ("op", "impl", "mode", x))
-    if needs is None:
-        return rows
-    rows = rows[rows[needs].notna()]
-    if rows.empty:
-        lacking = {"peak_memory_bytes": "rows with measured memory", "flops": "counted rows"}[needs]
-        raise ValueError(f"results must hold {lacking} for this figure, got none")
-    return rows
-
-
 def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
     """Choose rows at one sequence length of implementations with a chunk axis."""
     chosen = choose(frame, selection, seq_len=True)
@@ -143,55 +155,52 @@ def _over(chosen: Chosen) -> str:
 
 
 def runtime_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
-    """Runtime of one call over sequence length at constant tokens, every implementation at its best chunk size.
-
-    TFLA paper, figure 5.
-    """
+    """Runtime of one call over sequence length, every implementation at its best chunk size (TFLA paper, figure 5)."""
     chosen = choose(frame, selection)
-    rows, title = _best(chosen, "seq_len"), f"Runtime over {_over(chosen)}"
-    return _drawing(chosen, "seq_len", rows, [_time(chosen)], title, at_best_chunk(chosen), "median")
+    title = f"Runtime over {_over(chosen)}"
+    return _drawing(chosen, "seq_len", lambda _: [_time(chosen)], title, at_best_chunk(chosen), "median")
 
 
 def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Peak memory of one call over sequence length, inputs included, every implementation at its fastest chunk size."""
     chosen = choose(frame, selection)
-    rows, title = _best(chosen, "seq_len", needs="peak_memory_bytes"), f"Memory over {_over(chosen)}"
-    return _drawing(chosen, "seq_len", rows, [_memory(rows)], title, at_best_chunk(chosen, "fastest"), INCLUDED)
+    title, setting = f"Memory over {_over(chosen)}", (at_best_chunk(chosen, "fastest"), INCLUDED)
+    return _drawing(chosen, "seq_len", lambda rows: [_memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)
-    rows, title = _best(chosen, "seq_len", needs="peak_memory_bytes"), f"Runtime and memory over {_over(chosen)}"
-    setting = (at_best_chunk(chosen, "fastest"), "median time", INCLUDED)
-    return _drawing(chosen, "seq_len", rows, [_time(chosen), _memory(rows)], title, *setting)
+    title, setting = f"Runtime and memory over {_over(chosen)}", (at_best_chunk(chosen, "fastest"), "median", INCLUDED)
+    both = lambda rows: [_time(chosen), _memory(rows)]  # noqa: E731
+    return _drawing(chosen, "seq_len", both, title, *setting, needs="peak_memory_bytes")
 
 
 def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime of one call over chunk size, implementations with a chunk axis."""
-    chosen = _chunked(frame, selection)
-    rows = _best(chosen, "chunk_size")
-    return _drawing(chosen, "chunk_size", rows, [TIME], "Runtime over chunk size", "median")
+    return _drawing(_chunked(frame, selection), "chunk_size", lambda _: [TIME], "Runtime over chunk size", "median")
 
 
 def memory_against_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime against peak memory, one point per chunk size: the trade-off the chunk size makes (TFLA, figure 6)."""
-    chosen = _chunked(frame, selection)
-    rows = _best(chosen, "chunk_size", needs="peak_memory_bytes")
-    memory = _memory(rows)
-    panels = []
-    for mode in modes_of(rows):
-        times, peaks = (_panel(rows, mode, "chunk_size", each, MODE_TITLES[mode]) for each in (TIME, memory))
+    title, needs = "Runtime against memory, over chunk size", "peak_memory_bytes"
+    both = _drawing(
+        _chunked(frame, selection), "chunk_size", lambda rows: [TIME, _memory(rows)], title, "median time", INCLUDED,
+        needs=needs,
+    )  # fmt: skip
+    panels = [panel for row in both.grid for panel in row]
+    half, grid = len(panels) // 2, []
+    for times, peaks in zip(panels[:half], panels[half:], strict=True):
         lines = []
         for time, peak in zip(times.lines, peaks.lines, strict=True):
             named = time.style.bold and len(time.x) > 2
             ends = (f"L = {binary(time.x[0])}", f"L = {binary(time.x[-1])}") if named else None
             lines.append(dataclasses.replace(time, x=peak.y, ends=ends))
-        panels.append(dataclasses.replace(times, lines=lines, x_label=memory.label, sizes=None, leaders=False))
-    drawing = _drawing(
-        chosen, "chunk_size", rows, [TIME], "Runtime against memory, over chunk size", "median time", INCLUDED
-    )
-    return dataclasses.replace(drawing, grid=[panels])
+        mode = times.title.partition(":")[0]
+        grid.append(
+            dataclasses.replace(times, title=mode, lines=lines, x_label=peaks.y_label, sizes=None, leaders=False)
+        )
+    return dataclasses.replace(both, grid=[grid])
 
 
 def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
@@ -201,17 +210,18 @@ def runtime_over_width(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """
     chosen, x = choose_over_width(frame, selection)
     title = "Runtime over head dim" if x == "head_dim_v" else "Runtime over channels"
-    return _drawing(chosen, x, _best(chosen, x), [TIME], title, at_best_chunk(chosen), "median")
+    return _drawing(chosen, x, lambda _: [TIME], title, at_best_chunk(chosen), "median")
 
 
 def rate_flops_and_runtime(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """FLOP/s, FLOPs and runtime over chunk size together: the highest rate need not be the shortest time (TFLA, 23)."""
-    chosen = _chunked(frame, selection)
-    rows = _best(chosen, "chunk_size", needs="flops")
-    quantities = (
-        _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate"),
-        _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work"),
-        TIME._replace(name="time"),
-    )
     title, setting = "FLOP/s, FLOPs and runtime over chunk size", ("counted FLOPs", "median")
-    return _drawing(chosen, "chunk_size", rows, quantities, title, *setting, row_per_mode=True)
+    return _drawing(
+        _chunked(frame, selection), "chunk_size", _rate_work_and_time, title, *setting, needs="flops", row_per_mode=True
+    )
+
+
+def _rate_work_and_time(rows: pd.DataFrame) -> list[Quantity]:
+    rate = _prefixed(rows, lambda each: each["tflops"] * 1e12, "FLOP/s", "rate")
+    work = _prefixed(rows, lambda each: each["flops"], "FLOP per call", "work")
+    return [rate, work, TIME._replace(name="time")]

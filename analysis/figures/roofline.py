@@ -17,6 +17,7 @@ from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case
 from ..model.runtime_model import SUSPECT_MARGIN
+from .findings import in_lines, main_lines, share_of_roof
 from .layout import Drawing, Line, Panel, measured_line, write
 from .measured import LABELS, modes_of
 from .selection import (
@@ -59,7 +60,10 @@ def roofline(
     accelerators = _accelerators(frame, gpus)
     main = accelerators[0]
     chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
-    points = _points(frame, accelerators, chosen, selection)
+    points = _points(frame, accelerators, chosen)
+    at_best = best_rows(points[points["device_accelerator"] == main.key], ("op", "impl", "mode"))
+    chosen, at_best, hidden = main_lines(chosen, at_best, "seq_len")
+    points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
     peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
     unit, prefix = axis_prefix(peak)
     chunks = sorted(map(float, set(points["chunk_size"].dropna())))
@@ -69,7 +73,7 @@ def roofline(
     )
     ridges = [each.intensity(chosen.dtype) or 1.0 for each in accelerators]
     low, high = points["intensity"].min(), points["intensity"].max()
-    intensities = (min(0.6 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
+    intensities = (min(0.4 * low, min(ridges) / 12), max(1.8 * high, 4 * max(ridges)))
     floor = 10 ** math.floor(math.log10(0.7e12 * points["tflops"].min()))
     rates = (floor / unit, max(peak * 2.2, 1.5e12 * points["tflops"].max()) / unit)
     roofs, shares = [], []
@@ -104,10 +108,12 @@ def roofline(
         other_head_dims(chosen),
         *_notes(frame, points, accelerators, chosen.dtype),
         failure_note(unmeasured(chosen, "seq_len")),
+        hidden,
     )
     return Drawing(
         grid=[[*roofs, *shares]] if len(roofs) == 1 else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
+        finding=share_of_roof(at_best, {mode: MODE_TITLES[mode].lower() for mode in modes_of(at_best)}),
         setting=describe(chosen, "counted FLOPs and bytes"),
         note=" ".join(filter(None, notes)),
         heights=None if len(roofs) == 1 else (1.3, 0.85),
@@ -132,19 +138,15 @@ def _accelerators(frame: pd.DataFrame, gpus: str | Accelerator | Sequence[str | 
     return [main if main.is_measured else with_stored_roofs(main), *known.values()]
 
 
-def _points(
-    frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen, selection: Selection
-) -> pd.DataFrame:
+def _points(frame: pd.DataFrame, accelerators: Sequence[Accelerator], chosen: Chosen) -> pd.DataFrame:
     """Return the points measured on each accelerator in the chosen setting, their shares of its roof, and doubts."""
     import pandas as pd
 
-    held = ("dtype", "tokens", "head_dim", "channels", "d_model", "d_ff", "seq_len")
-    same = dataclasses.replace(selection, **{name: getattr(chosen, name) for name in held})
     measured, points = ok_rows(frame)["device_accelerator"], []
     for accelerator in accelerators:
         if not (measured == accelerator.key).any():
             continue
-        rows = choose(frame[frame["device_accelerator"] == accelerator.key], same, seq_len=True).rows
+        rows = choose(frame[frame["device_accelerator"] == accelerator.key], chosen, seq_len=True).rows
         rows = best_rows(rows, ("op", "impl", "mode", "chunk_size"))
         rows = rows[(rows["intensity"] > 0) & (rows["tflops"] > 0)]
         if rows.empty:
@@ -273,7 +275,7 @@ def _beside_the_roof(axes: Axes, accelerator: Accelerator, dtype: str, unit: flo
         _roof(axes, *ends, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     # Along the slope: rotated in data coordinates, so that it stays on the line whatever the figure's size.
     start = low * (peak / bandwidth / low) ** 0.12
-    turned = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True, "path_effects": ()}
+    turned = {"rotation": 45, "rotation_mode": "anchor", "transform_rotates_text": True, "bbox": None}
     write(axes, rate(bandwidth, "B/s"), (start, bandwidth * start / unit), (-3, 3), ha="left", color=INK, **turned)
     vector = accelerator.vector_flops
     if vector < peak:

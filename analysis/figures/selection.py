@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.baselines import get_implementation
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew
 from .style import operation_label, series_label, sizes_in_words
@@ -25,9 +26,13 @@ REASON_LENGTH = 110
 
 CHOICE_COLUMNS = (
     "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_accelerator", "device_name", "batch", "seq_len",
-    "tokens", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
+    "tokens", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
+
+
+WIDTHS: Mapping[str, str] = MappingProxyType({"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"})
+"""Field of a selection -> the column of a width that a figure holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +44,17 @@ class Selection:
         device: the measured device's key (device_accelerator) or name; needed where results hold several.
         dtype: dtype of the inputs; None: the one with most rows.
         state_dtype: dtype of chunk states; None: fp32.
-        tokens: batch x seq_len; None: the number with most rows, or all where batch is 1 throughout, as of a gated
-            MLP, whose tokens have no order.
-        head_dim: value head dim of the family's own operations; None: the one with most rows. A baseline without a row
-            at it (FlashAttention at its own 128) is shown at what it has.
+        tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
+            lines over sequence length have most points.
+        head_dim: value head dim of the family's own operations; None: the one with most rows. An operation without a
+            row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
+            shown, that at which most rows of ours and of a peer are of the same problem, else that with most rows.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
         seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where our own rows have it in every
             mode, else the longest that they have in every mode.
         modes, ops, impls: what to keep; None: all.
+        every: whether every line is shown, rather than the :data:`MAX_LINES` that make one statement.
     """
 
     kernel: str | None = None
@@ -55,6 +62,7 @@ class Selection:
     dtype: str | None = None
     state_dtype: str | None = None
     tokens: int | None = None
+    batch: int | None = None
     head_dim: int | None = None
     channels: int | None = None
     d_model: int | None = None
@@ -63,20 +71,22 @@ class Selection:
     modes: tuple[str, ...] | None = None
     ops: tuple[str, ...] | None = None
     impls: tuple[str, ...] | None = None
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Rows after a selection, and what was chosen; None: nothing was, or no row has it."""
+class Chosen(Selection):
+    """Rows after a selection, and the selection with what was chosen: None where nothing was, or no row has it.
+
+    Attributes:
+        dims: operation -> its head dims, query-key and value, where a figure shows one pair of each.
+        other_dims: operation and implementation of what was measured at other head dims alone.
+    """
 
     rows: pd.DataFrame
     dtype: str
-    tokens: int | None
-    head_dim: int | None
-    channels: int | None
-    d_model: int | None
-    d_ff: int | None
-    seq_len: int | None
+    dims: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    other_dims: tuple[tuple[str, str], ...] = ()
 
     @property
     def without_order(self) -> bool:
@@ -116,11 +126,18 @@ def choose(
     dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
     rows = rows[rows["dtype"] == dtype]
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
-    rows, tokens = _at_tokens(rows, selection.tokens)
-    for name in ("d_model", "d_ff"):
-        rows = _at_width(rows, name, getattr(selection, name), option=name)
-    if channels:
-        rows = _at_width(rows, "embedding_dim", selection.channels, option="channels", head_dim=selection.head_dim)
+    held = {"tokens": selection.tokens, "batch": selection.batch}
+    if not any(held.values()):
+        held |= _held(rows[rows["measured"]])
+    for name, value in held.items():
+        rows = rows if value is None else rows[rows[name] == value]
+    for name, column in WIDTHS.items():
+        if channels or name != "channels":
+            rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)
+    length = selection.seq_len
+    if seq_len and length:
+        rows = rows[rows["seq_len"] == length]
+    before = _measured_lines(rows)
     chosen_dim = selection.head_dim
     if head_dim:
         tunable = rows["measured"] & rows["chunk_size"].notna()
@@ -129,33 +146,35 @@ def choose(
             rows = rows[_at_head_dim(rows, chosen_dim)]
             if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
                 chosen_dim = None
-    length = selection.seq_len
+    along = () if head_dim else ("head_dim_v",) if channels else ("embedding_dim",)
+    dims = _most_shared_dims(rows, ("op", *along))
+    if isinstance(selection, Chosen) and not along:
+        dims |= {(op,): pair for op, pair in selection.dims.items()}
+    rows = rows[_at_dims(rows, ("op", *along), dims)]
+    other_dims = tuple(sorted(before - _measured_lines(rows)))
     if seq_len:
         length = length or _common_length(rows[rows["measured"]])
         rows = rows[rows["seq_len"] == length]
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
-    return Chosen(
-        rows=derive_anew(latest.take(rows.index)),
-        dtype=dtype,
-        tokens=_int(tokens),
-        head_dim=_int(chosen_dim),
-        channels=_only(rows["embedding_dim"]),
-        d_model=_only(rows["d_model"]),
-        d_ff=_only(rows["d_ff"]),
-        seq_len=_int(length),
-    )
+    widths = {name: _only(rows[column]) for name, column in WIDTHS.items()}
+    given = {each.name: getattr(selection, each.name) for each in dataclasses.fields(Selection)}
+    found = {"every": selection.every or selection.impls is not None, "dtype": dtype, **held, **widths}
+    found |= {"head_dim": _int(chosen_dim), "seq_len": _int(length), "other_dims": other_dims}
+    found["dims"] = {} if along else {key[0]: pair for key, pair in dims.items()}
+    return Chosen(rows=derive_anew(latest.take(rows.index)), **(given | found))
 
 
-def _at_tokens(rows: pd.DataFrame, wanted: int | None) -> tuple[pd.DataFrame, int | None]:
-    """Keep the rows at one number of tokens, and return it; all of them where the tokens are the sequence length."""
-    sequences = rows["d_model"].isna() if wanted is None else rows["tokens"].notna()
-    measured = rows.loc[sequences & rows["measured"], ["tokens", "batch"]]
-    tokens = wanted or _most_frequent(measured["tokens"])
-    # At batch 1 throughout, one number of tokens would be one sequence length.
-    if tokens is None or (wanted is None and (measured["batch"] == 1).all() and measured["tokens"].nunique() > 1):
-        return rows, None
-    return rows[~sequences | (rows["tokens"] == tokens)], tokens
+def _held(measured: pd.DataFrame) -> dict[str, int]:
+    """Return which of tokens and batch is held over sequence length, and its value: that of which lines have most."""
+    points = []
+    for name in ("tokens", "batch"):
+        line = ["op", "impl", "mode", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", name]
+        at = measured[[*line, "seq_len"]].drop_duplicates()
+        drawn = at.groupby(line, dropna=False)["seq_len"].transform("size") > 1
+        points += [(on.sum(), on.size, name == "tokens", int(value)) for value, on in drawn.groupby(at[name])]
+    *_, tokens, value = max(points)
+    return {"tokens" if tokens else "batch": value}
 
 
 def _at_width(
@@ -195,10 +214,42 @@ def _only(values: pd.Series) -> int | None:
 
 
 def _at_head_dim(rows: pd.DataFrame, head_dim: int) -> pd.Series:
-    """Return a mask: rows at ``head_dim``, and all rows of implementations that have none there."""
+    """Return a mask: rows at ``head_dim``, and all rows of operations that were not measured there."""
     at = rows["head_dim_v"] == head_dim
-    has = at.groupby([rows["op"], rows["impl"]]).transform("any")
-    return at | ~has
+    return at | ~(at & rows["measured"]).groupby(rows["op"]).transform("any")
+
+
+Dims = dict[tuple[Any, ...], tuple[float, float]]
+"""What is shown together, the operation and what stands along the axis -> head dims; 0 where there is none."""
+
+
+def _most_shared_dims(rows: pd.DataFrame, by: Sequence[str]) -> Dims:
+    """Return the head dims of most rows of a problem that ours and a peer were measured on, else of most rows."""
+    dims, where = ["head_dim_qk", "head_dim_v"], [*dict.fromkeys((*by, "head_dim_qk", "head_dim_v"))]
+    measured = rows[rows["measured"]]
+    problem = [*dict.fromkeys((*where, "mode", "seq_len", "tokens", "embedding_dim"))]
+    measured = measured[problem].fillna(0).assign(ours=measured["provider"] == "lrbench")
+    ours = measured.groupby(problem)["ours"]
+    measured["shared"] = ours.transform("any") & ~ours.transform("all")
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for key, group in measured.groupby(where):
+        at = dict(zip(where, key, strict=True))
+        pair = tuple(float(at[name]) for name in dims)
+        found.setdefault(tuple(at[name] for name in by), []).append((int(group["shared"].sum()), len(group), pair))
+    return {key: max(pairs)[-1] for key, pairs in found.items()}
+
+
+def _at_dims(rows: pd.DataFrame, by: Sequence[str], dims: Dims) -> list[bool]:
+    """Return which rows are at the head dims of what they are shown with."""
+    keys = zip(*(rows[name].fillna(0) for name in by), strict=True)
+    pairs = zip(rows["head_dim_qk"].fillna(0), rows["head_dim_v"].fillna(0), strict=True)
+    return [dims.get(key, pair) == pair for key, pair in zip(keys, pairs, strict=True)]
+
+
+def _measured_lines(rows: pd.DataFrame) -> set[tuple[str, str]]:
+    """Return the operations and implementations with a measured row."""
+    measured = rows[rows["measured"]]
+    return set(zip(measured["op"], measured["impl"], strict=True))
 
 
 def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen, str]:
@@ -280,22 +331,35 @@ def describe(chosen: Chosen, *extra: str) -> str:
     parts = [device, chosen.dtype]
     if chosen.seq_len is not None:
         parts.append(length_in_words(chosen.seq_len, tokens=chosen.without_order))
-    if chosen.tokens is not None:
-        parts.append(f"{chosen.tokens:,} tokens")
-    elif chosen.seq_len is None and not chosen.without_order:
-        parts.append("batch 1")
+    parts += held_in_words(chosen)
     parts += widths_in_words(chosen)
-    if chosen.head_dim is not None:
-        at = rows[(rows["head_dim_v"] == chosen.head_dim) & rows["chunk_size"].notna()]
-        dims = sorted({int(value) for value in at["head_dim_qk"].dropna()})
-        keys = "/".join(str(dim) for dim in dims)
-        parts.append(f"head dim {keys} (qk), {chosen.head_dim} (v)" if keys else f"head dim {chosen.head_dim}")
+    parts += dims_in_words(chosen)
     return " · ".join([*parts, *filter(None, extra)])
+
+
+def dims_in_words(chosen: Chosen) -> list[str]:
+    """Return the head dims that a figure holds constant, the query-key head dim of each operation where they differ."""
+    if chosen.head_dim is None:
+        return []
+    rows = ok_rows(chosen.rows)
+    rows = rows[(rows["head_dim_v"] == chosen.head_dim) & rows["head_dim_qk"].notna()]
+    by_dim = {int(dim): sorted(set(map(operation_label, group["op"]))) for dim, group in rows.groupby("head_dim_qk")}
+    if not by_dim:
+        return [f"head dim {chosen.head_dim}"]
+    most = int(_most_frequent(rows["head_dim_qk"]))
+    others = "".join(f"; {', '.join(ops)}: {dim}" for dim, ops in by_dim.items() if dim != most)
+    return [f"head dim {most} (qk{others}), {chosen.head_dim} (v)"]
 
 
 def length_in_words(seq_len: int, *, tokens: bool) -> str:
     """Return a sequence length in words; ``tokens``: of operations that mix nothing along it."""
     return f"{seq_len:,} tokens" if tokens else f"T = {seq_len:,}"
+
+
+def held_in_words(chosen: Chosen) -> list[str]:
+    """Return the tokens or the batch that a figure holds constant; a gated MLP has neither."""
+    parts = [f"{chosen.tokens:,} tokens"] if chosen.tokens is not None else []
+    return parts + ([f"batch {chosen.batch:,}"] if chosen.batch is not None and not chosen.without_order else [])
 
 
 def widths_in_words(chosen: Chosen) -> list[str]:
@@ -318,6 +382,44 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
     return f"{which} chunk size each" if ok_rows(chosen.rows)["chunk_size"].notna().any() else ""
 
 
+def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
+    """Leave out the points over ``x`` for which one chunk size was measured, of lines that have several elsewhere.
+
+    Returns:
+        what is left, and the rows for which one chunk size was measured.
+    """
+    rows = ok_rows(chosen.rows)
+    rows = rows[rows["chunk_size"].notna()]
+    line = ["op", "impl", "mode"]
+    count = rows.groupby([*line, x])["chunk_size"].transform("nunique")
+    lone = rows[count == 1]
+    elsewhere = lone[count.groupby([rows[name] for name in line]).transform("max")[lone.index] > 1]
+    return dataclasses.replace(chosen, rows=chosen.rows.drop(index=elsewhere.index)), lone
+
+
+def lone_chunks(lone: pd.DataFrame, shown: pd.DataFrame, x: str) -> str:
+    """Return a sentence on the points of lines for which one chunk size was measured: left out, or the one there is."""
+    out, alone = [], []
+    for (op, impl), rows in lone.groupby(["op", "impl"]):
+        name, there = series_label(str(op), str(impl)), shown[(shown["op"] == op) & (shown["impl"] == impl)]
+        left = rows[~rows.index.isin(there.index)]
+        if len(there) and len(left):
+            out.append(f"{name} at {sizes_in_words(left[x])}")
+        elif len(there) and _takes_several(str(op), str(impl)):
+            alone.append(name)
+    said = f"Left out, since one chunk size was measured: {', '.join(out)}. " if out else ""
+    return said + (f"At the one chunk size that was measured: {', '.join(alone)}." if alone else "")
+
+
+def _takes_several(op: str, impl: str) -> bool:
+    """Return whether an implementation has a choice of chunk sizes; an unknown one may have."""
+    try:
+        declared = get_implementation(op, impl)
+    except ValueError:
+        return True
+    return declared.chunked and len(getattr(declared, "chunk_sizes", ())) != 1
+
+
 def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
     """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
     keys = ["op", "impl", "mode", x]
@@ -329,16 +431,20 @@ def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
 
 
 def other_head_dims(chosen: Chosen) -> str:
-    """Return one sentence on the operations that stand in a figure at another value head dim than its own, or ""."""
+    """Return what is shown at another value head dim than the figure's, and what is left out for its own; or ""."""
     rows = ok_rows(chosen.rows)
+    ops = set(rows["op"])
+    out = ", ".join(series_label(op, impl) for op, impl in chosen.other_dims if op in ops)
+    left = f"Left out, measured at other head dims: {out}." if out else ""
     if chosen.head_dim is None and not (_has_channels(chosen) and chosen.channels):
-        return ""
+        return left
     rows = rows[rows["head_dim_v"].notna() & (rows["head_dim_v"] != chosen.head_dim)]
     at = [
         f"{', '.join(sorted({operation_label(op) for op in group['op']}))} at {int(dim)}"
         for dim, group in rows.groupby("head_dim_v", sort=True)
     ]
-    return f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
+    shown = f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
+    return " ".join(filter(None, [shown, left]))
 
 
 def lowered_runs(rows: pd.DataFrame) -> int:

@@ -1,4 +1,4 @@
-"""Figures' looks: a colour per operation, a marker per author, a line style and filling per variant, alike everywhere.
+"""Figures' looks: a colour per operation, a marker and a line style per variant, alike everywhere.
 
 Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell apart; labels at the lines repeat them.
 """
@@ -20,7 +20,6 @@ from xml.sax.saxutils import escape
 from ...kernels import FAMILIES
 from ...kernels.baselines import get_operation
 from ...kernels.baselines.operations import OPERATIONS
-from ...kernels.scalar_decay.declare import FUSED_CHUNK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,75 +36,32 @@ OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
 
 _OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
     {
-        "mlstm_sig": "#0072B2",
-        "mlstm_exp": "#D55E00",
-        "simple_gla": "#009E73",
-        "retention": "#CC79A7",
-        "gated_retention": "#882255",
-        "mamba2_ssd": "#E69F00",
-        "lightning": "#56B4E9",
-        "attention": "#222222",
-        "gla": "#117733",
-        "selective_scan": "#332288",
-        "rglru": "#AA4499",
-        "linear_scan": "#44AA99",
-        "rglru_layer": "#999933",
-        "wkv4": "#8B5A2B",
-        "gated_mlp": "#CC6677",
-        "projections": "#444444",
+        "mlstm_sig": "#0072B2", "mlstm_exp": "#D55E00", "simple_gla": "#009E73", "retention": "#CC79A7",
+        "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "lightning": "#56B4E9", "attention": "#222222",
+        "gla": "#117733", "selective_scan": "#332288", "rglru": "#AA4499", "linear_scan": "#44AA99",
+        "rglru_layer": "#999933", "wkv4": "#8B5A2B", "gated_mlp": "#CC6677", "projections": "#444444",
     }
-)
+)  # fmt: skip
 """Those of one family differ for every kind of colour vision."""
 
 _MARKERS: Mapping[str, str] = MappingProxyType(
     {
-        "lrbench": "o",
-        "mlstm_kernels": "s",
-        "fla": "^",
-        "mamba_ssm": "D",
-        "flash_attn": "v",
-        "torch": "P",
-        "lightning_attn": "X",
-        "liger_kernel": "<",
-        "accelerated_scan": ">",
-        "xformers": "p",
-        "jax": "h",
+        "mlstm_kernels.xl": "s", "mlstm_kernels.limit": "p", "mlstm_kernels.parallel": "X", "native_custbw": "<",
+        "native_autograd": ">", "lightning_attn.": "X", "fla.fused_recurrent": "^", "fla.fused": "<", "fla.": "v",
+        "mamba_ssm": "<", "flash_attn.v2": "v", "flash_attn.v3": "<", "flash_attn": "^", "sdpa_flash": "P",
+        "sdpa_cudnn": "X", "torch.sdpa": "s", "torch.eager": "P", "torch.compile": "X", "torch.gemms": "s",
+        "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<", "liger_kernel": "v", "xformers": "p",
+        "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p", "associative_scan": "*",
+        "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p", "lightning2": "s",
+        "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d", "chunked": "D",
+        "naive": "d", "torch": "H",
     }
-)
-"""Of packages; others take one of the spare ones, by their names."""
+)  # fmt: skip
+"""Of implementations, by a part of their names, the first that is in them; a circle for our other ones, and of an
+author without one a spare one, by the name."""
 
 _SPARE_MARKERS = ("*", "d", "H", "8")
-_SOLID, _DASHED, _DASH_DOTTED = "solid", (0, (4, 1.6)), (0, (5, 1.4, 1, 1.4))
-_DOTTED, _LONG_DASHED, _SHORT_DASHED = (0, (1, 1.4)), (0, (7, 1.2)), (0, (2.2, 1))
-_FILLINGS: Mapping[Any, str] = MappingProxyType(
-    {_DASHED: "bottom", _DASH_DOTTED: "right", _DOTTED: "left", _LONG_DASHED: "top", _SHORT_DASHED: "none"}
-)
-"""Half of a marker that is filled, which tells variants apart where there is but a point; all of a solid line's is."""
-
-_DASHES: Mapping[str, Any] = MappingProxyType(
-    {
-        "limit": _DASHED,
-        "cudnn": _DASHED,
-        "parallel": _DASH_DOTTED,
-        "recurrent": _DOTTED,
-        "native_autograd": _DOTTED,
-        "fused_save": _DOTTED,
-        "interleaved": _DASH_DOTTED,
-        "fused": _DASHED,
-        "joint": _DASHED,
-        "lightning1": _DOTTED,
-        "lightning2": _DASHED,
-        "custbw": _DASH_DOTTED,
-        "xl_chunk": _LONG_DASHED,
-        "chunked": _LONG_DASHED,
-        "naive": _DASH_DOTTED,
-        "eager": _DOTTED,
-        "cpu": _DOTTED,
-        "v2": _DOTTED,
-        "v3": _DASHED,
-    }
-)
-"""Of variants, by a part of their names, the first that is in them; solid for all others."""
+_SOLID, _DASHED = "solid", (0, (4, 1.6))
 
 CURVES = ("#0072B2", "#D55E00", "#009E73", "#882255", "#E69F00", "#56B4E9", "#222222", "#117733")
 """Colours of lines that stand for no operation: accelerators, head dims, factors."""
@@ -127,19 +83,15 @@ class SeriesStyle:
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
-        filling = "full" if self.hollow else _FILLINGS.get(self.dashes, "full")
-        outlined = self.hollow or filling != "full"
         return {
             "color": self.colour,
             "marker": self.marker,
-            "fillstyle": filling,
             "linestyle": self.dashes,
             "linewidth": self.width,
             "markersize": 5.4,
             "markerfacecolor": "white" if self.hollow else self.colour,
-            "markerfacecoloralt": "white",
-            "markeredgecolor": self.colour if outlined else "white",
-            "markeredgewidth": 1.0 if outlined else 0.5,
+            "markeredgecolor": self.colour if self.hollow else "white",
+            "markeredgewidth": 1.0 if self.hollow else 0.5,
             "label": self.label,
         }
 
@@ -157,14 +109,13 @@ def series_label(op: str, impl: str) -> str:
 
 def series_style(op: str, impl: str) -> SeriesStyle:
     """Return the style of an implementation; it depends on nothing but its names."""
-    provider, _, variant = impl.rpartition(".")
+    provider = impl.rpartition(".")[0]
     ours = provider in ("", "lrbench")
-    dashes = next((dash for part, dash in _DASHES.items() if part in variant), _SOLID)
+    marker = next((marker for part, marker in _MARKERS.items() if part in impl), None)
     return SeriesStyle(
         colour=_OPERATION_COLOURS.get(op) or _by_name(CURVES, op),
-        marker=_MARKERS["lrbench"] if ours else _MARKERS.get(provider) or _by_name(_SPARE_MARKERS, provider),
-        # Our fastest kernel is solid, the portable one it stands in for short-dashed, and our torch form dotted.
-        dashes={FUSED_CHUNK: _SHORT_DASHED, "torch": _DOTTED}.get(impl, dashes),
+        marker=marker or ("o" if ours else _by_name(_SPARE_MARKERS, provider)),
+        dashes=_DASHED if ours and marker else _SOLID,
         width=2.1 if ours else 1.2,
         label=series_label(op, impl),
         bold=ours,

@@ -22,9 +22,10 @@ from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feas
 from ..model.launch_model import fit_launches
 from ..model.runtime_model import runtime_model
 from ..model.schedule import launches_of
+from .findings import MAX_LINES
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES
-from .style import MUTED, SeriesStyle, curve_style, operation_label, series_style
+from .style import MUTED, SeriesStyle, binary, curve_style, operation_label, series_style, sizes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,7 @@ class Theory:
         head_dim, head_dim_qk: value and query-key head dim; ``head_dim_qk`` None: half of it for mLSTM, else equal.
         tokens: batch x sequence length; with heads of ``head_dim`` the embedding dim is 4096.
         causal_factor: share of the causal square that is computed, in [0.5, 1].
+        every: whether all measured implementations are shown beside the model, rather than the two fastest.
     """
 
     op: str = "mlstm_sig"
@@ -57,6 +59,7 @@ class Theory:
     dtype: str = "bf16"
     state_dtype: str = "fp32"
     causal_factor: float = 0.5
+    every: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no chunkwise problem has.
@@ -187,15 +190,28 @@ def flops_over_chunk_size(theory: Theory) -> Drawing:
     return Drawing(
         grid=[same_limits(panels, 0.7, 1.4)],
         title="FLOPs between the recurrent and the parallel form",
+        finding=f"Least FLOPs at chunk sizes of {sizes_in_words(_least(panel.lines[0]) for panel in panels)}",
         setting=theory.setting("length", "factor"),
     )
+
+
+def _least(line: Line) -> float:
+    """Return the chunk size at which a line is lowest."""
+    return min(zip(line.y, line.x, strict=True))[1]
 
 
 def _over_head_dim(panels: Mapping[str, Sequence[Line]], title: str, setting: str) -> Drawing:
     """Return a figure of best chunk sizes over head dim, from the lines of its panels by their titles."""
     axes: dict[str, Any] = {"x_label": "value head dim d_v (elements)", "y_label": OPTIMUM, "sizes": HEAD_DIMS}
     grid = same_limits([Panel(title=each, lines=lines, **axes) for each, lines in panels.items()])
-    return Drawing(grid=[grid], title=title, setting=setting)
+    return Drawing(grid=[grid], title=title, setting=setting, finding=f"Best chunk size {_growth(grid)} with head dim")
+
+
+def _growth(panels: Sequence[Panel]) -> str:
+    """Return from which to which value the lines rise that are not dashed, as those that only compare are."""
+    solid = (line for panel in panels for line in panel.lines if line.style.dashes == "solid")
+    values = [value for line in solid for value in line.y]
+    return f"grows from {min(values):.0f} to {max(values):.0f}"
 
 
 def flop_optimal_over_head_dim(theory: Theory) -> Drawing:
@@ -246,6 +262,7 @@ def runtime_optimal_over_intensity(theory: Theory) -> Drawing:
     return Drawing(
         grid=[[panel]],
         title="Runtime-optimal chunk size over accelerator intensity",
+        finding=f"Best chunk size {_growth([panel])} with intensity and head dim",
         setting=theory.setting("share", f"{theory.state_dtype} states", "factor", "closed form"),
         note=f"Dotted, in FLOP per byte: {named}.",
         usual_width=6.6,
@@ -274,6 +291,7 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
     return Drawing(
         grid=[same_limits(panels)],
         title="Arithmetic intensity over chunk size",
+        finding=f"Arithmetic intensity {_growth(panels)} FLOP per byte with chunk size and head dim",
         setting=theory.setting("length", "share", "factor"),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
     )
@@ -316,8 +334,8 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:
-        frame: result rows; their devices are drawn as well, in the colour of their model, and so is what fused_chunk's
-            launches take, fitted to all of a device's rows, where there are enough. None: the model alone.
+        frame: result rows; their devices are drawn as well, in the colour of their model, and so is, where there is
+            room, what fused_chunk's launches take, fitted to all of a device's rows. None: the model alone.
 
     Raises:
         ValueError: no row of ``frame`` is of this problem.
@@ -328,24 +346,37 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
     chunks, sizes = feasible_chunks(theory.seq_len), theory.sizes
     whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
-    lines, launched = [], False
+    lines, launched, best = [], False, {}
     for n, (key, accelerator) in enumerate(accelerators.items()):
         name, dtype = _short(accelerator), _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
         lines.append(Line(x=chunks, y=times, style=curve_style(n, f"{name}, model")))
+        best[key] = binary(_least(lines[-1]))
         if frame is None or measured is None:
             continue
         here = measured[measured["device_accelerator"] == key]
+        fastest = here.groupby("impl")["time_ms"].min().sort_values().index[: None if theory.every else 2]
+        here = here[here["impl"].isin(fastest)]
         for impl, rows in here.sort_values("chunk_size").groupby("impl", sort=True):
             label = f"{name}, {impl} measured"
             style = series_style(theory.op, str(impl))
             style = dataclasses.replace(style, colour=curve_style(n, "").colour, width=1.2, label=label)
             lines.append(measured_line(rows, "chunk_size", rows["time_ms"], style))
-        launches = _launch_times(frame, theory, accelerator, chunks) if (here["impl"] == FUSED_CHUNK).any() else None
+        room = FUSED_CHUNK in fastest and (theory.every or len(accelerators) + len(fastest) < MAX_LINES)
+        launches = _launch_times(frame, theory, accelerator, chunks) if room else None
         if launches is not None:
             launched = True
             style = curve_style(n, f"{name}, {FUSED_CHUNK} launches", dashed=True)
             lines.append(Line(x=chunks, y=launches, style=style))
+    finding = (
+        f"Modelled best chunk size: {', '.join(f'{at} on {_short(accelerators[key])}' for key, at in best.items())}"
+    )
+    if measured is not None:
+        row = measured.loc[measured["time_ms"].idxmin()]
+        key, at = str(row["device_accelerator"]), binary(row["chunk_size"])
+        finding = (
+            f"On the {_short(accelerators[key])} {row['impl']} is fastest at chunk size {at}, the model at {best[key]}"
+        )
     note = (
         f"Model: FLOPs over the matrix rate plus bytes over the bandwidth, of the chunkwise form at causal factor "
         f"{theory.causal_factor:g}."
@@ -364,6 +395,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         if measured is None
         else "Runtime over chunk size, model and measurement",
         setting=theory.setting("length", *parts),
+        finding=finding,
         note=note,
         usual_width=6.8,
     )

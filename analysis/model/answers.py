@@ -1,114 +1,162 @@
-"""What the commands predict and chunk-size answer: what was measured of the very case first, else what a model says."""
+"""What the commands best, predict and chunk-size answer: as measured of the very case, else what a model says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation, why_unsupported
-from ...kernels.baselines.spec import Baseline
 from ...results.arguments import parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
 from ..counts.formulations import has_heads, sizes_of, state_dtype_of
-from .prediction import MEASURED_COLUMNS, NO_FIT, measured_rows, predict_case, stored_fit
+from .chunk_size import chunks_taken
+from .fit import Row
+from .prediction import MEASURED_COLUMNS, NO_FIT, Answer, AnyFit, answer, best_of, fit_to, rows_by_status
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
 
 
-def prediction(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A problem of an operation on an accelerator, and the measured rows that it is answered from.
+
+    Attributes:
+        sizes: batch, seq_len and those that the operation has, without a chunk length.
+        rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
+        wrong: those whose results were incorrect.
+        fitted: whether a model is fitted to the rows; else its bounds are taken.
+        roofs: which roofs ``accelerator`` has: spec, measured or a path.
+        known_fits: what :meth:`fit` returned so far, by operation and implementation.
+    """
+
+    op: str
+    mode: str
+    dtype: str
+    state_dtype: str
+    sizes: Mapping[str, int]
+    accelerator: Accelerator
+    rows: Sequence[Row]
+    fitted: bool = True
+    roofs: str = "spec"
+    wrong: Sequence[Row] = ()
+    known_fits: dict[tuple[str, str], tuple[AnyFit | None, int]] = field(default_factory=dict)
+
+    def fit(self, impl: str) -> tuple[AnyFit | None, int]:
+        """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
+        if (self.op, impl) not in self.known_fits:
+            rows, where = self.rows if self.fitted else (), {"device": self.accelerator.key, "roofs": self.roofs}
+            self.known_fits[self.op, impl] = fit_to(rows, self.op, impl, self.mode, self.dtype, **where)
+        return self.known_fits[self.op, impl]
+
+    def why_wrong(self, impl: str) -> str | None:
+        """Return what was incorrect where an implementation computed the very problem there, and never correctly."""
+        there = {"op": self.op, "impl": impl, "device_accelerator": self.accelerator.key, **self.sizes}
+
+        def reasons(rows: Sequence[Row]) -> list[str]:
+            return [str(row["reason"]) for row in rows if there.items() <= row.items()]
+
+        found = reasons(self.wrong)
+        return found[-1] if found and not reasons(self.rows) else None
+
+    def answer(self, impl: str, chunk_size: str | None = None) -> Answer:
+        """Return what an implementation takes, at its best chunk length where none is given.
+
+        Raises:
+            ValueError: a bad chunk length, or a problem that is not counted or that the implementation cannot run.
+        """
+        fit, _ = self.fit(impl)
+        state = state_dtype_of(self.op, impl, self.state_dtype)
+        rows = [row for row in self.rows if (row["op"], row["impl"]) == (self.op, impl)]
+        found = []
+        for chunk in self._chunks(impl, chunk_size):
+            sizes = {**self.sizes, **({} if chunk is None else {"chunk_size": chunk})}
+            if reason := why_unsupported(self.op, impl, self.mode, self.dtype, sizes):
+                raise ValueError(f"{self.op} {impl} cannot run this: {reason}")
+            case = (self.op, impl, self.mode, self.dtype, state, sizes)
+            found.append(answer(case, self.accelerator, fit, rows))
+        return best_of(found)
+
+    def _chunks(self, impl: str, given: str | None) -> Sequence[int | None]:
+        """Return the chunk lengths to choose from, (None,) where the implementation has none."""
+        known, seq_len = get_implementation(self.op, impl), self.sizes["seq_len"]
+        if not known.chunked or not is_chunked(self.op, formulation_of(self.op, impl, self.mode, self.dtype)):
+            if given is not None:
+                raise ValueError(f"chunk_size must be left out for {self.op} {impl} {self.mode}, got {given!r}")
+            return (None,)
+        if given is not None:
+            chunk = parse_size(given, "chunk_size")
+            if chunk > seq_len:
+                raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")
+            return (chunk,)
+        return chunks_taken(self.op, impl, self.mode, self.dtype, self.sizes) or (seq_len,)
+
+
+def ask(
     op: str,
-    impl: str,
     *,
-    mode: str,
-    dtype: str,
-    state_dtype: str,
     sizes: Mapping[str, int],
-    chunk_size: str | None,
-    accelerator: Accelerator,
-    results: Sequence[Path],
-    fit: bool,
-    roofs: str,
-) -> dict[str, Any]:
+    results: Sequence[Path] = (),
+    mode: str = "fw",
+    dtype: str = "bf16",
+    state_dtype: str = "fp32",
+    **more: Any,
+) -> Question:
+    """Return a question with the rows to answer it from.
+
+    Args:
+        sizes: batch, seq_len and every size that an operation may have; those of ``op`` are taken.
+        results: result files and folders; none: the committed ones.
+        more: accelerator and other fields of :class:`Question`.
+    """
+    names = ("batch", "seq_len", *(("num_heads",) if has_heads(op) else ()), *sizes_of(op))
+    own = {name: sizes[name] for name in names}
+    found = rows_by_status(tuple(results or committed_results()), mode, dtype)
+    rows, wrong = (found.get(status, []) for status in ("ok", "incorrect"))
+    return Question(op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=own, rows=rows, wrong=wrong, **more)
+
+
+def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[str, Any]:
     """Return a predicted time with its interval, the model's bounds, what was fitted, and what was measured.
 
     Args:
-        impl: an implementation of ``op``.
-        sizes: batch, seq_len and every size that an operation may have; those of ``op`` are taken.
-        chunk_size: as written on the command line; None is what the implementation chooses itself or an outside
-            package recommends, else 128.
-        results: where to look the case up and what to fit to; empty: the committed results.
-        fit: False takes the model's bounds.
-        roofs: which roofs ``accelerator`` has: spec, measured or a path.
+        impl: an implementation of the operation.
+        chunk_size: as written on the command line; None is the one that `lrbench chunk-size` answers.
 
     Raises:
-        ValueError: a problem that is not counted or cannot run, or ``results`` without a row of the implementation.
+        ValueError: a problem that is not counted or cannot run.
     """
-    heads = ("num_heads",) if has_heads(op) else ()
-    own = {name: sizes[name] for name in ("batch", "seq_len", *heads, *sizes_of(op))}
-    chunk = _chunk_of(op, impl, mode, dtype, own, chunk_size)
-    own |= {} if chunk is None else {"chunk_size": chunk}
-    if reason := why_unsupported(op, impl, mode, dtype, own):
-        raise ValueError(f"{op} {impl} cannot run this: {reason}")
-    state = state_dtype_of(op, impl, state_dtype)
-    folders = tuple(results or committed_results())
-    found_fit, rows = stored_fit(folders if fit else (), op, impl, mode, dtype, device=accelerator.key, roofs=roofs)
-    if results and fit and not rows:
-        raise ValueError(f"results must hold measured rows of {op} {impl} {mode} {dtype}, got none")
-    found = predict_case((op, impl, mode, dtype, state, own), accelerator, found_fit)
-    # The tokens of an MLP are stored as the length of one sequence.
-    stored = {"batch": 1, "seq_len": own["batch"] * own["seq_len"]} if "d_model" in own else {}
-    key = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": state, "chunk_size": None}
-    measured = measured_rows(folders, {**key, **own, **stored}, accelerator.key)[-1:]
+    found = question.answer(impl, chunk_size)
+    (fit, rows), predicted, measured = question.fit(impl), found.predicted, found.measured
     return {
-        "op": op,
+        "op": question.op,
         "impl": impl,
-        "mode": mode,
-        "accelerator": accelerator.key,
-        "accelerator_part": accelerator.part,
-        "roofs": roofs_in_words(accelerator),
-        **own,
-        "low_ms": found.low_ms,
-        "high_ms": found.high_ms,
-        "interval": found.interval,
-        "time_ms": found.time_ms,
-        "flops_ms": found.model.flops_ms,
-        "bytes_ms": found.model.bytes_ms,
-        "model_lower_ms": found.model.lower_ms,
-        "model_upper_ms": found.model.upper_ms,
-        "bound": found.model.bound,
-        **(found_fit.in_figures() if found_fit else NO_FIT),
-        "stored_rows": rows if fit else None,
+        "mode": question.mode,
+        "accelerator": question.accelerator.key,
+        "accelerator_part": question.accelerator.part,
+        "roofs": roofs_in_words(question.accelerator),
+        **found.case[-1],
+        "low_ms": predicted.low_ms,
+        "high_ms": predicted.high_ms,
+        "interval": predicted.interval,
+        "time_ms": predicted.time_ms,
+        "flops_ms": predicted.model.flops_ms,
+        "bytes_ms": predicted.model.bytes_ms,
+        "model_lower_ms": predicted.model.lower_ms,
+        "model_upper_ms": predicted.model.upper_ms,
+        "bound": predicted.model.bound,
+        **(fit.in_figures() if fit else NO_FIT),
+        "stored_rows": rows if question.fitted else None,
+        "incorrect": question.why_wrong(impl),
         **{
-            "measured_" + name.removeprefix("measured_"): measured[0][name] if measured else None
+            "measured_" + name.removeprefix("measured_"): measured[name] if measured else None
             for name in MEASURED_COLUMNS
             if name != "chunk_size"
         },
     }
-
-
-def _chunk_of(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int], given: str | None) -> int | None:
-    """Return the chunk length of a case, None where the implementation has none to choose.
-
-    Raises:
-        ValueError: a bad length, or one for an implementation without a choice.
-    """
-    known = get_implementation(op, impl)
-    if not known.chunked or not is_chunked(op, formulation_of(op, impl, mode, dtype)):
-        if given is not None:
-            raise ValueError(f"chunk_size must be left out for {op} {impl} {mode}, got {given!r}")
-        return None
-    seq_len = sizes["seq_len"]
-    if given is None:
-        if isinstance(known, Baseline):
-            return known.chunk_sizes[0]
-        return min(known.chosen_chunk(sizes) or 128, seq_len)
-    chunk = parse_size(given, "chunk_size")
-    if chunk > seq_len:
-        raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")
-    return chunk
 
 
 def prediction_in_words(row: Mapping[str, Any]) -> str:
@@ -125,7 +173,8 @@ def prediction_in_words(row: Mapping[str, Any]) -> str:
         meaning = f"low to high: {row['interval']}"
     where = row["accelerator"]
     if row["measured_time_ms"] is None:
-        return f"{case} on {where}: {model}; not measured there\n{meaning}"
+        there = f"incorrect there: {row['incorrect']}" if row["incorrect"] else "not measured there"
+        return f"{case} on {where}: {model}; {there}\n{meaning}"
     measured = f"measured {row['measured_time_ms']:.4g} ms on {where}"
     commit = (row["measured_git_commit"] or "unknown")[:10]
     return f"{case}: {measured}, commit {commit}; the model says {model}\n{meaning}"
@@ -149,10 +198,10 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     answer, where = report["answer"], report["accelerator"]
     at = {each["chunk_size"]: each for each in report["candidates"]}
     chosen = answer["chunk_size"]
-    use = f"use {chosen}{', the only length that ' + report['impl'] + ' takes' if len(at) == 1 else ''}: "
+    use = f"use {chosen} with {report['impl']}{', the only length that it takes' if len(at) == 1 else ''}: "
     if answer["basis"] == "fitted":
         interval = f"{answer['low_ms']:.4g} to {answer['high_ms']:.4g}"
-        return use + f"{answer['time_ms']:.4g} ms ({interval}) modelled for {where}; not measured there"
+        return use + f"{answer['time_ms']:.4g} ms ({interval}) predicted for {where}"
     if answer["basis"] == "bound":
         bound = f"at least {answer['low_ms']:.4g} ms on {where}, {answer['high_ms']:.4g} without overlap"
         return use + f"{bound}, no fit: {_rows(rows)}; not measured there"

@@ -20,18 +20,18 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ..accelerators.known import Accelerator
-from ..counts import Count, Head, Tally, Widths, baselines, count, mlstm, scalar_decay
+from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
+from .fit import Row
 from .launch_model import LaunchFit
-from .prediction import AnyFit, measured_rows, predict_case
+from .prediction import AnyFit, answer, best_of
 from .runtime_model import flop_rate, runtime_model
 
 MIN_CHUNK = 16
@@ -93,14 +93,16 @@ def coefficients(
     return Coefficients(a=a, b=flops[1] - flops[0] - a, c=flops[0], p=moved[1] - moved[0], q=moved[0])
 
 
-def check_chunkwise(op: str, mode: str) -> None:
-    """Raise ValueError for an operation or a mode without a chunk length."""
+def check_chunkwise(op: str, mode: str, seq_len: int = MIN_CHUNK) -> None:
+    """Raise ValueError for an operation or a mode without a chunk length, or a sequence shorter than the least."""
     if op not in CHUNKWISE_OPERATIONS:
         raise ValueError(
             f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a modelled chunk size, got {op!r}"
         )
     if mode not in _PASSES:
         raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
+    if seq_len < MIN_CHUNK:
+        raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
 
 
 def _chunk(op: str, head: Head, mode: str) -> Tally:
@@ -127,7 +129,6 @@ def chunks_taken(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, 
     Raises:
         ValueError: it takes none of them, with its reason; or bad sizes and names.
     """
-    check_chunkwise(op, mode)
     feasible = feasible_chunks(sizes["seq_len"])
     reasons = {chunk: why_unsupported(op, impl, mode, dtype, {**sizes, "chunk_size": chunk}) for chunk in feasible}
     taken = tuple(chunk for chunk, reason in reasons.items() if reason is None)
@@ -151,7 +152,7 @@ def chunk_size_report(
     mode: str = "fw",
     impl: str = FUSED_CHUNK,
     chunks: Sequence[int] | None = None,
-    results: Sequence[Path] = (),
+    rows: Sequence[Row] = (),
     fit: AnyFit | None = None,
     by_launches: bool = False,
 ) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def chunk_size_report(
             rounded up to whole tiles for each candidate.
         impl: the implementation whose measurements are looked up.
         chunks: the chunk lengths to choose from, as :func:`chunks_taken` gives them. None: all feasible ones.
-        results: files or folders of results; none means that nothing is looked up.
+        rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         fit: a model of the implementation fitted to measurements.
         by_launches: whether the choice is that of ``fit``, where it is one of launches.
 
@@ -191,10 +192,8 @@ def chunk_size_report(
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
     """
-    check_chunkwise(op, mode)
+    check_chunkwise(op, mode, seq_len)
     chunks = feasible_chunks(seq_len) if chunks is None else chunks
-    if not chunks:
-        raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
     sizes: dict[str, Any] = {
         "batch": batch,
         "seq_len": seq_len,
@@ -223,16 +222,17 @@ def chunk_size_report(
     )
     intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
     held = state_dtype_of(op, impl, state_dtype)
-    key: dict[str, Any] = {"op": op, "impl": impl, "mode": mode, "dtype": dtype, "state_dtype": held, **sizes}
-    measured = {row["chunk_size"]: row for row in measured_rows(results, key, accelerator.key)}
+    answers = [
+        answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, rows)
+        for chunk in chunks
+    ]
     candidates: list[dict[str, Any]] = []
-    for chunk, each in zip(chunks, counted, strict=True):
+    for found, each in zip(answers, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
-        row = measured.get(chunk, {})
-        predicted = predict_case((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit)
+        row, predicted = found.measured or {}, found.predicted
         candidates.append(
             {
-                "chunk_size": chunk,
+                "chunk_size": found.chunk_size,
                 "model_upper_ms": model.upper_ms,
                 "model_lower_ms": model.lower_ms,
                 "bound": model.bound,
@@ -244,15 +244,14 @@ def chunk_size_report(
                 "bytes": each.bytes,
                 "intensity": each.intensity,
                 "causal_factor": each.causal_factor,
-                "model_memory_bytes": _modelled_memory(
-                    chunkwise(mode="bw", chunk_size=chunk) if mode == "fwbw" else each
-                ),
+                "model_memory_bytes": found.modelled_memory_bytes,
                 "measured_ms": row.get("time_ms"),
                 "time_ci_low_ms": row.get("time_ci_low_ms"),
                 "time_ci_high_ms": row.get("time_ci_high_ms"),
                 "peak_memory_bytes": row.get("peak_memory_bytes"),
             }
         )
+    best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
     chosen = _choice(candidates, "model_upper_ms")
     launches: dict[str, Any] | None = None
@@ -267,7 +266,13 @@ def chunk_size_report(
         "accelerator": accelerator.key,
         "accelerator_intensity": intensity,
         **sizes,
-        "answer": _answer(candidates, fit is not None),
+        "answer": {
+            "chunk_size": best.chunk_size,
+            "basis": best.basis,
+            "time_ms": best.time_ms,
+            "low_ms": best.interval_ms[0],
+            "high_ms": best.interval_ms[1],
+        },
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
@@ -277,24 +282,6 @@ def chunk_size_report(
         "regret_ms": chosen["regret_ms"],
         "launches": launches,
         "candidates": candidates,
-    }
-
-
-def _answer(candidates: Sequence[Mapping[str, Any]], fitted: bool) -> dict[str, Any]:
-    """Return the chunk length to take and its time: as measured, else as fitted, else between the model's bounds."""
-    timed = [each for each in candidates if each["measured_ms"] is not None]
-    if timed:
-        best = min(timed, key=lambda each: each["measured_ms"])
-        time_ms, interval = best["measured_ms"], (best["time_ci_low_ms"], best["time_ci_high_ms"])
-    else:
-        best = min(candidates, key=lambda each: each["predicted_ms" if fitted else "high_ms"])
-        time_ms, interval = best["predicted_ms"], (best["low_ms"], best["high_ms"])
-    return {
-        "chunk_size": best["chunk_size"],
-        "basis": "measured" if timed else "fitted" if fitted else "bound",
-        "time_ms": time_ms,
-        "low_ms": interval[0],
-        "high_ms": interval[1],
     }
 
 
@@ -308,16 +295,3 @@ def _choice(candidates: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
         "measured_best": None if fastest is None else fastest["chunk_size"],
         "regret_ms": best["measured_ms"] - fastest["measured_ms"] if fastest is not None and best in timed else None,
     }
-
-
-def _modelled_memory(last: Count) -> float:
-    """Return the bytes alive at the peak of a pass: its inputs and outputs once, and every chunk's state.
-
-    A backward pass holds the gradients of the states as well. What the states take falls with the chunk length (TFLA
-    paper, figure 6).
-
-    Args:
-        last: the count of one pass, fw or bw; of both the backward one.
-    """
-    states = last.byte_parts["recurrent store"]
-    return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)

@@ -8,7 +8,7 @@ of the work alone: 4,096 programs and 4,100 take different times. Launches run o
 
 with FLOPs_SM what the busiest multiprocessor multiplies and alpha_SM its share of the matrix rate; B_states are the
 states between chunks that are stored and loaded, B_merge those moved to merge them, beta is the bandwidth. Inputs and
-outputs are loaded and stored while the steps run, so they have no term; no time is less than the roofline's. Steps and
+outputs are loaded and stored while the steps run, so they have no term. Steps and
 starts differ with the kind of launch. The constants are fitted per operation, implementation and mode, in relative
 error, and 1 / x are efficiencies. Every sequence length, head dim and chunk length is left out in turn, and the rows
 left out tell how well the constants predict.
@@ -16,6 +16,7 @@ left out tell how well the constants predict.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,20 +24,22 @@ from typing import Any
 
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
-from ..counts import Count, count_case
-from .efficiency import sequential_steps
+from ..counts import Count
+from .efficiency import formulation_terms
 from .fit import (
     Fit,
+    Sizes,
+    accelerator_of,
     case_of,
     errors_of,
-    is_set,
+    hashable,
     left_out_ratios,
+    likely_ratios,
+    newest_cases,
     of_device,
-    percentile,
     relative_fit,
 )
-from .runtime_model import runtime_model
-from .schedule import RESIDENT, Launch, launches_of
+from .schedule import RESIDENT, Launch, launches_known, launches_of
 
 LATENCIES = (
     "launch_ms", "gate_step_ms", "walk_start_ms", "walk_step_ms", "normaliser_step_ms", "states_step_ms",
@@ -90,31 +93,25 @@ class LaunchFit(Fit):
 
     def time_ms(self, launches: Sequence[Launch], accelerator: Accelerator, count: Count) -> float:
         """Return the fitted time of a problem on an accelerator, its latencies as on the one that was measured."""
-        serial, rates = self._parts(launches, accelerator)
-        return max(serial + rates, floor_ms(count, accelerator, self.dtype))
+        return sum(self._parts(launches, accelerator))
 
-    def interval_ms(
+    def carried_ms(
         self, launches: Sequence[Launch], accelerator: Accelerator, count: Count
     ) -> tuple[float, float, str]:
-        """Return where the time of a problem lies: least and most in ms, and what that means in words.
+        """Return between which times the fitted one lies on an accelerator, in ms, and why, in words.
 
-        On the device that was measured that is where 90 % of left-out rows lay relative to their prediction. Elsewhere
-        a step may take as long as there, or as much less or more as the rates of one multiprocessor (matrix, vector,
-        bandwidth) are higher or lower.
+        On the device that was measured it is one time. Elsewhere a step may take as long as there, or as much less or
+        more as the rates of one multiprocessor (matrix, vector, bandwidth) are higher or lower.
         """
         serial, rates = self._parts(launches, accelerator)
-        words = f"90 % of rows left out of the fit on {self.accelerator}"
-        gains = [1.0]
-        if self.accelerator != accelerator.key:
-            gains += self._gains(accelerator)
-            words += (
-                f", carried to {accelerator.key} with its multiprocessors and the tiles of sm_90: one of them is "
-                f"{min(gains[1:]):.2f} to {max(gains[1:]):.2f} times as fast, and how much of that a step gains is not "
-                "known there"
-            )
-        least = floor_ms(count, accelerator, self.dtype)
-        low, high = serial / max(gains) + rates, serial / min(gains) + rates
-        return max(low * self.low_ratio, least), max(high * self.high_ratio, least), words
+        if self.accelerator == accelerator.key:
+            return serial + rates, serial + rates, ""
+        gains = self._gains(accelerator)
+        words = (
+            f", carried to {accelerator.key} with its multiprocessors and the tiles of sm_90: one of them is "
+            f"{min(gains):.2f} to {max(gains):.2f} times as fast, and how much of that a step gains is not known there"
+        )
+        return serial / max(1.0, *gains) + rates, serial / min(1.0, *gains) + rates, words
 
     def in_figures(self) -> dict[str, Any]:
         """Return what a table says of the fit; ``step_ms`` is a tile of a walk."""
@@ -181,14 +178,6 @@ def _waves(programs: int, sms: int, resident: int) -> tuple[int, int]:
     return full + bool(rest), full * resident + -(-rest // sms)
 
 
-def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return the time below which no kernel gets: executed matrix products at full rate, or compulsory bytes."""
-    rate = accelerator.peak_flops(dtype)
-    multiplied = count.executed_tensor_flops or count.tensor_flops
-    compulsory_ms = 1e3 * count.compulsory_bytes / accelerator.bandwidth_bytes_s
-    return max(compulsory_ms, 1e3 * multiplied / rate if rate else 0.0)
-
-
 def fit_launches(
     rows: Iterable[Mapping[str, Any]],
     op: str,
@@ -212,14 +201,11 @@ def fit_launches(
     """
     import numpy as np
 
-    newest = {(row["case_id"], row["device_name"]): row for row in sorted(rows, key=lambda row: row["measured_at"])}
     known = [
         row
-        for row in newest.values()
-        if not is_set(row["suspect"])
-        and row["device_accelerator"]
-        and (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
-        and launches_of(*case_of(row, impl, mode, dtype)) is not None
+        for row in newest_cases(rows)
+        if (row["op"] == "mlstm_exp") == (op == "mlstm_exp")
+        and launches_known(row["op"], impl, mode, dtype, case_of(row, impl, mode, dtype)[-1])
     ]
     own = [row for row in known if row["op"] == op]
     taken = next(
@@ -233,23 +219,17 @@ def fit_launches(
     if taken is None:
         return None
     key = str(taken[0]["device_accelerator"])
-    accelerator = with_roofs(get_accelerator(key), roofs)
-    matrix, paper, times = [], [], []
-    for row in taken:
-        case = case_of(row, impl, mode, dtype)
-        launches, count = launches_of(*case), count_case(*case)
-        assert launches is not None and count is not None
-        matrix.append(terms(launches, accelerator, dtype))
-        model = runtime_model(count, accelerator, dtype)
-        paper.append((1.0, sequential_steps(op, impl, mode, dtype, case[-1]), model.flops_ms, model.bytes_ms))
-        times.append(float(row["time_ms"]))
-    features, formulation, measured = np.array(matrix), np.array(paper), np.array(times)
+    every = [(row, _features(*hashable(case_of(row, impl, mode, dtype)), key, roofs)) for row in taken]
+    taken = [row for row, found in every if found is not None]
+    features, formulation = (np.array([found[n] for _, found in every if found is not None]) for n in (0, 1))
+    measured = np.array([float(row["time_ms"]) for row in taken])
     ops = tuple(dict.fromkeys(str(row["op"]) for row in taken))
     groups = {name: [row[name] for row in taken] for name in LEFT_OUT} if ops == (op,) else {"op": _of_op(taken)}
     ratios = {name: left_out_ratios(features, measured, each) for name, each in groups.items()}
-    every = [ratio for each in ratios.values() for ratio in each]
+    left_out = [ratio for each in ratios.values() for ratio in each]
     errors = {name: errors_of(each) for name, each in ratios.items()}
-    median_error, worst_error = errors_of(every)
+    median_error, worst_error = errors_of(left_out)
+    low_ratio, high_ratio = likely_ratios(left_out, sum(len({*each} - {None}) for each in groups.values()))
     formulation_errors = errors_of(
         [r for each in groups.values() for r in left_out_ratios(formulation, measured, each)]
     )
@@ -268,9 +248,24 @@ def fit_launches(
         worst_error=worst_error,
         formulation_median_error=formulation_errors[0],
         formulation_worst_error=formulation_errors[1],
-        low_ratio=percentile(every, 5),
-        high_ratio=percentile(every, 95),
+        low_ratio=low_ratio,
+        high_ratio=high_ratio,
     )
+
+
+@functools.cache
+def _features(
+    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Sizes, key: str, roofs: str
+) -> tuple[list[float], tuple[float, ...]] | None:
+    """Return what multiplies the launches' constants, and the formulation's, for a case on an accelerator.
+
+    None where its launches are not known.
+    """
+    launches = launches_of(op, impl, mode, dtype, state_dtype, dict(sizes))
+    paper = formulation_terms(op, impl, mode, dtype, state_dtype, sizes, key, roofs)
+    if launches is None or paper is None:
+        return None
+    return terms(launches, accelerator_of(key, roofs), dtype), paper
 
 
 def _of_op(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:

@@ -89,6 +89,19 @@ def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_m
     return runtime_model(count, accelerator, dtype).lower_ms / time_ms
 
 
+def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
+    """Return the time below which no kernel gets: executed matrix products at full rate, or compulsory bytes.
+
+    As in :func:`suspect_reason`, bytes that the last cache may hold count for nothing, and a CPU has no limits.
+    """
+    if accelerator.key == "cpu":
+        return 0.0
+    rate = accelerator.peak_flops(dtype)
+    multiplied = count.executed_tensor_flops or count.tensor_flops
+    moved = count.compulsory_bytes if count.compulsory_bytes > 2 * accelerator.l2_bytes else 0.0
+    return 1e3 * max(moved / accelerator.bandwidth_bytes_s, multiplied / rate if rate else 0.0)
+
+
 SUSPECT_MARGIN = 1.02
 """A row is suspect beyond a limit by more than this: clocks boost and timers round by a percent or two."""
 

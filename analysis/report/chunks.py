@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows
-from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
+from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report, chunks_taken
 from ..model.fit import ROW_COLUMNS
 from ..model.launch_model import LaunchFit, fit_launches
 from .markup import ABSENT, Cell, Html, numeric, size, table
@@ -95,15 +95,14 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
     best = min(measured.values(), key=lambda row: row.time_ms)
     if best.op not in CHUNKWISE_OPERATIONS:
         return Choice(row=best, measured=measured, report=None)
+    names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    sizes: dict[str, Any] = {name: int(getattr(best, name)) for name in names}
     try:
         report = chunk_size_report(
             best.op,
             subject.accelerator,
-            head_dim_v=int(best.head_dim_v),
-            head_dim_qk=int(best.head_dim_qk),
-            seq_len=int(best.seq_len),
-            batch=int(best.batch),
-            num_heads=int(best.num_heads),
+            **sizes,
+            chunks=chunks_taken(best.op, best.impl, best.mode, best.dtype, sizes),
             dtype=best.dtype,
             state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
             mode=best.mode,
@@ -112,7 +111,8 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
             by_launches=True,
         )
     except ValueError:
-        # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk.
+        # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk, or an
+        # implementation that is gone.
         return None
     return Choice(row=best, measured=measured, report=report)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import functools
+import gzip
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...results.select import is_ok, ok_rows
+from ..derive import gradient_twice
 from ..figures.style import operation_label
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, join, number, numeric, paragraph, render, size, table
-from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell
+from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell, other_subjects
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_EMBEDDED_BYTES = 24 * 2**20
-"""More CSV than this is not put into the page: browsers refuse or crawl."""
+"""More packed CSV than this is not put into the page: browsers refuse or crawl."""
+
+FINDINGS = 5
+"""Sentences that a report opens with."""
 
 GIB = 2**30
 
@@ -80,28 +86,35 @@ class Report:
         return speedups.speedups(self.subject)
 
     @functools.cached_property
-    def choices(self) -> list[chunks.Choice]:
-        """The chunk lengths of every problem."""
-        if self.parts:
-            return [each for part in self.parts for each in part.choices]
-        return chunks.choices(self.subject)
+    def families(self) -> tuple[Report, ...]:
+        """Reports on one family each: the parts, or this one."""
+        return self.parts or (self,)
 
     def title(self) -> Html:
-        """Return the heading: which operations, on which device, from which results."""
-        operations = [operation_label(op) for op in sorted(set(self.subject.rows["op"]))]
+        """Return the heading: which families, on which device, what was run and from which results."""
         made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-        heading = summary.heading(self.subject)
-        return render("title", heading, operations, self.subject.results, __version__, made)
+        heading, facts = summary.heading(self.subject), summary.facts(self.subject, self.speedups_found)
+        return render("title", heading, facts, self.subject.results, __version__, made)
 
-    def summary(self) -> Html:
-        """Return what the rows say, in sentences."""
-        said = self._summary(all=bool(self.parts))
-        families = (render("family", part.subject.family, part._summary(family=True)) for part in self.parts)
-        return join(said, *families)
+    def opening(self) -> Html:
+        """Return what the rows say in five sentences, and one figure."""
+        said = itertools.chain(*itertools.zip_longest(*(figures.findings(each.subject) for each in self.families)))
+        found = [*itertools.islice(filter(None, said), FINDINGS)]
+        return render("opening", found, figures.opening(self.families[0].subject))
 
-    def _summary(self, *, all: bool = False, family: bool = False) -> Html:
-        facts = summary.facts(self.subject, self.speedups_found, self.choices)
-        return render("summary", facts, all=all, family=family)
+    def peers(self) -> Html:
+        """Return our kernels beside every peer, at one sequence length."""
+        rows = [row for each in self.families for row in speedups.peer_rows(each.subject, each.speedups_found)]
+        if not rows:
+            return paragraph("No baseline was timed on a problem of ours, so there is nothing to compare.")
+        header = ["ours beside peer", *speedups.PEER_MODES.values(), "our memory / theirs, beyond inputs", "remarks"]
+        at = "; ".join(
+            f"{each.subject.family}{': ' if each.subject.family else ''}{each.subject.at(each.subject.seq_len)}, "
+            f"{each.subject.setting()}"
+            for each in self.families
+            if each.subject.seq_len is not None
+        )
+        return join(table(f"Their time over ours, {self.subject.device_name}", header, rows), render("small", f"{at}."))
 
     @per_family()
     def results(self) -> Html:
@@ -114,7 +127,7 @@ class Report:
         for mode in subject.modes:
             best = subject.best(mode)
             at = best[best["seq_len"] == length].sort_values("time_ms")
-            rows += [_result(row, mode) for row in at.itertuples(index=False)]
+            rows += [_result(*each, mode) for each in zip(at.itertuples(index=False), gradient_twice(at), strict=True)]
         if not rows:
             return paragraph(f"Nothing was timed at {subject.at(length)}.")
         header = [name for name in rows[0] if name != HOST or self.has("host_ms")]
@@ -123,35 +136,15 @@ class Report:
         return render("results", self.has("chunk_size"), table(caption, header, cells))
 
     @per_family()
-    def runtime(self) -> Html:
-        """Return time over sequence length, and the modelled time where the accelerator was not measured."""
-        return join(figures.drawn(self.subject, "runtime"), self._modelled())
-
-    @per_family()
-    def memory(self) -> Html:
-        """Return peak memory over sequence length."""
-        return figures.drawn(self.subject, "memory")
-
-    @per_family(needs="embedding_dim")
-    def head_dim(self) -> Html:
-        """Return time over head dim, or over channels."""
-        return figures.drawn(self.subject, "head-dim")
-
-    @per_family(needs="chunk_size")
-    def chunk_size(self) -> Html:
-        """Return time over chunk size, and against memory."""
-        trade_off = figures.drawn(self.subject, "trade-off") if self.has("chunk_size") else Html("")
-        return join(figures.drawn(self.subject, "chunk-size"), trade_off)
-
-    @per_family()
-    def rooflines(self) -> Html:
-        """Return the rooflines."""
-        return figures.rooflines(self.subject)
+    def figures(self) -> Html:
+        """Return the figures, and the modelled time where the accelerator was not measured."""
+        kinds = [kind for kind in figures.KINDS if self.has("chunk_size") or kind not in ("chunk-size", "trade-off")]
+        return join(*(figures.drawn(self.subject, kind) for kind in kinds), self._modelled())
 
     @per_family(needs="chunk_size")
     def optimal_chunks(self) -> Html:
         """Return the best chunk lengths, modelled and measured, and what the modelled ones cost."""
-        subject, found = self.subject, self.choices
+        subject, found = self.subject, chunks.choices(self.subject)
         if not found:
             return paragraph("No problem was timed at two chunk lengths, so there is no best one to tell.")
         at = [each for each in found if each.row.seq_len == subject.seq_len]
@@ -175,22 +168,34 @@ class Report:
         return render("speedups", chunked, speedups.speedup_table(self.subject, found))
 
     def failures(self) -> Html:
-        """Return the cases without a time, and why."""
-        groups = failures.failure_groups(self.subject)
-        return failures.failure_table(groups) if groups else paragraph("Every case was timed.")
+        """Return the cases that failed, and why; those that an implementation does not take are in a fold."""
+        failed, limits = failures.failed_of(self.subject)
+        told = failures.failure_table("Cases that failed", failed) if len(failed) else paragraph("No case failed.")
+        if limits.empty:
+            return told
+        caption = f"{len(limits):,} cases that were not tried"
+        return join(told, render("details", caption, failures.failure_table(caption, limits)))
+
+    def elsewhere(self) -> Html:
+        """Return what was measured on other devices."""
+        found = [Report(subject=each) for each in other_subjects(self.subject)]
+        if not found:
+            return paragraph("Every row is of one device.")
+        return join(*(render("family", each.subject.device_name, each.results()) for each in found))
 
     def environment(self) -> Html:
         """Return where each run was made, and with which versions."""
-        rows = self.subject.rows
+        rows, facts = self.subject.rows, summary.facts(self.subject, self.speedups_found)
         tables = [each for each in (_runs(rows), _providers(rows)) if each.text]
-        return render("environment", [*summary.differing(rows)], self.subject.accelerator, tables)
+        return render("environment", facts, self.subject.accelerator, tables)
 
     def data(self) -> Html:
         """Return a link that holds the rows as CSV."""
         rows = self.subject.everything.drop(columns="time_samples_ms")
-        text = rows.to_csv(index=False).encode()
-        uri = f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text).decode()}"
-        return render("data", len(rows), len(text), uri if len(text) <= MAX_EMBEDDED_BYTES else "")
+        # The time of packing would make equal pages differ.
+        packed = gzip.compress(rows.to_csv(index=False).encode(), mtime=0)
+        uri = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"
+        return render("data", len(rows), len(packed), uri if len(packed) <= MAX_EMBEDDED_BYTES else "")
 
     def _modelled(self) -> Html:
         """Return the runtime model's time of the accelerator beside the times of the device that was measured."""
@@ -211,7 +216,7 @@ class Report:
         return table(f"What the runtime model gives for {subject.accelerator.part}", header, rows)
 
 
-def _result(row: Any, mode: str) -> dict[str, str | Cell]:
+def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
     interval = ""
     if known(row.time_ci_low_ms) is not None:
         interval = f"{number(row.time_ci_low_ms, 4)} to {number(row.time_ci_high_ms, 4)}"
@@ -226,7 +231,7 @@ def _result(row: Any, mode: str) -> dict[str, str | Cell]:
         "time (ms)": numeric(row.time_ms, detail=interval),
         HOST: numeric(row.host_ms),
         "L": size(row.chunk_size),
-        "peak memory (GiB)": numeric(row.peak_memory_bytes / GIB),
+        "peak memory (GiB)": numeric(None if twice else row.peak_memory_bytes / GIB),
         "TFLOP/s": numeric(row.tflops),
         "roof (%)": numeric(100 * row.roofline_fraction, 2),
         "relative error": numeric(row.rel_error, 2),

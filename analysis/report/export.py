@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,13 @@ def check_extra() -> None:
         raise ValueError(f"a report needs {', '.join(missing)}: pip install 'lrbench[report]'")
 
 
-def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNode:
+def execute(
+    notebook: NotebookNode, *, folder: Path | None = None, begins: Callable[[int], None] = lambda _: None
+) -> NotebookNode:
     """Run a notebook in place with the running Python, from ``folder`` [the current one].
+
+    Args:
+        begins: is told the number of each cell that begins to run.
 
     Raises:
         RuntimeError: a cell failed; the message names it and its error.
@@ -61,6 +66,7 @@ def execute(notebook: NotebookNode, *, folder: Path | None = None) -> NotebookNo
             notebook,
             km=manager,
             timeout=TIMEOUT_S,
+            on_cell_start=lambda cell, cell_index: begins(cell_index),
             # It has nothing to put in order, and asked to end it may take seconds.
             shutdown_kernel="immediate",
             resources={"metadata": {"path": str(folder or Path.cwd())}},
@@ -95,11 +101,12 @@ def to_html(notebook: NotebookNode) -> str:
     return str(page)
 
 
-def build(parameters: Mapping[str, Any], output: Path) -> Path:
+def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Execute the report's notebook and write the page; the file appears when it is whole.
 
     Args:
         parameters: results and gpu; a cell of assignments is inserted after the one tagged ``parameters``.
+        tell: is told of each section that begins.
     """
     import nbformat
 
@@ -107,7 +114,16 @@ def build(parameters: Mapping[str, Any], output: Path) -> Path:
     tagged = next(n for n, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", ()))
     source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     notebook.cells.insert(tagged + 1, nbformat.v4.new_code_cell(source))
-    page = to_html(execute(notebook))
+    sections = [n for n, cell in enumerate(notebook.cells) if cell.source.startswith("## ")]
+
+    def begins(cell: int) -> None:
+        if cell - 1 in sections:
+            heading = notebook.cells[cell - 1].source.partition("\n")[0][3:]
+            tell(f"{sections.index(cell - 1) + 1} of {len(sections)}: {heading.lower()}")
+        elif notebook.cells[cell].source == "report.opening()":
+            tell("findings and first figure")
+
+    page = to_html(execute(notebook, begins=begins))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f".{output.name}.partial")
     partial.write_text(page, encoding="utf-8")

@@ -16,20 +16,30 @@ if TYPE_CHECKING:
 NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def failure_groups(subject: Subject) -> list[pd.DataFrame]:
-    """Return the failed rows, largest group first: of one implementation, mode and status, with reasons that differ in
+BY_DESIGN = ("unsupported", "unavailable")
+"""Statuses of cases that were not tried: an implementation does not take them, or is not installed."""
+
+
+def failed_of(subject: Subject) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the cases that failed, and those that were not tried."""
+    failed = failed_rows(subject.rows)
+    limits = failed["status"].isin(BY_DESIGN)
+    return failed[~limits], failed[limits]
+
+
+def failure_groups(failed: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return failed rows, largest group first: of one implementation, mode and status, with reasons that differ in
     figures only.
     """
-    failed = failed_rows(subject.rows)
     alike = failed["reason"].fillna("").map(lambda reason: NUMBER.sub("#", reason))
     groups = [group for _, group in failed.groupby(["op", "impl", "mode", "status", alike], dropna=False, sort=True)]
     return sorted(groups, key=len, reverse=True)
 
 
-def failure_table(groups: list[pd.DataFrame]) -> Html:
+def failure_table(caption: str, failed: pd.DataFrame) -> Html:
     """Return one row for each group, with the reason of its first case."""
     rows = []
-    for group in groups:
+    for group in failure_groups(failed):
         first = next(group.itertuples(index=False))
         rows.append(
             [
@@ -44,7 +54,7 @@ def failure_table(groups: list[pd.DataFrame]) -> Html:
             ]
         )
     header = ["implementation", "mode", "status", "cases", "sequence lengths", "head dims", "chunk lengths", "reason"]
-    return table("Cases without a time", header, rows)
+    return table(caption, header, rows)
 
 
 def reason(group: pd.DataFrame) -> str:

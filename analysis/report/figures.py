@@ -1,49 +1,116 @@
-"""A report's figures, one mode each, with the numbers in them as tables."""
+"""A report's figures, with the numbers of all lines as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..accelerators.known import get_accelerator, known_accelerators
+from ..figures.findings import OURS
 from ..figures.plots import drawing
 from ..figures.roofline import roofline
 from ..figures.style import binary
 from .markup import ABSENT, Cell, Html, figure, join, numeric, paragraph, render, table
-from .subject import MODE_TITLES, Subject, known, name_cell
+from .subject import MODE_TITLES, Subject, known, name_cell, name_of
 
 if TYPE_CHECKING:
     from ..figures.layout import Drawing
 
-NARROW_INCHES = 3.6
-"""Width of a figure on a telephone."""
+KINDS = ("runtime", "memory", "chunk-size", "roofline", "head-dim", "trade-off")
+"""The figures of a family of kernels, those first whose findings say most; the last says what another does."""
+
+OPENING_INCHES = 8.0
+"""Width of the figure beside the findings."""
 
 X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_size": "chunk size"}
 
 
+def seen(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
+    """Return what a figure shows, in the setting of the report.
+
+    Args:
+        every: whether every line is shown.
+
+    Raises:
+        ValueError: there is nothing to show.
+    """
+    selection = dataclasses.replace(subject.selection, every=every)
+    if kind != "roofline":
+        return drawing(kind, subject.rows, selection)
+    # A CPU's row stands on no GPU's roofline.
+    here = subject.accelerator if subject.on_target else None
+    if here is None and subject.device != "cpu" and subject.device in known_accelerators():
+        here = get_accelerator(subject.device)
+    if here is None:
+        name = f"{subject.accelerator.name} ({subject.accelerator.key})"
+        raise ValueError(f"nothing was measured on {name}, so nothing stands on its roofline")
+    return roofline(subject.rows, here, selection)
+
+
+def findings(subject: Subject) -> Iterator[str]:
+    """Yield what the figures of a family say, a sentence each; without a comparison of times, what ours takes."""
+    for kind in KINDS[:-1]:
+        try:
+            said = seen(subject, kind).finding
+        except ValueError:
+            said = ""
+        yield from [said] if said else _fastest(subject) if kind == KINDS[0] else []
+
+
+def _fastest(subject: Subject) -> list[str]:
+    """Return the time of the fastest, ours if there is one, in each mode."""
+    said = []
+    for mode in subject.modes:
+        best = subject.best(mode)
+        own = best[best["provider"] == OURS]
+        best = best if own.empty else own
+        at = best[best["seq_len"] == subject.seq_len].nsmallest(1, "time_ms")
+        said += [
+            f"{name_of(row)} takes {row.time_ms:.3g} ms {MODE_TITLES[mode].lower()} at {subject.at(int(row.seq_len))}"
+            for row in at.itertuples()
+        ]
+    return said
+
+
+def opening(subject: Subject) -> Html:
+    """Return the one figure that a report opens with: time over sequence length."""
+    try:
+        shown = seen(subject, "runtime")
+    except ValueError:
+        return paragraph("Nothing was timed, so there is nothing to draw.")
+    return figure(shown, OPENING_INCHES)
+
+
 def drawn(subject: Subject, kind: str) -> Html:
-    """Return a figure for each mode, and but for a trade-off the numbers in them, in tables that open on demand."""
-    drawings, pictures = _each_mode(subject, lambda mode: drawing(kind, subject.rows, subject.selection(mode)))
-    if not drawings or kind == "trade-off":
-        return pictures
-    numbers = join(*(_numbers(subject, kind, mode, shown) for mode, shown in drawings.items()))
-    return join(pictures, render("details", "The numbers", numbers))
+    """Return a figure and, of those over one size, the numbers of all lines in tables that open on demand."""
+    try:
+        shown = seen(subject, kind)
+    except ValueError as error:
+        return paragraph(f"{kind}: not drawn, {error}.")
+    picture = figure(shown)
+    if kind in ("trade-off", "roofline"):
+        return picture
+    every = seen(subject, kind, every=True)
+    numbers = join(*(_numbers(subject, kind, mode, every) for mode in subject.modes))
+    return join(picture, render("details", "The numbers of every line", numbers))
 
 
 def _numbers(subject: Subject, kind: str, mode: str, shown: Drawing) -> Html:
-    """Return a figure of one mode as a table: a column for each size."""
+    """Return one mode of a figure as a table: a column for each size."""
     assert shown.rows is not None
     column, name, scale = "time_ms", "time per call (ms)", 1
     if kind == "memory":
         column, name, scale = "peak_memory_bytes", "peak memory (GiB)", 2**30
-    sizes = sorted({int(value) for value in shown.rows[shown.x]})
+    rows = shown.rows[shown.rows["mode"] == mode]
+    sizes = sorted({int(value) for value in rows[shown.x]})
     columns = [*dict.fromkeys(("op", "impl", "chunk_size", shown.x, column))]
     body: list[list[str | Cell]] = []
-    for _, group in shown.rows[columns].groupby(["op", "impl"], sort=True):
+    for _, group in rows[columns].groupby(["op", "impl"], sort=True):
         at = {int(row[shown.x]): row for row in group.to_dict("records")}
         body.append([name_cell(group.iloc[0]), *(_value(at.get(size), shown.x, column, scale) for size in sizes)])
     caption = f"{MODE_TITLES[mode]}: {name} over {X_NAMES.get(shown.x, subject.axis)}"
-    return table(caption, ["implementation", *map(binary, sizes)], body)
+    return table(caption, ["implementation", *map(binary, sizes)], body) if body else Html("")
 
 
 def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> str | Cell:
@@ -51,41 +118,3 @@ def _value(row: Mapping[Any, Any] | None, x: str, column: str, scale: int) -> st
         return ABSENT
     chunk = None if x == "chunk_size" else known(row["chunk_size"])
     return numeric(row[column] / scale, detail="" if chunk is None else f"L {binary(chunk)}")
-
-
-def rooflines(subject: Subject) -> Html:
-    """Return the roofline of the accelerator with what was measured on it, one figure for each mode.
-
-    Where nothing was measured on it, the measured GPU's, if it is a known one; a CPU row stands on no GPU's roofline.
-    """
-    accelerator, said = subject.accelerator, Html("")
-    if not subject.on_target:
-        known_here = subject.device != "cpu" and subject.device in known_accelerators()
-        said = render("off_target", subject, known_here)
-        if not known_here:
-            return said
-        accelerator = get_accelerator(subject.device)
-    _, pictures = _each_mode(
-        subject, lambda mode: roofline(subject.rows, accelerator, subject.selection(mode)), stacked=True
-    )
-    return join(said, pictures)
-
-
-def _each_mode(
-    subject: Subject, draw: Callable[[str], Drawing], *, stacked: bool = False
-) -> tuple[dict[str, Drawing], Html]:
-    """Return what is to be seen of each mode, and its figures for wide and for narrow screens; or why there are none.
-
-    Args:
-        draw: returns what is to be seen of a mode.
-        stacked: whether one stands above the other wherever they are read: figures of several panels.
-    """
-    drawings, pictures, missing = {}, [], []
-    for mode in subject.modes:
-        try:
-            seen = draw(mode)
-            pictures.append(figure(seen.at(), seen.at(NARROW_INCHES)))
-            drawings[mode] = seen
-        except ValueError as error:
-            missing.append(f"{MODE_TITLES[mode]}: not drawn, {error}.")
-    return drawings, join(join(*pictures) if stacked else render("grid", pictures), *map(paragraph, missing))

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..figures.style import alt_text, binary, rate, styled
+from ..figures.style import styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..figures.layout import Drawing
+
 ABSENT = "\N{EN DASH}"
 """What a table shows where there is nothing."""
+
+
+NARROW_INCHES = 3.6
+"""Width of a figure on a telephone."""
+
+SHORTER = (
+    (rb"\s+", b" "),
+    (rb"(\.\d\d)\d+", rb"\1"),
+    (rb' transform="rotate\(-0 [^"]*"', b""),
+    (rb"<metadata>.*</metadata>", b""),
+    (rb'<g id="[^"]*">', b"<g>"),
+)
+"""What a picture in a page does without, and what stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +71,8 @@ def _sections() -> Any:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {
-        "binary": binary,
         "listed": listed,
         "many": lambda count, noun: f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s",
-        "number": number,
-        "rate": rate,
         "was": lambda count: "was" if count == 1 else "were",
         "whole": lambda count: f"{count:,}",
     }
@@ -128,22 +142,31 @@ class Image(NamedTuple):
     uri: str
 
 
-def figure(wide: Figure, narrow: Figure | None = None) -> Html:
-    """Return a figure embedded as SVG, with its alt text.
+def figure(shown: Drawing, width: float | None = None) -> Html:
+    """Return a figure embedded as SVG, for usual and for narrow screens, with its alt text and its note below.
 
     Args:
-        narrow: the same figure for narrow screens, whose width it fills.
+        width: inches on a usual screen; None: as wide as it needs.
     """
-    return render("figure", alt_text(wide), _image(wide, crop=True), narrow and _image(narrow, crop=False))
+    bare = dataclasses.replace(shown, note="")
+    pictures = (_image(bare.at(width), crop=True), _image(bare.at(NARROW_INCHES), crop=False))
+    return render("figure", shown.described, *pictures, shown.note)
 
 
 def _image(drawn: Figure, *, crop: bool) -> Image:
     """Return a figure as an image, ``crop``: cut to what is drawn."""
+    import matplotlib
+
     buffer = io.BytesIO()
-    with styled():
+    # Letters stay letters: as outlines they would be most of the page.
+    with styled(), matplotlib.rc_context({"svg.fonttype": "none"}):
         # What is drawn is looked for here: savefig would draw it all a second time for that.
         box = drawn.get_tightbbox().padded(0.06) if crop else None
         drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
     inches = box or drawn.bbox_inches
-    uri = f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    # Hundredths of a point are enough, and where DejaVu is not installed a font of its width stands in.
+    svg = buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', Verdana, sans-serif")
+    for found, shorter in SHORTER:
+        svg = re.sub(found, shorter, svg)
+    uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     return Image(f"{72 * inches.width:.0f}", f"{72 * inches.height:.0f}", uri)

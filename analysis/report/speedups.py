@@ -9,21 +9,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import best_rows
 from ..check.statistics import MIN_SAMPLES, ratio_interval
-from .markup import ABSENT, Cell, Html, numeric, table
-from .subject import OURS, Subject, known, name_cell, name_of, problem_in_words
+from ..figures.findings import OURS
+from .markup import ABSENT, Cell, Html, number, numeric, table
+from .subject import Subject, known, name_cell, name_of, problem_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SAME_SIZES = ("mode", "dtype", *(name for name in SIZE_COLUMNS if name != "chunk_size"))
 SAME_WORK = ("mode", "dtype", "seq_len", "tokens", "embedding_dim")
+PEER_MODES = {"fw": "forward", "fwbw": "forward + backward"}
 TIMES = "\N{MULTIPLICATION SIGN}"
 ENVIRONMENT = ("driver_version", "torch_version", "triton_version", "cuda_version")
 
@@ -198,6 +200,48 @@ def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     ]
     caption = f"Speed-up: their median time over ours, 95 % interval, {subject.device_name}"
     return table(caption, header, rows)
+
+
+def peer_rows(subject: Subject, found: Iterable[Speedup]) -> list[list[str | Cell]]:
+    """Return the rows of the table that a report opens with, at the report's one length, a row for each peer.
+
+    Peers are the baselines of our operations, and the fastest of every operation that is other mathematics; beside them
+    stands our fastest kernel, forward and with the backward pass.
+    """
+    shown: set[Any] = set() if subject.chosen is None else set(subject.chosen.rows["case_id"])
+    here = [each for each in found if each.theirs.seq_len == subject.seq_len and each.theirs.case_id in shown]
+    pairs: dict[Any, dict[str, Speedup]] = {}
+    # Our fastest first, and of other mathematics the fastest: what comes first stays.
+    for each in sorted(here, key=lambda each: (not each.same_operation, each.ours.time_ms, each.theirs.time_ms)):
+        peer = each.theirs_name if each.same_operation else each.theirs.op
+        pairs.setdefault(peer, {}).setdefault(each.theirs.mode, each)
+    rows = []
+    for group in pairs.values():
+        times = (_peer_cell(group.get(mode)) for mode in PEER_MODES)
+        rows.append([_names(group), *times, _memory_cell([*group.values()]), remarks([*group.values()])])
+    return rows
+
+
+def _names(group: Mapping[str, Speedup]) -> Cell:
+    """Return a cell that names both sides: once, or of each mode where they are not the same in both."""
+    shown = [mode for mode in PEER_MODES if mode in group] or [*group]
+    ops = dict.fromkeys(name_cell(group[mode].ours).text for mode in shown)
+    named = {}
+    for mode in shown:
+        each, ours = group[mode], name_cell(group[mode].ours)
+        by = each.theirs_name.partition(" · ")[2] if each.same_operation else each.theirs_name
+        named[mode] = f"{ours.detail if len(ops) == 1 else name_of(each.ours)} beside {by}"
+    said = [*dict.fromkeys(named.values())]
+    if len(said) > 1:
+        said = [f"{PEER_MODES.get(mode, mode)}: {names}" for mode, names in named.items()]
+    return Cell(text=", ".join(ops), detail="; ".join(said))
+
+
+def _peer_cell(each: Speedup | None) -> str | Cell:
+    if each is None:
+        return ABSENT
+    times = f"{number(each.ours.time_ms)} ms beside {number(each.theirs.time_ms)}"
+    return Cell(text=f"{each.ratio:.2f}{TIMES}", value=each.ratio, detail=times)
 
 
 def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:

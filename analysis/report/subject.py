@@ -14,14 +14,21 @@ from ...results.select import best_rows, describe_sizes, families, is_ok, latest
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew
-from ..figures.selection import MODE_TITLES, Chosen, Selection, choose, length_in_words, widths_in_words
+from ..figures.selection import (
+    MODE_TITLES,
+    Chosen,
+    Selection,
+    choose,
+    dims_in_words,
+    held_in_words,
+    length_in_words,
+    widths_in_words,
+)
 from ..figures.style import series_label, sizes_in_words
 from .markup import Cell
 
 if TYPE_CHECKING:
     import pandas as pd
-
-OURS = "lrbench"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +109,20 @@ class Subject:
         present = set(self.rows["mode"][is_ok(self.rows)])
         return [mode for mode in MODE_TITLES if mode in present]
 
-    def selection(self, mode: str) -> Selection:
-        """Return the selection of a figure of one mode, in the setting that the whole report shows."""
+    @property
+    def selection(self) -> Selection:
+        """The selection of every figure: the setting that the whole report shows."""
         if self.setting_shown is None or self.chosen is None:
-            return Selection(device=self.device, modes=(mode,))
-        held = {name: getattr(self.chosen, name) for name in ("tokens", "channels", "d_model", "d_ff")}
-        return dataclasses.replace(self.setting_shown, modes=(mode,), **held)
+            return Selection(device=self.device)
+        held = {name: getattr(self.chosen, name) for name in ("tokens", "batch", "channels", "d_model", "d_ff")}
+        return dataclasses.replace(self.setting_shown, **held)
 
     def setting(self) -> str:
         """Return the setting of the figures in words: tokens, widths, dtype, head dim."""
         if self.chosen is None:
             return ""
-        parts = [f"{self.chosen.tokens:,} tokens"] if self.chosen.tokens else []
-        parts += widths_in_words(self.chosen)
-        parts.append(self.chosen.dtype)
-        parts += [f"value head dim {self.chosen.head_dim}"] if self.chosen.head_dim else []
+        parts = [*held_in_words(self.chosen), *widths_in_words(self.chosen)]
+        parts += [self.chosen.dtype, *dims_in_words(self.chosen)]
         return ", ".join(parts)
 
     def best(self, mode: str) -> pd.DataFrame:
@@ -169,6 +175,12 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
     if len(found) < 2:
         return [whole]
     return [whole, *(dataclasses.replace(whole, family=each, loaded=of_family(loaded, each)) for each in found)]
+
+
+def other_subjects(subject: Subject) -> list[Subject]:
+    """Return a subject of each other device that something was measured on."""
+    devices = sorted(set(_devices(ok_rows(subject.everything)).dropna()) - {subject.device})
+    return [dataclasses.replace(subject, device=device) for device in devices]
 
 
 def _devices(frame: pd.DataFrame) -> pd.Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
@@ -64,9 +65,11 @@ def test_the_host_s_time_is_a_column_where_calls_are_enqueued(mode: str) -> None
     here = worker.Worker("cpu")
     here._clock = CpuClock()
     here._clock.enqueues = True
+    start = time.perf_counter()
     (reply,) = here.run([faults.planned("right", mode=mode)], Limits(timeout_s=1.0))
     assert reply["status"] == "ok"
-    assert 0 < reply["columns"]["host_ms"] < 10 * reply["columns"]["time_ms"]
+    # A call is enqueued several times: the median of them is less than half of what all takes, whatever else runs.
+    assert 0 < reply["columns"]["host_ms"] < 500 * (time.perf_counter() - start)
 
 
 def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def sweep() -> pd.DataFrame:
 
 
 def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFrame) -> None:
-    figure = plot("runtime", sweep, Selection(head_dim=256))
+    figure = plot("runtime", sweep, Selection(head_dim=256, every=True))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Forward", "Forward + backward"]
     for panel, mode in enumerate(("fw", "fwbw")):
         drawn = lines(figure, panel)
@@ -47,13 +47,13 @@ def test_runtime_shows_every_implementation_at_its_best_chunk(sweep: pd.DataFram
 @pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
 def test_other_head_dims_are_said(sweep: pd.DataFrame, kind: str) -> None:
     said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
-    assert said in text(plot(kind, sweep, Selection(head_dim=512, modes=("fw",))))
+    assert said in text(plot(kind, sweep, Selection(head_dim=512, modes=("fw",), every=True)))
     assert "Shown at the value" not in text(plot(kind, sweep, Selection(head_dim=512, ops=("mlstm_sig",))))
 
 
 @pytest.mark.parametrize("kind", RESULT_KINDS)
 def test_failures_are_named(sweep: pd.DataFrame, kind: str) -> None:
-    said = text(plot(kind, sweep, Selection(ops=("mlstm_exp", "mlstm_sig"))))
+    said = text(plot(kind, sweep, Selection(ops=("mlstm_exp", "mlstm_sig"), every=True)))
     assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
     assert "crash (the compiler aborted the process)" in said
 
@@ -87,7 +87,7 @@ def test_head_dim_figure_leaves_out_fixed_head_dims(sweep: pd.DataFrame) -> None
 
 
 def test_memory_is_in_gib(sweep: pd.DataFrame) -> None:
-    drawn = lines(plot("memory", sweep, Selection(head_dim=256)), 1)
+    drawn = lines(plot("memory", sweep, Selection(head_dim=256, every=True)), 1)
     points = dict(drawn[series_label("attention", "flash_attn.v4")])
     row = sweep[(sweep["impl"] == "flash_attn.v4") & (sweep["mode"] == "fwbw") & (sweep["seq_len"] == 1024)]
     assert points[1024] == pytest.approx(row["peak_memory_bytes"].item() / 2**30)
@@ -214,6 +214,8 @@ def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None
     assert said == "--kernel tfla: the results hold lightning as well\n"
     text, said = drawn("--kernel", "lightning")
     assert "mLSTMsig" not in text and "Lightning" in text and not said
+    text, said = drawn("--kernel", "mlstm_sig", "--device", "H200")
+    assert "mLSTMsig" in text and "Lightning" not in text and not said
     text, said = drawn("--op", "mlstm_sig,lightning")
     assert "mLSTMsig" in text and "Lightning" in text and not said
     with pytest.raises(ValueError, match="kernel must be one of tfla, lightning in these results, got 'wkv'"):

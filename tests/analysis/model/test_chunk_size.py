@@ -15,6 +15,7 @@ from lrbench.analysis.model.chunk_size import (
     coefficients,
     feasible_chunks,
 )
+from lrbench.analysis.model.prediction import stored_rows
 from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.store import committed_results
 
@@ -83,10 +84,12 @@ def test_report_without_measurements() -> None:
 def test_modelled_memory_is_inputs_outputs_and_states() -> None:
     sizes = {"batch": 8, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
     states = {}
-    for mode, tensors, gates in (("fw", 2 * 128 + 2 * 256, 2), ("fwbw", 4 * 128 + 3 * 256, 4)):
+    # Gates have 4 bytes, and a single chunk has no states between chunks.
+    for mode, tensors, gates in (("fw", 2 * 128 + 2 * 256, 4), ("fwbw", 4 * 128 + 3 * 256, 8)):
         report = chunk_size_report("mlstm_sig", H200, **sizes, mode=mode)
         for each in report["candidates"]:
             states[mode] = 8 * 16 * (8192 // each["chunk_size"]) * 128 * 256 * 4 * (1 if mode == "fw" else 2)
+            states[mode] *= each["chunk_size"] < 8192
             assert each["model_memory_bytes"] == 65536 * 16 * (tensors + gates) * 2 + states[mode]
 
 
@@ -94,7 +97,9 @@ def test_modelled_memory_is_inputs_outputs_and_states() -> None:
 def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, chunk_size: int, within: float) -> None:
     """The model adds up everything; in a backward pass not all of it is there at once."""
     results = committed_results("h200_sxm")
-    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, results=results)
+    report = chunk_size_report(
+        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, rows=stored_rows(results, mode, "bf16")
+    )
     each = next(each for each in report["candidates"] if each["chunk_size"] == chunk_size)
     assert each["model_memory_bytes"] == pytest.approx(each["peak_memory_bytes"], rel=within)
 
@@ -103,7 +108,13 @@ def test_long_chunks_that_were_measured_are_found() -> None:
     """The engine's walk is fastest at chunks far beyond those of the paper's kernels."""
     results = committed_results("h200_sxm")
     report = chunk_size_report(
-        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, seq_len=8192, batch=8, results=results
+        "mlstm_sig",
+        H200,
+        head_dim_v=256,
+        head_dim_qk=128,
+        seq_len=8192,
+        batch=8,
+        rows=stored_rows(results, "fw", "bf16"),
     )
     measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"] if each["measured_ms"]}
     assert max(measured) == 8192
@@ -118,7 +129,9 @@ def test_report_with_measurements(tmp_path: Path) -> None:
     rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), time_ms=0.1, accelerator="h100"))
     rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=32), status="oom", reason="out of memory"))
     made.write(rows, tmp_path / "results.parquet")
-    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, results=(tmp_path,))
+    report = chunk_size_report(
+        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, rows=stored_rows((tmp_path,), "fw", "bf16")
+    )
     measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"]}
     assert {chunk: time_ms for chunk, time_ms in measured.items() if time_ms is not None} == times
     assert report["measured_best"] == 256
@@ -135,7 +148,9 @@ def test_a_newer_measurement_replaces_an_older_one(tmp_path: Path) -> None:
         made.row(case, time_ms=9.0, measured_at="2026-01-01T00:00:00+00:00"),
     ]
     made.write(rows, tmp_path / "results.parquet")
-    report = chunk_size_report("mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, results=(tmp_path,))
+    report = chunk_size_report(
+        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, rows=stored_rows((tmp_path,), "fw", "bf16")
+    )
     assert [e["measured_ms"] for e in report["candidates"] if e["measured_ms"]] == [1.0]
 
 

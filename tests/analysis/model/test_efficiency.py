@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -12,8 +13,8 @@ from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.efficiency import MIN_ROWS, FormulationFit, fit_efficiency, sequential_steps
-from lrbench.analysis.model.fit import ROW_COLUMNS, case_of, relative_fit
-from lrbench.analysis.model.prediction import predict
+from lrbench.analysis.model.fit import ROW_COLUMNS, case_of, likely_ratios, relative_fit
+from lrbench.analysis.model.prediction import fit_to, predict, predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
@@ -155,10 +156,52 @@ def test_committed_results_are_fitted() -> None:
             assert fit.low_ratio < 1 < fit.high_ratio
 
 
-def test_too_few_rows_are_not_fitted() -> None:
-    frame = measured(0.0)
-    assert fit_efficiency(frame.head(MIN_ROWS - 1).to_dict("records"), "mlstm_sig", "fused_chunk", "fw", "bf16") is None
-    assert fit_efficiency(frame.to_dict("records"), "mlstm_exp", "fused_chunk", "fw", "bf16") is None
+def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
+    """Another operation's kernel of the same formulation, half as fast: each further own row narrows the interval."""
+    fit = functools.partial(fit_efficiency, op="mlstm_sig", impl="fused_chunk", mode="fw", dtype="bf16")
+    rows = measured(0.05).to_dict("records")
+    kind = [
+        {**row, "op": op, "case_id": f"{op} {row['case_id']}", "time_ms": factor * row["time_ms"]}
+        for op, factor in (("retention", 0.5), ("simple_gla", 0.7), ("lightning", 0.9))
+        for row in rows
+    ]
+    fits = [fit([*kind, *rows[:own]]) for own in (0, 1, 4)]
+    assert [(each.rows, each.others) for each in fits] == [(0, 3), (1, 3), (4, 3)]
+    widths = [each.high_ratio / each.low_ratio for each in fits]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > 2 > 1.5 > widths[-1]
+    inside = []
+    for row in rows[4:]:
+        case = case_of(row, "fused_chunk", "fw", "bf16")
+        found = predict(count_case(*case), H200, "bf16", fits[-1], sequential_steps(*case[:4], case[-1]))
+        inside.append(found.low_ms < row["time_ms"] < found.high_ms)
+    assert np.mean(inside) > 0.85
+    assert "from 4 rows of its own and those of 3 like it" in found.interval
+    assert fit([*kind, *rows]).others == 0, "rows enough of its own"
+    assert fit(rows[:4]) is None
+    assert fit_efficiency(rows, "rglru", "fused", "fw", "bf16") is None, "another kind"
+
+
+@pytest.mark.parametrize(("problems", "widest"), [(3, 3.0), (12, 1.5), (40, 1.2)])
+def test_nine_of_ten_ratios_lie_in_the_interval_of_the_others(problems: int, widest: float) -> None:
+    generator = np.random.default_rng(0)
+    inside = []
+    for _ in range(400):
+        *known, new = np.exp(generator.normal(0, 0.1, problems + 1))
+        low, high = likely_ratios(known, problems)
+        inside.append(low <= new <= high)
+    assert 0.86 <= np.mean(inside) <= 0.97
+    assert 1 / widest < low < 1 < high < widest
+
+
+def test_no_interval_is_below_what_the_accelerator_allows() -> None:
+    """An H200's fit carried to a slower part whose rates differ by more than the fit knows."""
+    rows, part = stored_rows(committed_results(), "fw", "bf16"), get_accelerator("rtx_4090")
+    sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
+    fit, _ = fit_to(rows, "gated_mlp", "fused", "fw", "bf16", device=part.key)
+    found = predict_case(("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
+    flops = 4 * 65536 * 4096 * 14336
+    assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")
 
 
 def test_factors_are_never_negative() -> None:

@@ -83,6 +83,7 @@ FOCUS = """const acts = [...document.querySelectorAll("a, button, summary, .scro
     document.body.dataset.acts = acts.length;
     document.body.dataset.focused = acts.filter(each => {
         const shut = each.closest("details:not([open])");
+        sections.forEach(fold => { fold.open = true; });
         if (shut && each !== shut.querySelector("summary")) { shut.open = true; }
         each.focus();
         return document.activeElement === each;
@@ -126,15 +127,45 @@ def test_everything_that_acts_can_be_focused(acted: str) -> None:
 
 def test_screenshot_has_ink_at_every_height(page: Path, tmp_path: Path) -> None:
     shot = tmp_path / "wide.png"
-    look(page, "--window-size=1280,6000", f"--screenshot={shot}")
+    look(opened(page, tmp_path / "opened.html"), "--window-size=1280,6000", f"--screenshot={shot}")
     check_ink(shot, 1280, 6000)
+
+
+def opened(page: Path, to: Path) -> Path:
+    """Write the page with its sections open."""
+    text = page.read_text(encoding="utf-8")
+    to.write_text(text.replace('<details class="section">', '<details class="section" open>'), encoding="utf-8")
+    return to
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (PHONE, 844)])
+def test_the_first_screen_has_findings_or_figure_and_the_page_is_short(
+    page: Path, tmp_path: Path, width: int, height: int
+) -> None:
+    """A laptop and a phone; the figure is there to its first half at least, and the rest is folded."""
+    script = """addEventListener('load', () => {
+        const figure = document.querySelector("figure img").getBoundingClientRect();
+        const half = figure.top + figure.height / 2, count = what => document.querySelectorAll(what).length;
+        const tall = document.documentElement.scrollHeight;
+        parent.postMessage([half, count(".opening li"), tall, figure.width, count("details[open]")].join("|"), "*")})"""
+    outer = framed(with_script(page, script, tmp_path / "page.html"), width, height, tmp_path / "outer.html")
+    listener = "<script>addEventListener('message', each => { document.body.dataset.seen = each.data })</script>"
+    outer.write_text(listener + outer.read_text())
+    found = re.search(r'data-seen="([^"]*)"', look(outer, "--dump-dom")[0])
+    assert found is not None
+    half, said, tall, wide, unfolded = map(float, found[1].split("|"))
+    assert half < height
+    assert wide > 0.55 * width
+    assert said == 5
+    assert tall < 5000
+    assert unfolded == 0
 
 
 def test_phone_shows_all_without_scrolling_the_page_sideways(page: Path, tmp_path: Path) -> None:
     script = """addEventListener('load', () => parent.postMessage(
         [document.documentElement.scrollWidth, innerWidth,
-         getComputedStyle(document.querySelector("dl")).gridTemplateColumns], "*"))"""
-    inner = with_script(page, script, tmp_path / "page.html")
+         getComputedStyle(document.querySelector(".opening")).gridTemplateColumns], "*"))"""
+    inner = with_script(opened(page, tmp_path / "opened.html"), script, tmp_path / "page.html")
     outer = framed(inner, PHONE, 6000, tmp_path / "phone.html")
     listener = (
         "<script>addEventListener('message', each => { document.body.dataset.width = each.data.join('|') })</script>"

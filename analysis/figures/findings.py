@@ -1,0 +1,157 @@
+"""What a figure of results says: which of its lines make one statement, and the statement, from their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ...results.select import ok_rows
+from .style import OPERATION_LABELS, binary, operation_label
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .selection import Chosen
+
+MAX_LINES = 6
+"""Lines of a figure that is not asked for all of them."""
+
+OURS = "lrbench"
+PARTIAL = ("projections",)
+"""Operations that are a part of the work alone: a floor beside the others, and no contender."""
+
+Line = tuple[str, str]
+"""Operation and implementation."""
+
+
+def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
+    """Return the lines of a figure, those first that say most beside ours.
+
+    Ours is our fastest implementation of the first operation that has lines of full length. After it come the fastest
+    of each other author for the same operation, the fastest of every operation that we have no kernel of, our second
+    one of the operation, our fastest of the other operations, and the rest. Lines with less than a third of its points
+    are left out.
+
+    Args:
+        rows: one measured row for each point, of all panels.
+        x: the column along the axis.
+    """
+    points = ok_rows(rows)
+    least = points.groupby(["mode", x])["time_ms"].transform("min")
+    table = points.assign(slowness=points["time_ms"] / least).groupby(["op", "impl", "provider"])["slowness"]
+    lines = table.agg(["size", "median"]).reset_index().sort_values("median", kind="stable")
+    own = lines[lines["provider"] == OURS]
+    long = (own if len(own) else lines)["size"].max()
+    lines = lines[3 * lines["size"] >= long]
+    own = lines[(lines["provider"] == OURS) & (2 * lines["size"] >= long)]
+    ops = [*OPERATION_LABELS, *sorted(set(lines["op"]) - set(OPERATION_LABELS))]
+    first = min(own["op"] if len(own) else lines["op"], key=ops.index)
+    ranked: list[tuple[int, int, Line]] = []
+    seen: dict[object, int] = {}
+    for place, line in enumerate(lines.itertuples(index=False)):
+        mine, same = line.provider == OURS, line.op == first
+        group = (line.op, line.provider) if mine or same else line.op
+        nth = seen[group] = seen.get(group, 0) + 1
+        if mine:
+            rank = {1: 0, 2: 3}.get(nth, 5) if same else 4 if nth == 1 else 5
+        else:
+            rank = 5 if nth > 1 or (not same and line.op in set(own["op"])) else 1 if same else 2
+        ranked.append((rank, place, (line.op, line.impl)))
+    return [line for *_, line in sorted(ranked)]
+
+
+def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, str]:
+    """Return what is chosen and its points without the lines that no :data:`MAX_LINES` have room for, and a note."""
+    if chosen.every:
+        return chosen, rows, ""
+    shown = lines_in_order(rows, x)[:MAX_LINES]
+    points = in_lines(rows, shown)
+    hidden = rows[~points].drop_duplicates(["op", "impl"])
+    # What failed throughout is no line, and is told where it computes what the first line does.
+    failed = chosen.rows["op"].eq(shown[0][0]) & ~in_lines(chosen.rows, zip(hidden["op"], hidden["impl"], strict=True))
+    kept = dataclasses.replace(chosen, rows=chosen.rows[in_lines(chosen.rows, shown) | failed])
+    return kept, rows[points], f"{len(hidden)} more line{'s' * (len(hidden) > 1)} with --all." if len(hidden) else ""
+
+
+def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
+    """Return which rows are of one of the lines."""
+    wanted = set(lines)
+    return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
+
+
+def beside_others(rows: pd.DataFrame, x: str, over: str, column: str = "time_ms") -> str:
+    """Return by which factor ours is faster, or needs less memory, than the best of the others; "" without any.
+
+    The others are those that compute the same, else all.
+
+    Args:
+        rows: of all lines, the first of which is ours, see :func:`lines_in_order`.
+        over: what ``x`` is called.
+    """
+    rows = ok_rows(rows)
+    rows = rows[rows["suspect"].isna() & rows[column].notna()]
+    lines = lines_in_order(rows, x) if len(rows) else []
+    if not lines:
+        return ""
+    op, at = lines[0][0], ["mode", x]
+    ours = rows[in_lines(rows, lines[:1])]
+    others = rows[(rows["provider"] != OURS) & ~rows["op"].isin(PARTIAL)]
+    others = others[others["op"] == op] if (others["op"] == op).any() else others
+    if others.empty or set(ours["provider"]) != {OURS}:
+        return ""
+    factors = (others.groupby(at)[column].min() / ours.set_index(at)[column]).dropna()
+    if factors.empty:
+        return ""
+    everywhere = f" at every {over}" if ours[x].nunique() > 1 and len(factors) == len(ours) else ""
+    names = others["provider"].where(others["op"] == op, others["op"].map(operation_label)).unique()
+    name, rival = f"{operation_label(op)}: ours", names[0] if len(names) == 1 else "the best of the others"
+    low, high = factors.min(), factors.max()
+    if max(high, 1 / low) < 1.02:
+        return f"{name} {'is as fast' if column == 'time_ms' else 'needs as much memory'} as {rival}{everywhere}"
+    if column != "time_ms":
+        return f"{name} needs {_span(1 / high, 1 / low)} times the memory of {rival}{everywhere}"
+    if high < 1:
+        return f"{name} takes {_span(1 / high, 1 / low)} times as long as {rival}{everywhere}"
+    return f"{name} is {_span(low, high)} times as fast as {rival}{everywhere}"
+
+
+def _span(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys(map(_factor, (low, high))))
+
+
+def _factor(value: float) -> str:
+    """Return a factor in two digits; next to 1 in two decimals, where 1.057 would become 1.1."""
+    if 0.995 <= value < 1.1:
+        return f"{value:.2f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def best_chunk(rows: pd.DataFrame) -> str:
+    """Return at which chunk size the first line is fastest, and how much slower it is at its slowest.
+
+    Args:
+        rows: of all lines, over chunk size.
+    """
+    rows = ok_rows(rows)
+    op, impl = lines_in_order(rows, "chunk_size")[0]
+    line = rows[in_lines(rows, [(op, impl)])]
+    best = line.loc[line.groupby("mode")["time_ms"].idxmin()]
+    worst = (line.groupby("mode")["time_ms"].max() / best.set_index("mode")["time_ms"]).max()
+    sizes = {binary(row.chunk_size): row.mode for row in best.itertuples()}
+    where = next(iter(sizes)) if len(sizes) == 1 else ", ".join(f"{size} ({mode})" for size, mode in sizes.items())
+    cost = f", {_factor(worst)} times as fast as at its worst" if worst >= 1.05 else ""
+    return f"{operation_label(op)} {impl} is fastest at chunk size {where}{cost}"
+
+
+def share_of_roof(rows: pd.DataFrame, modes: Mapping[str, str]) -> str:
+    """Return which share of the roof the first line reaches.
+
+    Args:
+        rows: of the lines that are shown, one for each mode, with their ``share`` in percent.
+        modes: their names.
+    """
+    op, impl = lines_in_order(rows, "seq_len")[0]
+    shares = rows[in_lines(rows, [(op, impl)])].set_index("mode")["share"]
+    said = ", ".join(f"{shares[mode]:.0f} % of the roof {name}" for mode, name in modes.items() if mode in shares)
+    return f"{operation_label(op)} {impl} reaches {said}"

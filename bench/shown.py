@@ -1,0 +1,109 @@
+"""What commands print of a comparison, a check, a profile, a count and of how often predictions hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..analysis.check import compare, findings
+from ..analysis.check.compare import Comparison
+from ..analysis.check.regression import CheckResult, summary
+from ..analysis.counts import Count
+from ..analysis.model import validation
+from . import note, profiling
+from .display import reader_may_leave, show
+from .profiling import ProfileRow
+
+SCREEN = 10
+"""Rows of a table that is cut where not everything is asked for: they may take several lines each."""
+
+
+def show_first(rows: Sequence[dict[str, Any]], *, every: bool, title: str | None = None) -> None:
+    """Print a table, its first rows alone unless all are asked for."""
+    shown = rows if every else rows[:SCREEN]
+    show(shown, "table", title=title)
+    if len(rows) > len(shown):
+        print(f"and {len(rows) - len(shown)} more: --all")
+
+
+def show_comparison(found: Comparison, a: str, b: str, *, every: bool, output_format: str) -> None:
+    """Print a comparison, what it comes to first; what differs between the environments goes to standard error."""
+    for line in found.environment:
+        note(f"warning: the environments differ (A | B): {line}")
+    if output_format == "json":
+        show({"A": a, "B": b, **compare.as_dict(found)}, output_format)
+        return
+    if output_format != "table":
+        show(compare.case_rows(found), output_format)
+        return
+    print(compare.in_words(found))
+    print(f"A = {a}, B = {b}; ratio = time of B / time of A")
+    if len(found.groups) > 2 or every:
+        title = f"geometric means, 95 % interval, equal within {found.margin:g}"
+        print()
+        show(compare.group_rows(found), "table", title=title)
+    tables = {"what differs": compare.brief_rows, "not compared": compare.unmatched_causes}
+    if every:
+        tables = {"every case": compare.case_rows, "not compared": compare.unmatched_rows}
+    for title, rows_of in tables.items():
+        if rows := rows_of(found):
+            print()
+            show_first(rows, every=every, title=title)
+
+
+def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
+    """Print what the check found, its outcome in one line first; that goes to standard error beside other formats."""
+    for line in found.environment:
+        note(f"warning: the environments differ (baseline | run): {line}")
+    if output_format != "table":
+        note(summary(found))
+    with reader_may_leave():
+        if output_format == "json":
+            show(findings.as_dict(found), "json")
+        elif output_format == "csv":
+            show(findings.table_rows(found.cases), "csv")
+        elif output_format == "markdown":
+            print(findings.markdown(found))
+        elif output_format == "junit":
+            print(findings.junit_xml(found))
+        else:
+            print(summary(found))
+            rows = findings.table_rows(found.cases) if every else findings.brief_rows(findings.noteworthy(found))
+            if rows:
+                show_first(rows, every=every)
+
+
+def show_coverage(found: Sequence[validation.Coverage], *, every: bool, output_format: str) -> None:
+    """Print how often the intervals of predictions hold, in a table those of the implementations that do so least."""
+    if output_format != "table":
+        show([dataclasses.asdict(each) for each in found], output_format)
+        return
+    print(validation.in_words(found))
+    show_first(validation.by_implementation(found), every=every)
+
+
+def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
+    """Print profiled cases."""
+    if output_format == "json":
+        show([dataclasses.asdict(row) for row in rows], "json")
+        return
+    show(profiling.summary_rows(rows), output_format)
+    if output_format == "table":
+        print()
+        show(profiling.kernel_rows(rows), "table", title="kernels")
+        for line in profiling.remarks(rows):
+            print(line)
+
+
+def count_rows(result: Count) -> list[dict[str, Any]]:
+    """Return a count as rows to print: its parts, and totals."""
+    rows: list[dict[str, Any]] = [{"part": name, "flops": value} for name, value in result.parts.items()]
+    rows += [{"part": name, "bytes": value} for name, value in result.byte_parts.items()]
+    rows.append({"part": "total", "flops": result.flops, "bytes": result.bytes})
+    rows.append({"part": "on tensor cores", "flops": result.tensor_flops})
+    rows.append({"part": "compulsory", "bytes": result.compulsory_bytes})
+    if result.executed_tensor_flops is not None:
+        executed = {"flops": result.executed_tensor_flops, "bytes": result.executed_bytes}
+        rows.append({"part": "executed on tensor cores", **executed})
+    return rows

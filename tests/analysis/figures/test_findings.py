@@ -1,0 +1,239 @@
+"""What a figure says: few lines, ours beside the others, the statement as its title, and axes that follow the rows."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from lrbench.analysis.figures.findings import MAX_LINES
+from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
+from lrbench.analysis.figures.selection import Selection
+from lrbench.analysis.figures.style import series_label, series_style
+from lrbench.analysis.figures.theory import Theory
+from lrbench.results.select import load_results
+
+from .. import rows as made
+from .drawing import lines, plot, roofline, text
+
+LENGTHS = (1024, 2048, 8192)
+OURS, THEIRS = "fused_chunk", "mlstm_kernels.xl_chunk_siging"
+OURS_LABEL = series_label("mlstm_sig", OURS)
+
+
+@functools.cache
+def committed() -> pd.DataFrame:
+    return load_results(Path(__file__).resolve().parents[3] / "results" / "h200_sxm")
+
+
+def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
+    """Return rows of ours and of a peer that takes ``factor`` times as long, over sequence length."""
+    return [
+        made.row(made.case("mlstm_sig", impl, seq_len=length), time_ms=time_ms, **columns)
+        for length in LENGTHS
+        for impl, time_ms in ((OURS, 1.0), (THEIRS, factor))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["runtime", "memory", "chunk-size", "head-dim", "roofline"])
+@pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
+def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) -> None:
+    """At most six lines, no two alike, ours first to be seen, several sizes along the axis, a sentence as the title."""
+    selection = Selection(kernel=kernel)
+    try:
+        figure = roofline(committed(), "h200", selection) if kind == "roofline" else plot(kind, committed(), selection)
+    except ValueError:
+        assert (kind, kernel) in {("chunk-size", "wkv"), ("chunk-size", "gated-mlp"), ("head-dim", "rglru"),
+                                  ("head-dim", "gated-mlp")}  # fmt: skip
+        return
+    drawn = [line for axes in figure.axes for line in axes.lines if " · " in str(line.get_label())]
+    assert 1 <= len({line.get_label() for line in drawn}) <= MAX_LINES
+    assert len({(line.get_color(), line.get_marker()) for line in drawn}) == len({line.get_label() for line in drawn})
+    assert max(line.get_linewidth() for line in drawn if "lrbench" in str(line.get_label())) > 1.5
+    if kind != "roofline":
+        assert max(len(line.get_xdata()) for line in drawn) > 1
+    (title,) = (
+        " ".join(each.get_text().split())
+        for each in figure.texts
+        if each.get_weight() == "bold" and each.get_fontsize() > 11
+    )
+    assert any(verb in title for verb in ("times as", "times the memory", "as much memory", "fastest at", "reaches"))
+
+
+def test_all_shows_every_line() -> None:
+    few, every = (lines(plot("runtime", committed(), Selection(kernel="tfla", every=on)), 0) for on in (False, True))
+    assert len(few) == MAX_LINES < len(every)
+    assert set(few) < set(every)
+    named = Selection(kernel="tfla", impls=("whole_state", OURS, "xl_chunk", "limit_chunk"))
+    assert len(lines(plot("runtime", committed(), named), 0)) > MAX_LINES
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "said"),
+    [
+        ("runtime", pair(3.0), "mLSTMsig: ours is 3 times as fast as mlstm_kernels at every sequence length"),
+        ("runtime", pair(0.5), "mLSTMsig: ours takes 2 times as long as mlstm_kernels at every sequence length"),
+        ("runtime", pair(1.057), "mLSTMsig: ours is 1.06 times as fast as mlstm_kernels at every sequence length"),
+        ("runtime", pair(1 / 1.057), "mLSTMsig: ours takes 1.06 times as long as mlstm_kernels at every sequence"),
+        ("runtime", pair(1.001), "mLSTMsig: ours is as fast as mlstm_kernels at every sequence length"),
+        ("runtime", pair()[:-1], "mLSTMsig: ours is 3 times as fast as mlstm_kernels"),
+        ("runtime", pair()[::2], "Runtime over sequence length"),
+        (
+            "memory",
+            pair(peak_memory_bytes=2**30),
+            "mLSTMsig: ours needs as much memory as mlstm_kernels at every sequence",
+        ),
+        (
+            "chunk-size",
+            [made.row(made.case("mlstm_sig", OURS, chunk_size=L), time_ms=128 / L) for L in (64, 128)],
+            "mLSTMsig fused_chunk is fastest at chunk size 128, 2 times as fast as at its worst",
+        ),
+        (
+            "chunk-size",
+            [made.row(made.case("mlstm_sig", OURS, chunk_size=L), time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
+            "mLSTMsig fused_chunk is fastest at chunk size 128, 1.06 times as fast as at its worst",
+        ),
+    ],
+)
+def test_the_title_is_what_the_rows_say(kind: str, rows: list[dict[str, Any]], said: str) -> None:
+    shown = drawing(kind, made.frame(rows))
+    assert said in (shown.finding or shown.title)
+    if said.startswith(shown.finding or "-"):
+        assert shown.finding == said
+
+
+def test_implementations_of_an_operation_have_markers_of_their_own() -> None:
+    looks: dict[str, dict[str, str]] = {}
+    for op, impl in committed()[["op", "impl"]].drop_duplicates().itertuples(index=False):
+        looks.setdefault(op, {})[impl] = series_style(op, impl).marker
+    looks["rglru"] |= {name: series_style("rglru", name).marker for name in ("torch", "associative_scan")}
+    assert {"naive", "chunked", "torch.eager", "torch.compile"} < set(looks["rglru"])
+    for op, markers in looks.items():
+        assert len(set(markers.values())) == len(markers), (op, markers)
+
+
+@pytest.mark.parametrize(("held", "said"), [("batch", "batch 8"), ("tokens", "65,536 tokens")])
+def test_what_varies_in_the_rows_is_along_the_axis(held: str, said: str) -> None:
+    """A row at another batch or number of tokens, however often it was measured, leaves no single point."""
+    rows = [
+        made.row(made.case("mlstm_sig", OURS, seq_len=t, batch=8 if held == "batch" else 65536 // t, chunk_size=chunk))
+        for t in LENGTHS
+        for chunk in (64, 128)
+    ]
+    rows += [made.row(made.case("mlstm_sig", OURS, seq_len=4096, batch=3, chunk_size=chunk)) for chunk in made.CHUNKS]
+    figure = plot("runtime", made.frame(rows))
+    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
+    assert said in text(figure)
+    chosen = plot("runtime", made.frame(rows), Selection(batch=3))
+    assert [x for x, _ in lines(chosen, 0)[OURS_LABEL]] == [4096]
+
+
+def test_a_length_with_one_chunk_size_is_left_out_or_told() -> None:
+    sizes = {1024: (64, 128), 2048: (64,), 8192: (64, 128)}
+    cases = [
+        made.case("mlstm_sig", OURS, seq_len=t, chunk_size=chunk) for t, chunks in sizes.items() for chunk in chunks
+    ]
+    figure = plot("runtime", made.frame(map(made.row, cases)))
+    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == [1024, 8192]
+    assert f"Left out, since one chunk size was measured: {OURS_LABEL} at 2k." in text(figure)
+    alone = plot("runtime", made.frame(made.row(each) for each in cases if each.chunk_size == 64))
+    assert [x for x, _ in lines(alone, 0)[OURS_LABEL]] == list(LENGTHS)
+    assert f"At the one chunk size that was measured: {OURS_LABEL}." in text(alone)
+    takes_one = [made.row(made.case("gla", "fla.chunk_gla", seq_len=t, chunk_size=64)) for t in LENGTHS]
+    assert "one chunk size" not in text(plot("runtime", made.frame(takes_one)))
+
+
+def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:
+    old, new = "2026-11-21T14:00:00+00:00", "2026-11-21T17:00:00+00:00"
+    rows = [
+        made.row(made.case("mlstm_sig", impl, mode=mode, seq_len=t), measured_at=at)
+        for impl, at in ((OURS, new), (THEIRS, old))
+        for mode in ("fw", "fwbw")
+        for t in LENGTHS
+    ]
+    figure = plot("memory", made.frame(rows))
+    peer = series_label("mlstm_sig", THEIRS)
+    assert [peer in lines(figure, panel) for panel in (0, 1)] == [True, False]
+    assert f"Memory not shown, since a gradient was counted twice: {peer}." in text(figure)
+    assert peer in lines(plot("runtime", made.frame(rows)), 1)
+
+
+def simple_gla_rows() -> list[dict[str, Any]]:
+    """Return rows of ours at two query-key head dims, mostly at 128, and of a peer at 256 alone."""
+    at = lambda impl, dim, t, ms, **sizes: made.row(  # noqa: E731
+        made.case("simple_gla", impl, head_dim_qk=dim, seq_len=t, **sizes), time_ms=ms
+    )
+    rows = [at(OURS, 128, t, ms, chunk_size=chunk) for t in LENGTHS for chunk, ms in ((64, 0.2), (128, 0.1), (256, 1))]
+    rows += [at(OURS, 256, t, ms, chunk_size=chunk) for t in LENGTHS for chunk, ms in ((64, 1.0), (128, 2.0))]
+    rows += [at("whole_state", 128, t, 0.05, chunk_size=chunk) for t in LENGTHS for chunk in (64, 128)]
+    return rows + [at("fla.chunk_simple_gla", 256, t, 3.0) for t in LENGTHS]
+
+
+def test_lines_and_factors_are_between_equal_problems() -> None:
+    """Of an operation one pair of head dims is shown, at which ours and a peer were measured; the rest is told."""
+    frame = made.frame(simple_gla_rows())
+    ours, peer = (series_label("simple_gla", impl) for impl in (OURS, "fla.chunk_simple_gla"))
+    for selection in (Selection(), Selection(head_dim=256)):
+        shown = drawing("runtime", frame, selection)
+        assert shown.finding == "simple GLA: ours is 3 times as fast as fla at every sequence length"
+        assert "head dim 256 (qk), 256 (v)" in shown.setting
+        drawn = lines(plot("runtime", frame, selection), 0)
+        assert set(drawn) == {ours, peer}
+        assert {ms for _, ms in drawn[ours]} == {1.0}
+        assert f"Left out, measured at other head dims: {series_label('simple_gla', 'whole_state')}." in shown.note
+    assert lines(plot("chunk-size", frame), 0)[ours] == [(64, 1.0), (128, 2.0)]
+    drawn_points = [
+        line for axes in roofline(frame, "h200").axes[:1] for line in axes.lines if line.get_label() == ours
+    ]
+    assert [len(line.get_xdata()) for line in drawn_points] == [2]
+    alone = drawing("runtime", made.frame(row for row in simple_gla_rows() if row["provider"] == "lrbench"))
+    assert "head dim 128 (qk), 256 (v)" in alone.setting
+
+
+def test_query_key_head_dims_that_differ_are_said_of_their_operation() -> None:
+    shown = drawing("runtime", made.frame([*simple_gla_rows(), *pair()]))
+    assert "head dim 256 (qk; mLSTMsig: 128), 256 (v)" in shown.setting
+
+
+def test_a_width_has_one_query_key_head_dim() -> None:
+    """Over head dim, too, a point of ours and of a peer is of one problem."""
+    rows = [
+        made.row(made.case("mlstm_sig", impl, num_heads=4096 // dim, head_dim_v=dim, head_dim_qk=key), time_ms=ms)
+        for dim in (64, 128)
+        for impl, key, ms in ((OURS, dim // 2, 1.0), (OURS, dim, 0.5), (THEIRS, dim // 2, 3.0))
+    ]
+    shown = drawing("head-dim", made.frame(rows))
+    assert shown.finding == "mLSTMsig: ours is 3 times as fast as mlstm_kernels at every head dim"
+
+
+def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:
+    for kind in ("runtime", "memory", "chunk-size"):
+        rows = drawing(kind, committed(), Selection(kernel="tfla", every=True)).rows
+        assert rows is not None
+        heads = rows[rows["head_dim_v"].notna()].groupby("op")[["head_dim_qk", "head_dim_v", "num_heads"]].nunique()
+        assert (heads == 1).all(axis=None), kind
+
+
+def test_an_unknown_operation_is_drawn() -> None:
+    rows = made.frame(pair())
+    frame = pd.concat([rows, rows.head(1).assign(op="mine", impl="fast")])
+    assert "mine · lrbench fast" in text(plot("runtime", frame, Selection(every=True)))
+
+
+@pytest.mark.parametrize("kind", [*THEORY_KINDS, "model"])
+def test_a_figure_of_the_counts_makes_one_statement(kind: str) -> None:
+    shown = drawing(kind)
+    assert re.search(r"\d", shown.finding)
+    assert all(len(panel.lines) <= MAX_LINES for row in shown.grid for panel in row)
+
+
+def test_the_model_stands_beside_the_fastest_measured() -> None:
+    few, every = (drawing("model", committed(), theory=Theory(gpus=("h200",), every=on)) for on in (False, True))
+    labels = {line.style.label for line in few.grid[0][0].lines}
+    assert len(labels) <= MAX_LINES < len(every.grid[0][0].lines) + 1
+    assert {"H200 SXM, whole_state measured", "H200 SXM, fused_chunk measured"} < labels
+    assert few.finding == "On the H200 SXM whole_state is fastest at chunk size 8k, the model at 512"

@@ -1,0 +1,73 @@
+"""How often the intervals of predictions hold: on the committed rows, on another accelerator, and where they cannot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lrbench.analysis.accelerators.known import get_accelerator
+from lrbench.analysis.counts import count_case
+from lrbench.analysis.model.runtime_model import runtime_model
+from lrbench.analysis.model.validation import Coverage, by_implementation, in_words, validate
+from lrbench.results.store import committed_results
+
+from .. import rows as made
+
+FAMILIES = (("mlstm_sig", "mlstm_exp"), ("lightning",), ("rglru", "linear_scan"), ("wkv4",), ("attention", "gated_mlp"))
+
+
+def held(found: list[Coverage]) -> tuple[int, float]:
+    rows = sum(each.rows for each in found)
+    return rows, sum(each.held for each in found) / rows
+
+
+@pytest.mark.parametrize("ops", FAMILIES)
+def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(ops: tuple[str, ...]) -> None:
+    """Of each family and of each implementation with rows enough to tell; a few rows more may lie in it."""
+    found = list(validate(committed_results(), ops))
+    assert 0.85 <= held(found)[1] < 0.99
+    by_name: dict[tuple[str, str], list[Coverage]] = {}
+    for each in found:
+        by_name.setdefault((each.op, each.impl), []).append(each)
+    counted = {name: held(group) for name, group in by_name.items() if any(each.rows for each in group)}
+    assert all(share >= 0.85 for rows, share in counted.values() if rows >= 20)
+    # A width says how much a prediction is worth: those of much measured kernels are narrow.
+    assert all(each.width < 2.6 for each in found if each.rows > 30)
+
+
+def rows_of(impl: str, accelerator: str, factor: float, noise: float) -> list[dict[str, object]]:
+    """Return rows at a share of the roofs of an accelerator."""
+    generator, part, rows = random.Random(accelerator), get_accelerator(accelerator), []
+    for seq_len in (1024, 2048, 4096, 8192, 16384, 32768):
+        for chunk in (64, 256):
+            case = made.case("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk)
+            model = runtime_model(
+                count_case(case.op, impl, case.mode, case.dtype, case.state_dtype, case.sizes), part, "bf16"
+            )
+            time_ms = factor * (2 * model.flops_ms + 1.5 * model.bytes_ms) * (1 + generator.uniform(-noise, noise))
+            rows.append(made.row(case, time_ms=time_ms, accelerator=accelerator))
+    return rows
+
+
+@pytest.mark.parametrize(("factor", "share"), [(1.0, 1.0), (9.0, 0.0)])
+def test_a_fit_is_held_against_rows_of_another_accelerator(tmp_path: Path, factor: float, share: float) -> None:
+    rows = [*rows_of("xl_chunk", "h200_sxm", 1.0, 0.05), *rows_of("xl_chunk", "a100_80_sxm", factor, 0.05)]
+    found = list(validate([made.write(rows, tmp_path / "r.parquet")]))
+    pairs = {(each.fitted_on, each.held_out_on): each for each in found}
+    assert len(pairs) == 4
+    for (fitted_on, here), each in pairs.items():
+        assert each.rows == 12
+        assert each.held / each.rows >= 0.8 if fitted_on == here else each.held / each.rows == share
+    assert "by a fit carried from another accelerator: 100.0% of 24" in in_words(found) or not share
+    assert {row["fit"] for row in by_implementation(found)} == {
+        "h200_sxm", "a100_80_sxm", "h200_sxm to a100_80_sxm", "a100_80_sxm to h200_sxm",
+    }  # fmt: skip
+
+
+def test_rows_without_a_fit_are_said(tmp_path: Path) -> None:
+    path = made.write(rows_of("xl_chunk", "h200_sxm", 1.0, 0.0)[:2], tmp_path / "r.parquet")
+    found = list(validate([path]))
+    assert (found[0].rows, found[0].unfitted, by_implementation(found)) == (0, 2, [])
+    assert in_words(found).endswith("\nno fit for 2 rows")
