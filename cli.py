@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .bench import note
-from .results.arguments import check_size, parse_names, parse_size, parse_sizes
+from .results.arguments import check_size, one_of, parse_names, parse_size, parse_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,8 +239,7 @@ def _format(*more: str) -> Any:
     known = ("table", "json", "csv", *more)
 
     def check(given: str) -> str:
-        if given not in known:
-            raise ValueError(f"format must be one of {', '.join(known)}, got {given!r}")
+        one_of("format", given, known)
         return given
 
     return option(f"{', '.join(known[:-1])} or {known[-1]}.", "--format", callback=check)
@@ -465,7 +464,10 @@ def sweep(
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
     resume: Annotated[bool, option("Leave out cases --output has from this commit.", "--resume")] = False,
-    dry_run: Annotated[bool, option("Print the cases and how long they take; measure nothing.", "--dry-run")] = False,
+    dry_run: Annotated[
+        bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
+    ] = False,
+    every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the implementations over.", min=1)] = 1,
@@ -482,7 +484,9 @@ def sweep(
 
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
     if dry_run:
-        display.show(session.planned_rows(request, gpu=gpu, output=output, resume=resume), format)
+        every = every or format != "table"
+        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume, every=every)
+        display.show(rows, format)
         return
     outcome = session.run_sweep(
         request,
@@ -836,7 +840,6 @@ def kv_savings(
 
 
 def _dtype(name: str, what: str) -> str:
-    from .analysis.counts.formulations import one_of
     from .analysis.counts.model import DTYPE_BYTES
 
     one_of(what, name, tuple(DTYPE_BYTES))
@@ -1205,15 +1208,10 @@ def kernels(
     """List kernel families and their operations, or the implementations of one, ours and outside ones."""
     from .bench import display, inventory
 
-    if format == "table" and kernel is None and not every:
-        display.show(inventory.family_rows(), format)
+    if format == "table" and not every:
+        display.show(inventory.family_rows() if kernel is None else inventory.brief_kernel_rows(kernel), format)
         return
-    rows = inventory.kernel_rows(kernel)
-    if format == "table":
-        # An outside package is named by the implementation, too.
-        alike = {"provider", *(name for name in ("kernel", "op") if len({row[name] for row in rows}) == 1)}
-        rows = [{name: value for name, value in row.items() if name not in alike} for row in rows]
-    display.show(rows, format)
+    display.show(inventory.kernel_rows(kernel), format)
 
 
 @command(LIST, "results results/local")
@@ -1271,13 +1269,13 @@ def gpus(every: Every = False, format: Format = "table") -> None:
     from .bench import display, inventory
 
     rows = inventory.gpu_rows()
-    if format != "table" or not every:
-        display.show(inventory.gpu_columns(rows) if format == "table" else rows, format)
+    if format != "table":
+        display.show(rows, format)
         return
-    texts = ("source", "measured", "defined_in")
-    display.show([{name: v for name, v in row.items() if name not in texts} for row in rows], "table")
-    print()
-    display.show([{name: row[name] for name in ("key", *texts)} for row in rows], "table", title="where from")
+    tables = list(inventory.gpu_tables(rows).items())
+    for title, table in tables if every else tables[:1]:
+        display.show(table, format, title=title)
+        print()
 
 
 @command(LIST, "doctor --format json")

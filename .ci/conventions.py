@@ -26,7 +26,7 @@ DECLARATIONS = (
 
 ARROWS = {
     "results": frozenset({"results"}),
-    "kernels": frozenset({"kernels", "results.schema"}),
+    "kernels": frozenset({"kernels", "results.schema", "results.arguments"}),
     "analysis": frozenset({"analysis", "results", *DECLARATIONS}),
     "bench": frozenset({"bench", "analysis", "kernels", "results"}),
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 from .. import kernels
 from ..analysis.counts import FORMULATIONS, count_case
-from ..analysis.counts.formulations import one_of
 from ..analysis.model.answers import Question
 from ..analysis.model.prediction import Answer
 from ..analysis.model.runtime_model import roofline_fraction
@@ -16,6 +15,7 @@ from ..kernels import baselines
 from ..kernels.baselines import get_implementation, get_operation
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import MODES, Implementation
+from ..results.arguments import one_of
 from ..results.names import current_name
 from ..results.schema import Case
 from .inventory import implementation_names
@@ -91,9 +91,7 @@ def implementation(question: Question, impl: str | None, *, chunked: bool = Fals
         # Bounds say nothing of which is faster.
         return ours[0] if best.basis == "bound" else best.case[1]
     impl = current_name(op, impl)
-    if impl not in known:
-        choice = " to choose a chunk length" if chunked else ""
-        raise ValueError(f"impl must be one of {', '.join(known)} for {op}{choice}, got {impl!r}")
+    one_of("impl", impl, known, f" for {op}{' to choose a chunk length' if chunked else ''}")
     found, accelerator = get_implementation(op, impl), question.accelerator
     reason = found.why_not_on(accelerator.capability) if isinstance(found, Implementation) else None
     if reason and accelerator.capability is not None:

@@ -12,11 +12,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +29,9 @@ from .plan import PlannedCase
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
 MODE_NAMES = {"fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step"}
 PRINT_EVERY_S = 10.0
+EXPECTED_S = 10.0
+"""As many seconds as expected count as seen when a sweep begins: one slow case says little about the others."""
+
 MAX_REASONS = 30
 
 GAP = 2
@@ -65,7 +70,8 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def _print_table(rows: Sequence[Row], title: str | None) -> None:
-    """Print a table; on a terminal that is too narrow for its words, one row after the other.
+    """Print a table; on a terminal that is too narrow for its words, what all rows share is said above it, and where
+    that is not enough, one row comes after the other.
 
     Where standard output is no terminal, lines are as long as the table needs.
     """
@@ -78,9 +84,17 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     widths = [max(map(cell_len, column)) for column in columns]
     available = terminal.width - GAP * (len(columns) - 1)
     if terminal.is_terminal and sum(widths) > available:
-        least = [max(cell_len(part) for text in column for part in _unbroken(text)) for column in columns]
-        if sum(least) > available:
-            _print_values(names, cells, terminal)
+        for dots in (False, True):
+            least = [max(cell_len(part.rstrip()) for t in column for part in _unbroken(t, dots)) for column in columns]
+            if sum(least) <= available:
+                break
+        else:
+            shared = {name: column[0] for name, *column in columns if len(column) > 1 and len(set(column)) == 1}
+            if 0 < len(shared) < len(names):
+                said = ", ".join(f"{name} {text}" for name, text in shared.items() if text)
+                _print_table([{name: row.get(name) for name in names if name not in shared} for row in rows], said)
+            else:
+                _print_values(names, cells, terminal)
             return
         for _ in range(sum(widths) - available):
             widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
@@ -116,23 +130,26 @@ def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console:
         print("\n".join([first, *(" " * 2 * GAP + line for line in rest)]))
 
 
-def _unbroken(text: str) -> list[str]:
-    """Return the parts of a text that stay on one line: words (of a list such as fw/fwbw, its members), commands."""
+def _unbroken(text: str, dots: bool = True) -> list[str]:
+    """Return the parts of a text that stay on one line, blanks behind them: words (of a list such as fw/fwbw, its
+    members; with ``dots``, of names such as package.function too), commands."""
     before, command, rest = text.partition(COMMAND)
-    words = re.findall(r"\S+" if " " in text else r"[^/]*(?:/+|[^/]+)", before)
-    return [*words, command + rest] if command else words or [""]
+    end = r"(?<=\w\.)(?=[^\W\d])" if dots else "(?!)"
+    parts = re.split(rf"(?<=\s)|{end}" if " " in text else rf"(?<=/)(?!/)|{end}", before)
+    return [part for part in (*parts, command + rest) if part] or [""]
 
 
 def _wrapped(text: str, width: int) -> Text:
     """Return a text in lines of ``width``; a command that does not fit behind what is before it has its own line."""
     lines = [""]
-    for part in _unbroken(text) if cell_len(text) > width else [text]:
-        joined = f"{lines[-1]} {part}" if lines[-1] and " " in text else lines[-1] + part
-        if cell_len(joined) <= width and not part.startswith(COMMAND):
-            lines[-1] = joined
+    words = _unbroken(text, dots=False)
+    broken = (part for word in words for part in (_unbroken(word) if cell_len(word.rstrip()) > width else [word]))
+    for part in broken if cell_len(text) > width else [text]:
+        if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
+            lines[-1] += part
         else:
             lines.append(part)
-    return Text("\n".join(filter(None, lines)), no_wrap=True)
+    return Text("\n".join(line.rstrip() for line in lines if line), no_wrap=True)
 
 
 def _cell(value: Any) -> str:
@@ -143,6 +160,14 @@ def _cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(str(part) for part in value)
     return " ".join(str(value).splitlines())
+
+
+def describe_s(seconds: float) -> str:
+    """Return a duration in the unit that suits it, "about 3 h"."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {max(1, round(seconds))} s"
 
 
 class _Bar(Progress):
@@ -158,19 +183,28 @@ class _Bar(Progress):
 
 
 class SweepProgress:
-    """A progress bar with the case, the time left and the failures so far; without a terminal a line now and then."""
+    """A progress bar with the case, the time left and the failures so far; without a terminal a line now and then.
 
-    def __init__(self) -> None:
+    Args:
+        expected_s: seconds that each case should take, by its id; what is left is that, corrected by what was seen.
+    """
+
+    def __init__(self, expected_s: Mapping[str, float] = MappingProxyType({})) -> None:
+        self._expected_s = expected_s
         self._console = Console(stderr=True, highlight=False)
         self._bar: _Bar | None = None
         self._statuses: Counter[str] = Counter()
         self._total = 0
         self._what = ""
-        self._printed = self._began = 0.0
+        self._printed = self._began = self._left = 0.0
+        self._alike = True
 
-    def begin(self, total: int, what: str) -> None:
+    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
         """A pass over ``total`` cases begins."""
         self._total, self._what, self._statuses = total, what, Counter()
+        self._alike = alike or not self._expected_s
+        self._left = total if self._alike else sum(self._expected_s.values())
+        self._whole = self._left
         self._began = self._printed = time.monotonic()
         if not self._console.is_terminal:
             return
@@ -179,12 +213,11 @@ class SweepProgress:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("left {task.fields[left]}"),
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task("", total=total, what=what)
+        self._task = self._bar.add_task("", total=total, what=what, left="-:--:--")
         self._bar.start()
 
     def started(self, item: PlannedCase) -> None:
@@ -195,16 +228,21 @@ class SweepProgress:
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
         self._statuses[status] += 1
+        self._left -= 1 if self._alike else self._expected_s[item.case.case_id]
         if self._bar is not None:
             self._bar.failures = self._failures()
-            self._bar.advance(self._task)
+            self._bar.update(self._task, advance=1, left=timedelta(seconds=round(self._seconds_left())))
         elif time.monotonic() - self._printed > PRINT_EVERY_S:
             self._printed = time.monotonic()
-            done = self._statuses.total()
-            left = (self._printed - self._began) / done * (self._total - done)
+            done, left = self._statuses.total(), describe_s(self._seconds_left())
             failures = f", {self._failures()}" if self._failures() else ""
-            line = f"{self._what}: {done} of {self._total} cases, about {left:.0f} s left{failures}; {item}"
+            line = f"{self._what}: {done} of {self._total} cases, {left} left{failures}; {item}"
             self._console.print(line, markup=False, soft_wrap=True)
+
+    def _seconds_left(self) -> float:
+        """Return what is expected of the cases that are left, as much longer or shorter as those before took."""
+        known = 0.0 if self._alike else EXPECTED_S
+        return self._left * (time.monotonic() - self._began + known) / (self._whole - self._left + known)
 
     def _failures(self) -> str:
         return ", ".join(f"{self._statuses[status]} {status}" for status in FAILED if self._statuses[status])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 import subprocess
@@ -17,6 +18,7 @@ from ..analysis.accelerators import known as accelerators
 from ..results.schema import DeviceState, Environment
 
 
+@functools.cache
 def version_of(distribution: str) -> str | None:
     """Return the installed version of a distribution, or None."""
     try:

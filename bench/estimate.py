@@ -3,44 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
-from ..analysis.model import runtime_model
+from ..analysis.accelerators.known import Accelerator
+from ..analysis.model.runtime_model import model_time_ms
 from ..kernels import baselines
+from ..results.schema import Case
+from .compile_ahead import compile_cases
 from .environment import Environment
 from .plan import PlannedCase
 from .run import refuse
 
-SECONDS_PER_CASE = 0.25
-"""What a case takes beyond its calls, as seen on an H200: inputs, the check's own part, memory given back."""
+WORKER_S = {"cpu": 3.0, "cuda": 5.0}
+"""A worker's start and its first call, which import torch: as seen on two CPU cores and on an H200."""
 
-CALLS_PER_CASE = 30
-"""Calls at the runtime model's speed that a case stands for: check, warm-up, memory and samples."""
+CASE_S = 0.2
+"""What a case takes beyond long calls, as seen on both: inputs, the check's own part, memory, short samples."""
 
-MAX_CASES_LOOKED_AT = 500
+CALLS = {"cpu": 15, "cuda": 25}
+"""Long calls that a case stands for: check, warm-up, memory and samples, as in quick sweeps of two CPU cores and in the
+committed runs of the H200."""
+
+SLOWDOWN = {"cpu": 2.0, "cuda": 3.0}
+"""Measured over modelled time, summed over the same rows."""
+
+VECTOR_BYTES = 24
+"""Bytes that the portable code of a CPU moves for a FLOP outside matrix products: two operands and a result, each of
+them a tensor in memory, read or written twice."""
+
+STEP_S = 1e-3
+"""A step of the float64 recurrence that the first case with gradients of a problem is checked with on a CPU. On a GPU
+it is too slow to serve often."""
+
+COMPILE_S = 4.5
+"""What one process takes to compile a case ahead: 96 whole_state cases, 56 and 262 of more implementations, by eight
+processes beside an H200."""
 
 
-def estimate_s(planned: Sequence[PlannedCase], environment: Environment) -> float:
-    """Return the seconds that the cases will take one after the other, compilation and refused cases aside."""
+def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:
+    """Return the seconds that each of the cases will take one after the other; what is refused takes none."""
     versions = baselines.installed_versions()
-    device = environment.device_accelerator and accelerators.get_accelerator(environment.device_accelerator)
-    looked_at = planned[:: -(-len(planned) // MAX_CASES_LOOKED_AT) or 1]
-    seconds = 0.0
-    for item in looked_at:
-        if refuse(item, environment, versions) is not None:
-            continue
-        seconds += SECONDS_PER_CASE
+    kind = environment.device_kind
+    device = accelerators.get_accelerator(environment.device_accelerator) if environment.device_accelerator else None
+    seen: set[tuple[Any, ...]] = set()
+    seconds = []
+    for item in planned:
         case = item.case
-        count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-        if device and count is not None and device.peak_flops(case.dtype) is not None:
-            seconds += CALLS_PER_CASE * runtime_model.model_time_ms(count, device, case.dtype) / 1e3
-    return seconds * len(planned) / max(1, len(looked_at))
+        if refuse(item, environment, versions) is not None:
+            seconds.append(0.0)
+            continue
+        took = CASE_S
+        worker, problem = (case.provider, case.impl), (case.op, case.impl, case.dtype, _problem(item))
+        if worker not in seen:
+            took += WORKER_S[kind]
+        if kind == "cpu" and case.mode in ("fwbw", "bw") and problem not in seen:
+            took += STEP_S * (case.seq_len or 0)
+        seen |= {worker, problem}
+        seconds.append(took + CALLS[kind] * SLOWDOWN[kind] * _call_s(case, device))
+    return seconds
 
 
-def describe_s(seconds: float) -> str:
-    """Return a duration in the unit that suits it, "about 3 h"."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"about {seconds / size:.0f} {unit}"
-    return f"about {max(1, round(seconds))} s"
+def _call_s(case: Case, device: Accelerator | None) -> float:
+    """Return the seconds of a call at full rate, as far as they are known."""
+    count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
+    if device is None or count is None or (rate := device.peak_flops(case.dtype)) is None:
+        return 0.0
+    if device.key != "cpu":
+        return model_time_ms(count, device, case.dtype) / 1e3
+    moved = count.bytes + VECTOR_BYTES * (count.flops - count.tensor_flops)
+    return count.tensor_flops / rate + moved / device.bandwidth_bytes_s
+
+
+def _problem(item: PlannedCase) -> tuple[tuple[str, int], ...]:
+    """Return the sizes that cases with one reference share."""
+    return tuple((name, size) for name, size in item.case.sizes.items() if name != "chunk_size")
+
+
+def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: int) -> float:
+    """Return the seconds that ``jobs`` processes take to compile what the cases need, where no cache on disk has it."""
+    if environment.device_kind == "cpu":
+        return 0.0
+    versions = baselines.installed_versions()
+    here = [item for item in planned if refuse(item, environment, versions) is None]
+    return COMPILE_S * len(compile_cases(here, environment.capability)) / max(1, jobs)

@@ -10,11 +10,12 @@ from ..analysis.accelerators import cpu, roofs
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators import user_file as accelerator_file
 from ..analysis.accelerators.known import Accelerator, Roofs
-from ..analysis.counts.formulations import FORMULATIONS, one_of
+from ..analysis.counts.formulations import FORMULATIONS
 from ..kernels import baselines
 from ..kernels.baselines.operations import OPERATIONS
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
+from ..results.arguments import one_of
 from ..results.schema import Case
 from ..results.select import short_size
 from .environment import Environment, version_of
@@ -32,16 +33,8 @@ def resolve_operation(kernel: str, op: str | None) -> str:
     Raises:
         ValueError: an unknown family or operation; the message lists the known ones.
     """
-    family = kernels.FAMILIES.get(kernel)
-    if family is not None:
-        return family[0] if op is None else baselines.get_operation(op).name
-    known = [name for ops in kernels.FAMILIES.values() for name in ops] + list(OPERATIONS)
-    if kernel not in known:
-        names = dict.fromkeys([*kernels.FAMILIES, *known])
-        raise ValueError(f"kernel must be one of {', '.join(names)}, got {kernel!r}")
-    if op not in (None, kernel):
-        raise ValueError(f"op must be {kernel} or left out for the operation {kernel}, got {op!r}")
-    return kernel
+    family, ops = named_family(kernel, None if op is None else (op,))
+    return baselines.get_operation(ops[0]).name if ops else kernels.FAMILIES[family][0]
 
 
 def implementation_names(op: str) -> list[str]:
@@ -104,6 +97,21 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "what": what,
             }
     return list(rows.values())
+
+
+def brief_kernel_rows(name: str) -> list[Row]:
+    """Return of a family a row per implementation with its operations; of an operation, with modes and dtypes too."""
+    rows = kernel_rows(name)
+    if len({row["op"] for row in rows}) == 1:
+        return [{column: row[column] for column in ("impl", "devices", "modes", "dtypes", "what")} for row in rows]
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        merged.setdefault((row["impl"], row["devices"], row["what"]), []).append(row["op"])
+    own = [*kernels.FAMILIES[name]]
+    return [
+        {"impl": impl, "devices": devices, "operations": ["all"] if ops == own != ops[:1] else ops, "what": what}
+        for (impl, devices, what), ops in merged.items()
+    ]
 
 
 def family_rows() -> list[Row]:
@@ -175,13 +183,28 @@ def gpu_rows() -> list[Row]:
     return [*rows, dict.fromkeys(rows[0]) | {"key": "cpu", "part": "this machine", "source": CPU_UNMEASURED}]
 
 
-def gpu_columns(rows: list[Row]) -> list[Row]:
-    """Return of every accelerator what a reader looks for: dense TFLOP/s, TB/s and the last cache in MiB."""
-    titles = {
-        "key": "key", "also": "also", "bf16": "bf16_tflops", "vector": "vector_tflops", "TB/s": "bandwidth_tb_s",
-        "L2": "l2_mib", "SMs": "sms", "part": "part",
+def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
+    """Return by title what tables of accelerators show: what a reader looks for, and all the rest."""
+    rates = {dtype: f"{dtype}_tflops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")}
+    vector = {"vector": "vector_tflops", "TB/s": "bandwidth_tb_s", "L2": "l2_mib"}
+    tables = {
+        "dense TFLOP/s, TB/s of memory, last cache in MiB": {
+            "key": "key", "also": "also", "bf16": "bf16_tflops", **vector, "SMs": "sms", "part": "part",
+        },
+        "dense TFLOP/s by dtype, shared memory of a multiprocessor in KiB": {
+            "key": "key", **rates, **vector, "smem": "smem_kib",
+        },
+        "as measured": {
+            "key": "key", "bf16": "measured_bf16_tflops", "TB/s": "measured_bandwidth_tb_s", "measured": "measured",
+        },
+        "where from": {"key": "key", "source": "source", "defined in": "defined_in"},
     }  # fmt: skip
-    return [{title: row[name] for title, name in titles.items()} for row in rows]
+    shown = {}
+    for title, columns in tables.items():
+        # What was not measured has no row of its own.
+        here = [row for row in rows if title != "as measured" or row["measured"]]
+        shown[title] = [{column: row[name] for column, name in columns.items()} for row in here]
+    return shown
 
 
 CPU_UNMEASURED = "measured when it is first asked for; lrbench calibrate measures it with torch"

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import get_operation, resolve
+from ..results.arguments import one_of
 
 if TYPE_CHECKING:
     import torch
@@ -84,8 +85,7 @@ def error_rows(
         ("dtype", (dtype,), DTYPES),
     ):
         for name in names:
-            if name not in known:
-                raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
+            one_of(what, name, known)
     for size in sizes:
         functions = {name: _function(name, size, dtype, device) for name in impls}
         wanted = [name for name in against if name != "exact" or size <= MAX_EXACT]

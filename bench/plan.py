@@ -12,7 +12,7 @@ from .. import kernels
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import DTYPES, MODES, Implementation, Operation
-from ..results.arguments import MAX_SIZE
+from ..results.arguments import MAX_SIZE, nearest, one_of, unknown
 from ..results.names import current_names
 from ..results.schema import Case
 from ..results.select import describe
@@ -77,18 +77,19 @@ def named_family(kernel: str | None, ops: Sequence[str] | None = None) -> tuple[
     Raises:
         ValueError: an unknown name, or further operations beside one that is named as ``kernel``.
     """
-    given = None if ops is None else tuple(ops)
+    given, operations = None if ops is None else tuple(ops), []
     kernel = kernel or next(iter(kernels.FAMILIES))
     if kernel in kernels.FAMILIES:
         return kernel, given
     for family, own in kernels.FAMILIES.items():
-        if kernel in (*own, *(baseline.op for baseline in baselines.baselines_for(family))):
+        operations += [*own, *(baseline.op for baseline in baselines.baselines_for(family))]
+        if kernel in operations:
             if given is not None and given != (kernel,):
                 raise ValueError(
                     f"op must be {kernel} or left out for the operation {kernel}, got {', '.join(given)!r}"
                 )
             return family, (kernel,)
-    raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, or an operation, got {kernel!r}")
+    raise unknown("kernel", kernel, kernels.FAMILIES, ", or an operation", also=operations)
 
 
 def current_impls(kernel: str, ops: Sequence[str] | None, impls: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -161,8 +162,10 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     if request.impls:
         missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
         if missing:
+            known = _known_impls(request)
+            meant = nearest(missing[0], known)
             raise ValueError(
-                f"impl {', '.join(missing)} has no case in this sweep; these have: {', '.join(_known_impls(request))}"
+                f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
             )
     return _deduplicate(planned)
 
@@ -215,8 +218,7 @@ def _check_request(request: Request) -> None:
         ("state_dtype", request.state_dtypes, DTYPES),
     ):
         for name in names or ():
-            if name not in known:
-                raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
+            one_of(what, name, known)
 
 
 def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
@@ -243,8 +245,7 @@ def _check_chunks(request: Request, ops: Sequence[Operation], chosen: Sequence[B
 
 
 def _family(kernel: str) -> tuple[str, ...]:
-    if kernel not in kernels.FAMILIES:
-        raise ValueError(f"kernel must be one of {', '.join(kernels.FAMILIES)}, got {kernel!r}")
+    one_of("kernel", kernel, kernels.FAMILIES)
     return kernels.FAMILIES[kernel]
 
 
@@ -253,9 +254,7 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
     of_baselines = {b.op for b in baselines.baselines_for(request.kernel)}
     if request.ops:
         for name in request.ops:
-            if name not in family and name not in of_baselines:
-                known = ", ".join((*family, *sorted(of_baselines - set(family))))
-                raise ValueError(f"op must be one of {known} for kernel {request.kernel}, got {name!r}")
+            one_of("op", name, (*family, *sorted(of_baselines - set(family))), f" for kernel {request.kernel}")
         chosen = [name for name in family if name in request.ops]
     else:
         chosen = list(family[: preset.operations])
@@ -271,8 +270,7 @@ def _family_baselines(request: Request, ops: Sequence[Operation]) -> list[Baseli
     if request.baselines is not None and request.baselines != ("none",):
         known = {b.name for b in everything} | {b.provider for b in everything}
         for name in request.baselines:
-            if name not in known:
-                raise ValueError(f"baseline must be one of none, {', '.join(sorted(known))}, got {name!r}")
+            one_of("baseline", name, ("none", *sorted(known)))
         everything = [b for b in everything if b.name in request.baselines or b.provider in request.baselines]
     elif request.baselines == ("none",):
         return []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ..results.arguments import one_of
+
 LLAMA = ((4096, 14336), (8192, 28672), (16384, 53248))
 """(d_model, d_ff) of Llama 3 8B, 70B and 405B."""
 
@@ -193,6 +195,5 @@ def presets_for(kernel: str) -> dict[str, Preset]:
 def get_preset(name: str, kernel: str) -> Preset:
     """Return preset ``name`` of a kernel family; ValueError lists the known ones."""
     known = presets_for(kernel)
-    if name not in known:
-        raise ValueError(f"preset must be one of {', '.join(known)} for kernel {kernel}, got {name!r}")
+    one_of("preset", name, known, f" for kernel {kernel}")
     return known[name]

@@ -26,6 +26,7 @@ from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
+from ..results.arguments import unknown
 from ..results.schema import CASE_COLUMNS, Case, Record
 from ..results.select import Row
 from .compile_ahead import compile_ahead, compile_cases
@@ -90,8 +91,8 @@ class Outcome:
 class Progress(Protocol):
     """What a sweep tells whoever watches."""
 
-    def begin(self, total: int, what: str) -> None:
-        """A pass over ``total`` cases begins."""
+    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
+        """A pass over ``total`` cases begins; ``alike``: each takes about as long as another."""
 
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
@@ -115,7 +116,7 @@ def get_executor(name: str, *, devices: int = 1) -> Executor:
         from .ray import RayExecutor
 
         return RayExecutor(devices=devices)
-    raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
+    raise unknown("executor", name, EXECUTORS)
 
 
 def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress) -> Outcome:
@@ -183,7 +184,7 @@ def _outcomes(
     runnable, refused = separate(todo, environment)
     ahead = settings.jobs > 1 and environment.device_kind == "cuda"
     if cases := compile_cases(runnable, environment.capability) if ahead else []:
-        progress.begin(len(cases), "compiling")
+        progress.begin(len(cases), "compiling", alike=True)
         # Whether it compiled shows when it is measured; a failure is counted once, there.
         ended = functools.partial(progress.finished, status="ok")
         compile_ahead(cases, settings.jobs, settings.timeout_s, progress.started, ended)

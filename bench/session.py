@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import tempfile
@@ -26,13 +27,14 @@ from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
 from ..results.schema import CASE_COLUMNS
+from ..results.select import describe_axes
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
-from .display import SweepProgress
+from .display import SweepProgress, describe_s
 from .environment import Environment
-from .estimate import describe_s, estimate_s
+from .estimate import cases_s, compile_s
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
@@ -102,7 +104,8 @@ def run_sweep(
     wanted = executor == "local" if calibrate is None else calibrate
     measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
     environment = probe_environment() if measured is None else measured.environment
-    accelerator, planned, _ = _begin(request, environment, gpu, output, resume=resume)
+    jobs = default_jobs(environment.device_kind) if jobs is None else jobs
+    accelerator, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
     preset = plan.preset_for(request, environment.device_kind)
     if measured is not None and measured.failure:
         note(f"not calibrated: {measured.failure}")
@@ -112,30 +115,54 @@ def run_sweep(
         budget_s=preset.budget_s if budget_s is None else budget_s,
         executor=executor,
         devices=devices,
-        jobs=default_jobs(environment.device_kind) if jobs is None else jobs,
+        jobs=jobs,
         roofs=() if measured is None else tuple(measured.rows),
         resume=resume,
         **settings,
     )
-    outcome = sweep(planned, environment, chosen, SweepProgress())
+    outcome = sweep(planned, environment, chosen, SweepProgress(expected_s))
     for line in conclusion(outcome):
         note(line)
     return outcome
 
 
-def planned_rows(request: Request, *, gpu: str | None, output: Path, resume: bool) -> list[Row]:
-    """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
+def planned_rows(
+    request: Request, *, gpu: str | None, output: Path, jobs: int | None, resume: bool, every: bool
+) -> list[Row]:
+    """Return what a sweep would run, and say how long it would take; see :func:`run_sweep`.
+
+    Args:
+        every: a row for each case; else one for the cases of an implementation in a mode, with their axes.
+    """
     _check_names(request, gpu)
     environment = probe_environment()
-    _, _, left = _begin(request, environment, gpu, output, resume=resume)
+    jobs = default_jobs(environment.device_kind) if jobs is None else jobs
+    _, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
     versions = baselines.installed_versions()
-    columns = ("op", "impl", "mode", "dtype", "state_dtype", "chunk_size")
-    rows = []
-    for item in left:
-        refused = run.refuse(item, environment, versions)
-        row = {name: getattr(item.case, name) for name in columns} | dict(item.case.sizes)
-        rows.append({**row, "not run": "" if refused is None else refused["reason"]})
-    return rows
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for item in planned:
+        seconds = expected_s.get(item.case.case_id)
+        if seconds is not None:
+            refused = run.refuse(item, environment, versions)
+            reason = "" if refused is None else refused["reason"]
+            row = dataclasses.asdict(item.case) | {"seconds": round(seconds, 2), "not run": reason}
+            groups.setdefault((row["op"], row["impl"], row["mode"], reason), []).append(row)
+    if every:
+        cases = list(itertools.chain.from_iterable(groups.values()))
+        used = {name for row in cases for name, value in row.items() if value is not None} - {"kernel", "provider"}
+        return [{name: value for name, value in row.items() if name in used} for row in cases]
+    return [
+        {
+            "op": op,
+            "impl": impl,
+            "mode": mode,
+            "cases": len(rows),
+            "over": describe_axes(rows),
+            "seconds": round(sum(row["seconds"] for row in rows)),
+            **({"not run": reason} if any(key[-1] for key in groups) else {}),
+        }
+        for (op, impl, mode, reason), rows in groups.items()
+    ]
 
 
 def _check_names(request: Request, gpu: str | None) -> None:
@@ -146,10 +173,10 @@ def _check_names(request: Request, gpu: str | None) -> None:
 
 
 def _begin(
-    request: Request, environment: Environment, gpu: str | None, output: Path, *, resume: bool
-) -> tuple[str | None, list[PlannedCase], list[PlannedCase]]:
-    """Return the accelerator that a sweep is about, its cases, and those that are left to run; say what will run, where
-    to, and what is left out."""
+    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, *, resume: bool
+) -> tuple[str | None, list[PlannedCase], dict[str, float]]:
+    """Return the accelerator that a sweep is about, its cases, and the seconds that each of those that are left should
+    take, by its id; say what will run, where to, and what is left out."""
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
@@ -168,11 +195,13 @@ def _begin(
         there = len(planned) - len(left)
         note(f"{there} of {len(planned)} cases were already there, measured at this commit on this device")
     preset = plan.preset_for(request, environment.device_kind)
-    for line in introduction(request, preset.name, environment, accelerator, left):
+    expected_s = dict(zip((item.case.case_id for item in left), cases_s(left, environment), strict=True))
+    seconds = sum(expected_s.values()) + compile_s(left, environment, jobs)
+    for line in introduction(request, preset.name, environment, accelerator, left, seconds):
         note(line)
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
-    return accelerator, planned, left
+    return accelerator, planned, expected_s
 
 
 def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
@@ -188,12 +217,16 @@ def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
 
 
 def introduction(
-    request: Request, preset: str, environment: Environment, accelerator: str | None, planned: Sequence[PlannedCase]
+    request: Request,
+    preset: str,
+    environment: Environment,
+    accelerator: str | None,
+    planned: Sequence[PlannedCase],
+    seconds: float,
 ) -> list[str]:
     """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
     where = f"measuring on {environment.device_name}"
-    time = describe_s(estimate_s(planned, environment))
-    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases, {time}"]
+    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases, {describe_s(seconds)}"]
     if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from ..results.arguments import one_of
 from .spec import Implementation, Operation, resolve
 
 __all__ = ["FAMILIES", "Implementation", "Operation", "get_operation", "resolve"]
@@ -24,7 +25,6 @@ FOLDERS = {"linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv"}
 def get_operation(name: str) -> Operation:
     """Return the declaration of operation ``name``; ValueError lists the known ones."""
     known = [op for ops in FAMILIES.values() for op in ops]
-    if name not in known:
-        raise ValueError(f"op must be one of {', '.join(known)}, got {name!r}")
+    one_of("op", name, known)
     declared = importlib.import_module(f".{FOLDERS.get(name, name)}", __package__)
     return declared.OPERATIONS[name] if hasattr(declared, "OPERATIONS") else declared.OPERATION

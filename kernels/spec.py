@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..results.arguments import one_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -170,11 +172,9 @@ class Operation:
 
     def implementation(self, name: str) -> Implementation:
         """Return the implementation called ``name``; ValueError lists the known ones."""
-        for implementation in self.implementations:
-            if implementation.name == name:
-                return implementation
-        known = ", ".join(i.name for i in self.implementations)
-        raise ValueError(f"impl must be one of {known} for {self.name}, got {name!r}")
+        known = {implementation.name: implementation for implementation in self.implementations}
+        one_of("impl", name, known, f" for {self.name}")
+        return known[name]
 
     def function(self, implementation: Implementation | str) -> Callable[..., Any]:
         """Import and return what runs an implementation, given or named: its own function, or the operation's."""

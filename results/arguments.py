@@ -1,8 +1,10 @@
-"""Sizes and lists as they are written on the command line: 8k, or a,b."""
+"""Sizes, lists and names as they are written on the command line: 8k, or a,b."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Collection, Iterable
 
 MAX_SIZE = 2**31 - 1
 """The largest size taken: kernels hold sizes in 32 bits, and products of two fit a column of the results."""
@@ -51,3 +53,35 @@ def parse_names(text: str, what: str = "a list of names") -> tuple[str, ...]:
     if not names:
         raise ValueError(f"{what} must have at least one name, got {text!r}")
     return names
+
+
+LISTED = 120
+"""Characters that a list of names may have beside a near one: a longer one is left out."""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Return "did you mean a or b?" of names that are written almost alike, or nothing."""
+    near = difflib.get_close_matches(given.lower(), dict.fromkeys(map(str, known)), n=3)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def unknown(what: str, given: str, known: Iterable[str], where: str = "", *, also: Iterable[str] = ()) -> ValueError:
+    """Return the error for a name that is not known.
+
+    Args:
+        what: what is named, for the message.
+        known: names, of which the message lists all, or where these are many and some are near, the near ones.
+        where: what follows the list, such as " for kernel tfla".
+        also: names that may have been meant as well.
+    """
+    names = list(known)
+    meant, listed = nearest(given, (*names, *also)), ", ".join(names) or "none"
+    if meant and len(listed) > LISTED:
+        listed = f"{len(names)} names"
+    return ValueError(f"{what} must be one of {listed}{where}, got {given!r}{meant and '; '}{meant}")
+
+
+def one_of(what: str, given: str, known: Collection[str], where: str = "") -> None:
+    """Raise what :func:`unknown` returns unless a name is known."""
+    if given not in known:
+        raise unknown(what, given, known, where)

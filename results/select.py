@@ -12,12 +12,11 @@ and reports on pandas frames. pandas is imported where a frame is made.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import parse_size
+from .arguments import nearest, parse_size, unknown
 from .names import current_name
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
 from .store import read_results
@@ -128,6 +127,9 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
     """
     for key, wanted in terms.items():
         column = SELECTOR_COLUMNS[key]
+        if key == "kernel" and all(row["kernel"] != wanted for row in rows):
+            # As on the command line, an operation's name stands for it in place of a family's.
+            column = "op"
         if key in PREFIXES:
             found = sorted({row[column] for row in rows if (row[column] or "").startswith(wanted)})
             # A commit may stand in full in some rows and abbreviated in others.
@@ -145,14 +147,13 @@ def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[d
 
 def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
     """Return what could have been meant by a term that fits no row: the values that are written almost alike."""
-    column = SELECTOR_COLUMNS[key]
+    columns = ("kernel", "op") if key == "kernel" else (SELECTOR_COLUMNS[key],)
     length = max(8, len(wanted)) if key in PREFIXES else None
-    known = sorted({row[column] for row in rows if row[column] is not None})
+    known = [value for name in columns for value in sorted({row[name] for row in rows if row[name] is not None})]
     names = list(dict.fromkeys(str(value)[:length] for value in known))
-    near = difflib.get_close_matches(wanted, names, n=3)
     listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{meant}{column} is one of {listed or 'none'} here"
+    meant = nearest(wanted, names)
+    return f"{meant}{meant and ' '}{' or '.join(columns)} is one of {listed or 'none'} here"
 
 
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
@@ -187,6 +188,25 @@ def describe_sizes(row: Row) -> str:
         f"{row['state_dtype']} states" if row["state_dtype"] not in (None, "fp32") else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def describe_axes(rows: Sequence[Row]) -> str:
+    """Return the values that the sizes and dtypes of cases take, in a few words."""
+    shown = {
+        "T": [short_size(row["seq_len"]) for row in rows if row["seq_len"] is not None],
+        "dim": [f"{row['head_dim_qk'] or row['head_dim_v']}/{row['head_dim_v']}" for row in rows if row["head_dim_v"]],
+        **{
+            name.removesuffix("_size"): [short_size(row[name]) for row in rows if row[name] is not None]
+            for name in ("channels", "d_model", "d_ff", "chunk_size")
+        },
+        "": [row["dtype"] for row in rows],
+        "states": [row["state_dtype"] for row in rows if row["state_dtype"] not in (None, "fp32")],
+    }
+    listed = {name: list(dict.fromkeys(values)) for name, values in shown.items() if values}
+    return "; ".join(
+        f"{name} {', '.join(values) if len(values) < 3 or not name else f'{values[0]}..{values[-1]}'}".strip()
+        for name, values in listed.items()
+    )
 
 
 def describe(row: Row) -> str:
@@ -289,7 +309,7 @@ def of_family(frame: pd.DataFrame, kernel: str) -> pd.DataFrame:
     """
     here = frame["kernel"] == kernel
     if not here.any():
-        raise ValueError(f"kernel must be one of {', '.join(families(frame))} in these results, got {kernel!r}")
+        raise unknown("kernel", kernel, families(frame), " in these results")
     own = set(frame["op"][here & (frame["provider"] == "lrbench")])
     rows = frame[here | frame["op"].isin(own)]
     # What was other mathematics beside another family computes this one's operation.

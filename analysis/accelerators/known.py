@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from ...results.arguments import unknown
 from .accelerator import Accelerator, Roofs
 from .cpu import local_cpu
 from .specified import ACCELERATORS, ALIASES, PAPER_TABLE_18
@@ -82,7 +83,7 @@ def get_accelerator(name: str) -> Accelerator:
         return local_cpu()
     accelerator = ACCELERATORS.get(key) or user_accelerators().get(key)
     if accelerator is None:
-        raise ValueError(f"accelerator must be one of {', '.join(known_accelerators())}, got {name!r}")
+        raise unknown("accelerator", name, known_accelerators(), " (`lrbench gpus`)")
     return accelerator
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...results.arguments import one_of
 from ...results.select import (
     CASE_COLUMNS,
     SIZE_COLUMNS,
@@ -137,8 +138,8 @@ def compare(
         ValueError: a side is empty, an unknown column, a margin that is no positive number, or no case matches.
     """
     for name, given, known in (("by", by, GROUP_COLUMNS), ("ignore", ignore, CASE_COLUMNS)):
-        if unknown := [column for column in given if column not in known]:
-            raise ValueError(f"{name} must be columns out of {', '.join(known)}, got {unknown[0]!r}")
+        for column in given:
+            one_of(name, column, known)
     if not 0 < margin < math.inf:
         raise ValueError(f"margin must be a positive number such as 0.02, got {margin}")
     if not a or not b:

@@ -55,6 +55,7 @@ from ...kernels.scalar_decay.config import (
     select_config,
 )
 from ...kernels.spec import resolve
+from ...results.arguments import one_of
 from .model import Problem, Widths
 from .scalar_decay import GATE_MODELS, WALKS
 
@@ -82,8 +83,7 @@ def parse_tiles(settings: Iterable[str]) -> dict[str, int]:
     tiles: dict[str, int] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
-        if name not in TILE_NAMES:
-            raise ValueError(f"tile must be one of {', '.join(TILE_NAMES)} as name=size, got {setting!r}")
+        one_of("tile", name, TILE_NAMES, " as name=size")
         size = int(text) if text.isascii() and text.isdigit() else 0
         if size < MIN_TILE or size & (size - 1):
             raise ValueError(f"tile {name} must be a power of two >= {MIN_TILE}, got {text!r}")

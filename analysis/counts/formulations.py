@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.baselines.spec import Baseline
 from ...kernels.spec import Counted, Implementation
+from ...results.arguments import one_of
 from . import mlstm, rglru, scalar_decay
 from .executed_mlp import GATED_MLP
 
@@ -53,12 +54,6 @@ TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 
 CHUNKED = ("chunkwise", "walk", "whole_state", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
-
-
-def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless ``value`` is ``known``."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def default_formulation(op: str, mode: str) -> str:

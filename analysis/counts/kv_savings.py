@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ...results.arguments import one_of
+
 BASELINES: Mapping[str, tuple[int, int]] = MappingProxyType({"plain": (4, 3), "in place": (3, 2)})
 """What is compared with -> tensors of S D elements in attention and of S U elements in the MLP."""
 
@@ -86,8 +88,7 @@ def savings(model: Model, tokens: int, *, dtype: str = "bf16", kv_dtype: str | N
             raise ValueError(f"{name} must be at least 1, got {size}")
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     for name, value in (("dtype", dtype), ("kv_dtype", kv_dtype)):
-        if value not in DTYPE_BYTES:
-            raise ValueError(f"{name} must be one of {', '.join(DTYPE_BYTES)}, got {value!r}")
+        one_of(name, value, DTYPE_BYTES)
     token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype]
     rows = []
     for baseline, (attention, mlp) in BASELINES.items():

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ...results.arguments import one_of
+
 Scalar = Any
 """A size or a count: int, float or a sympy expression."""
 
@@ -36,8 +38,7 @@ class Factors:
         values: dict[str, float] = {}
         for setting in settings:
             name, _, text = setting.partition("=")
-            if name not in names:
-                raise ValueError(f"factor must be one of {', '.join(names)} as name=value, got {setting!r}")
+            one_of("factor", name, names, " as name=value")
             try:
                 values[name] = float(text)
             except ValueError:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from ...results.arguments import one_of
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
 from .executed import executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
@@ -25,7 +26,6 @@ from .formulations import (
     is_chunked,
     is_counted,
     kernels_of,
-    one_of,
     sizes_of,
     tile_rounded_causal_factor,
 )

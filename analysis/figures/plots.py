@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ...results.arguments import one_of
 from ...results.select import ok_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS
 from . import measured
@@ -49,8 +50,7 @@ KINDS = (*RESULT_KINDS, *THEORY_KINDS, MODEL)
 
 def check_kind(kind: str, *, results: bool) -> None:
     """Raise ValueError for an unknown kind, or where results are missing or of no use."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    one_of("kind", kind, KINDS)
     if kind in RESULT_KINDS and not results:
         raise ValueError(f"results must name files or folders for the figure {kind}, got none")
     if kind in THEORY_KINDS and results:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
+from ...results.arguments import one_of
 from ...results.select import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, count_case
-from ..counts.formulations import is_counted, one_of
+from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
 from ..model.launch_model import fit_launches

@@ -25,6 +25,7 @@ from typing import Any
 
 from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
+from ...results.arguments import one_of
 from ..accelerators.known import Accelerator
 from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
@@ -95,12 +96,8 @@ def coefficients(
 
 def check_chunkwise(op: str, mode: str, seq_len: int = MIN_CHUNK) -> None:
     """Raise ValueError for an operation or a mode without a chunk length, or a sequence shorter than the least."""
-    if op not in CHUNKWISE_OPERATIONS:
-        raise ValueError(
-            f"op must be one of {', '.join(CHUNKWISE_OPERATIONS)} to have a modelled chunk size, got {op!r}"
-        )
-    if mode not in _PASSES:
-        raise ValueError(f"mode must be one of {', '.join(_PASSES)} for a chunk size, got {mode!r}")
+    one_of("op", op, CHUNKWISE_OPERATIONS, " to have a modelled chunk size")
+    one_of("mode", mode, _PASSES, " for a chunk size")
     if seq_len < MIN_CHUNK:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...results.arguments import unknown
 from ..accelerators.known import Accelerator
 from ..counts import Count
 
@@ -55,9 +56,8 @@ def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
         return accelerator.vector_flops
     rate = accelerator.peak_flops(dtype)
     if rate is None:
-        known = ", ".join(accelerator.matrix_flops)
         hint = " (lrbench calibrate measures the others)" if accelerator.key == "cpu" else ""
-        raise ValueError(f"dtype must be one of {known} on {accelerator.key}{hint}, got {dtype!r}")
+        raise unknown("dtype", dtype, accelerator.matrix_flops, f" on {accelerator.key}{hint}")
     return rate
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...results.arguments import one_of
 from ...results.schema import Case
 from .. import FAMILIES
 from .. import get_operation as get_kernel_operation
@@ -74,19 +75,16 @@ def baselines_for(kernel: str) -> tuple[Baseline, ...]:
 def get_baseline(op: str, name: str) -> Baseline:
     """Return operation ``op``'s baseline ``name``; ValueError lists the known ones."""
     known = {baseline.name: baseline for baseline in BASELINES if baseline.op == op}
-    if name not in known:
-        raise ValueError(f"impl must be one of {', '.join(known) or 'none'} for {op}, got {name!r}")
+    one_of("impl", name, known, f" for {op}")
     return known[name]
 
 
 def get_operation(name: str) -> Operation:
     """Return an operation of lrbench's own or one that only baselines compute; ValueError lists the known ones."""
-    own = [op for ops in FAMILIES.values() for op in ops]
-    if name in own:
-        return get_kernel_operation(name)
     if name in OPERATIONS:
         return OPERATIONS[name]
-    raise ValueError(f"op must be one of {', '.join([*own, *OPERATIONS])}, got {name!r}")
+    one_of("op", name, [*(op for ops in FAMILIES.values() for op in ops), *OPERATIONS])
+    return get_kernel_operation(name)
 
 
 def get_implementation(op: str, name: str) -> Implementation | Baseline:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...results.arguments import one_of
 from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_on_gpu, dtype_name, is_interpreted
 from .config import ACTIVATIONS, DIM_MULTIPLE
 
 
 def check_activation(activation: str) -> None:
     """Raise ValueError unless the activation is known."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    one_of("activation", activation, ACTIVATIONS)
 
 
 def check_projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> None:

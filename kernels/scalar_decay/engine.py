@@ -45,6 +45,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...results.arguments import one_of
 from ..common.arguments import check_chunk_size, check_on_gpu, check_state_dtype, constant, resolve_scale
 from ..common.differentiable import without_autocast
 from .chunkwise import chunkwise
@@ -115,8 +116,7 @@ def scalar_decay(
         chunk_size = index(chunk_size)
     if impl is None:
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    one_of("impl", impl, IMPLEMENTATIONS)
     for name in options:
         if name not in IMPLEMENTATIONS[impl]:
             raise TypeError(f"{name} is no option of {impl}")

@@ -51,6 +51,41 @@ def test_the_progress_bar_fits_eighty_columns() -> None:
     assert second.startswith("1 oom, 1 error; mlstm_sig exhausts_memory fwbw B=1 T=64k")
 
 
+def test_the_time_left_is_what_is_expected_corrected_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: now)
+    items = [faults.planned("right", seq_len=seq_len) for seq_len in (64, 128, 256)]
+    screen = io.StringIO()
+    progress = display.SweepProgress({item.case.case_id: s for item, s in zip(items, (10, 20, 90), strict=True)})
+    progress._console = Console(file=screen, width=200)
+    progress.begin(3, "measuring")
+    for item, at in zip(items, (130.0, 160.0, 170.0), strict=True):
+        now = at
+        progress.finished(item, "ok")
+    # 30 s went where 10 were expected, and ten more count as seen as expected: (30 + 10) / (10 + 10) times 110 s.
+    first, second = screen.getvalue().splitlines()
+    assert "1 of 3 cases, about 4 min left" in first
+    assert "2 of 3 cases, about 3 min left" in second
+    progress.begin(2, "compiling", alike=True)
+    now = 190.0
+    progress.finished(items[0], "ok")
+    assert "1 of 2 cases, about 20 s left" in screen.getvalue()
+
+
+def test_a_table_that_is_too_wide_says_once_what_its_rows_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    rows = [{"device": "h200_sxm", "impl": f"package.function_{n}", "empty": None, "time_ms": n} for n in (1, 2)]
+    display.show(rows, "table")
+    shown = re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out)
+    assert shown.splitlines()[:2] == ["device h200_sxm", "impl                time_ms"]
+    monkeypatch.setenv("COLUMNS", "22")
+    display.show(rows, "table")
+    assert "package.             1\nfunction_1" in re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out)
+
+
 def test_a_sweep_elsewhere_shows_the_modelled_time_of_the_gpu_that_was_named() -> None:
     times = {(64, 512): (5.0, 0.5), (128, 512): (7.0, 0.25), (64, 1024): (9.0, 0.75)}
     rows = [

@@ -1,4 +1,4 @@
-"""The estimate of a sweep's time: of the order of what committed sweeps took, refused cases aside."""
+"""The estimate of a sweep's time: within a factor of two of what sweeps took, refused cases aside."""
 
 from __future__ import annotations
 
@@ -6,25 +6,56 @@ import dataclasses
 
 import pytest
 
-from lrbench.bench.estimate import SECONDS_PER_CASE, describe_s, estimate_s
+from lrbench.bench.display import describe_s
+from lrbench.bench.estimate import CASE_S, COMPILE_S, STEP_S, WORKER_S, cases_s, compile_s
 from lrbench.bench.plan import Request, plan
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import H200, PROCESSOR
 
+LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
+
+
+@pytest.mark.parametrize(
+    ("request_", "cases", "took_s"),
+    [
+        (Request(impls=("whole_state",), ops=("mlstm_sig", "mlstm_exp"), seq_lens=LENGTHS, head_dims=(128, 256, 512),
+                 chunk_sizes=(256, 1024, 4096, 8192)), 252, 125),
+        (Request(impls=("fused_chunk",), ops=("mlstm_exp",), seq_lens=LENGTHS[3:],
+                 chunk_sizes=(4096, 16384, 32768, 65536)), 72, 55),
+    ],
+)  # fmt: skip
+def test_sweeps_of_an_h200_took_about_as_long(request_: Request, cases: int, took_s: float) -> None:
+    planned = plan(request_, device_kind="cuda")
+    assert len(planned) == cases
+    assert took_s / 1.5 < sum(cases_s(planned, H200)) + compile_s(planned, H200, jobs=8) < took_s * 1.5
+
 
 def test_the_full_preset_takes_hours() -> None:
-    assert 3600 < estimate_s(plan(Request(preset="full"), device_kind="cuda"), H200) < 8 * 3600
+    assert 3600 < sum(cases_s(plan(Request(preset="full"), device_kind="cuda"), H200)) < 8 * 3600
 
 
 def test_large_problems_take_longer_and_refused_ones_nothing() -> None:
     large = plan(Request(impls=("torch",), modes=("fwbw",), tokens=2**20), device_kind="cuda")
-    assert estimate_s(large, H200) > 2 * SECONDS_PER_CASE * len(large)
+    assert sum(cases_s(large, H200)) > 2 * CASE_S * len(large)
     item = faults.planned("right")
     refused = dataclasses.replace(item, target=dataclasses.replace(item.target, devices=("cuda",)))
-    assert estimate_s([refused] * 3, PROCESSOR) == 0
-    assert estimate_s([item] * 3, PROCESSOR) == pytest.approx(3 * SECONDS_PER_CASE)
-    assert estimate_s([item] * 3000, PROCESSOR) == pytest.approx(3000 * SECONDS_PER_CASE)
-    assert estimate_s([], PROCESSOR) == 0
+    assert cases_s([refused, item, item], PROCESSOR) == [0, CASE_S + WORKER_S["cpu"], CASE_S]
+    assert cases_s([], PROCESSOR) == []
+
+
+def test_a_worker_starts_and_a_problem_is_checked_once() -> None:
+    sizes = {"seq_len": 64}
+    items = [faults.planned(impl, mode=mode, **sizes) for impl in ("right", "slow") for mode in ("fwbw", "fw")]
+    first = CASE_S + WORKER_S["cpu"] + 64 * STEP_S
+    assert cases_s(items, PROCESSOR) == pytest.approx([first, CASE_S, first, CASE_S])
+
+
+def test_compilation_is_shared_by_processes_and_none_on_a_cpu() -> None:
+    planned = plan(Request(impls=("fused_chunk",), ops=("mlstm_sig",), seq_lens=(8192,)), device_kind="cuda")
+    alone = compile_s(planned, H200, jobs=0)
+    assert alone >= COMPILE_S
+    assert compile_s(planned, H200, jobs=8) == pytest.approx(alone / 8)
+    assert compile_s(planned, PROCESSOR, jobs=8) == 0
 
 
 @pytest.mark.parametrize(

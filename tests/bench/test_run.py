@@ -45,7 +45,7 @@ class Silent:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def begin(self, total: int, what: str) -> None:
+    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
         self.told.append(f"{total} {what}")
 
     def started(self, item: PlannedCase) -> None:

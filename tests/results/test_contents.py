@@ -144,7 +144,7 @@ def test_a_run_that_failed_is_not_complete(tmp_path: Path) -> None:
 
 def test_a_name_that_selects_nothing_lists_the_near_ones(results: Path) -> None:
     rows = load_rows(results)
-    for term, near in (("run:rum", "run"), ("impl:fused_chunks", "fused_chunk"), ("op:mlstm", "mlstm_sig")):
+    for term, near in (("run:rum", "run"), ("impl:fused_chunks", "fused_chunk"), ("kernel:mlstm", "mlstm_sig")):
         key, wanted = term.split(":")
         with pytest.raises(ValueError, match=f"{term} selects no row; did you mean {near}"):
             matching(rows, {key: wanted})

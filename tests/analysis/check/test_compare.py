@@ -125,8 +125,8 @@ def test_rows_without_samples_fall_back_on_their_intervals() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": ("opp",)}, r"by must be columns out of kernel, op, .* got 'opp'"),
-        ({"ignore": ("time_ms",)}, r"ignore must be columns out of op, .* got 'time_ms'"),
+        ({"by": ("opp",)}, r"by must be one of 15 names, got 'opp'; did you mean op\?"),
+        ({"ignore": ("time_ms",)}, r"ignore must be one of .* got 'time_ms'"),
         ({"margin": 0.0}, "margin must be a positive number"),
         ({"margin": float("nan")}, "margin must be a positive number"),
     ],
@@ -146,6 +146,8 @@ SELECTABLE = [
 def test_terms_select() -> None:
     assert matching(SELECTABLE, parse_terms("commit:abc123")) == SELECTABLE[:2]
     assert matching(SELECTABLE, parse_terms("op:mlstm_sig,seq_len:1k")) == SELECTABLE[1:2]
+    assert matching(SELECTABLE, parse_terms("kernel:tfla")) == SELECTABLE
+    assert matching(SELECTABLE, parse_terms("kernel:retention")) == SELECTABLE[2:]
 
 
 @pytest.mark.parametrize(
