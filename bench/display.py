@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..analysis.model.runtime_model import LAUNCH_MS
 from ..results.schema import Record
 from ..results.select import short_size
 from .plan import PlannedCase
@@ -78,23 +79,23 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
     terminal = Console(highlight=False)
     if title is not None:
         _print(terminal, Text(title, style="italic"), soft_wrap=True)
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    # What no row says has no column.
+    names = [n for n in dict.fromkeys(n for row in rows for n in row) if any(_cell(row.get(n)) for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     columns = list(zip(names, *cells, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     available = terminal.width - GAP * (len(columns) - 1)
     if terminal.is_terminal and sum(widths) > available:
-        for dots in (False, True):
-            least = [max(cell_len(part.rstrip()) for t in column for part in _unbroken(t, dots)) for column in columns]
-            if sum(least) <= available:
-                break
-        else:
-            shared = {name: column[0] for name, *column in columns if len(column) > 1 and len(set(column)) == 1}
-            if 0 < len(shared) < len(names):
-                said = ", ".join(f"{name} {text}" for name, text in shared.items() if text)
-                _print_table([{name: row.get(name) for name in names if name not in shared} for row in rows], said)
-            else:
-                _print_values(names, cells, terminal)
+        least = _least_widths(columns, dots=False)
+        shared = {name: column[0] for name, *column in columns if len(column) > 1 and len(set(column)) == 1}
+        if sum(least) > available and 0 < len(shared) < len(names):
+            said = ", ".join(f"{name} {text}" for name, text in shared.items())
+            _print_table([{name: row.get(name) for name in names if name not in shared} for row in rows], said)
+            return
+        if sum(least) > available:
+            least = _least_widths(columns, dots=True)
+        if sum(least) > available:
+            _print_values(names, cells, terminal)
             return
         for _ in range(sum(widths) - available):
             widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
@@ -128,6 +129,10 @@ def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console:
                 lines += _wrapped(item, console.width - 2 * GAP).plain.splitlines()
         first, *rest = filter(None, lines)
         print("\n".join([first, *(" " * 2 * GAP + line for line in rest)]))
+
+
+def _least_widths(columns: Sequence[Sequence[str]], *, dots: bool) -> list[int]:
+    return [max(cell_len(part.rstrip()) for text in column for part in _unbroken(text, dots)) for column in columns]
 
 
 def _unbroken(text: str, dots: bool = True) -> list[str]:
@@ -258,7 +263,8 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
     A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
-    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
+    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it,
+    as far as that is more than a launch takes.
     """
     ours = [record for record in records if record.time_ms is not None]
     shapes = sorted({record.seq_len or 0 for record in ours})
@@ -307,7 +313,7 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
                 "size": heads,
-                **{short_size(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
+                **{short_size(length): _modelled(each) for length, each in lengths.items()},
             }
         ]
         for (op, heads), lengths in best.items()
@@ -327,6 +333,10 @@ def _size(sizes: Record) -> str:
 def _labelled(record: Record) -> str:
     states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
     return record.impl + states
+
+
+def _modelled(record: Record) -> str:
+    return "< launch" if (record.model_time_ms or 0) < LAUNCH_MS else _cell_at(record.model_time_ms, record)
 
 
 def _cell_at(time_ms: float | None, record: Record) -> str:

@@ -145,12 +145,11 @@ def planned_rows(
         if seconds is not None:
             refused = run.refuse(item, environment, versions)
             reason = "" if refused is None else refused["reason"]
-            row = dataclasses.asdict(item.case) | {"seconds": round(seconds, 2), "not run": reason}
+            row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
+            row |= {"seconds": round(seconds, 2), "not run": reason}
             groups.setdefault((row["op"], row["impl"], row["mode"], reason), []).append(row)
     if every:
-        cases = list(itertools.chain.from_iterable(groups.values()))
-        used = {name for row in cases for name, value in row.items() if value is not None} - {"kernel", "provider"}
-        return [{name: value for name, value in row.items() if name in used} for row in cases]
+        return list(itertools.chain.from_iterable(groups.values()))
     return [
         {
             "op": op,
@@ -159,7 +158,7 @@ def planned_rows(
             "cases": len(rows),
             "over": describe_axes(rows),
             "seconds": round(sum(row["seconds"] for row in rows)),
-            **({"not run": reason} if any(key[-1] for key in groups) else {}),
+            "not run": reason,
         }
         for (op, impl, mode, reason), rows in groups.items()
     ]

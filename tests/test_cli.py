@@ -108,6 +108,20 @@ def test_a_dry_run_prints_the_cases_that_are_left(
     assert [row["chunk_size"] for row in json.loads(output)] == [48]
 
 
+def test_resume_takes_the_rows_of_a_run_that_died(
+    tiny_sweep: tuple[subprocess.CompletedProcess[str], Path], lrbench: Lrbench, tmp_path: Path
+) -> None:
+    rows = store.read_results(tiny_sweep[1]).to_pylist()
+    (tmp_path / "sweep-dead.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    code, output, errors = lrbench(*TINY, "--resume", "--dry-run", "--format", "json", "--output", tmp_path)
+    assert code == 0, errors
+    assert f"recovered from a run that died: {tmp_path / 'sweep-dead.parquet'}" in errors
+    assert "2 of 3 cases were already there" in errors
+    assert [row["chunk_size"] for row in json.loads(output)] == [rows[2]["chunk_size"]]
+    (died,) = json.loads(lrbench("runs", tmp_path, "--format", "json")[1])
+    assert (died["cases"], died["complete"]) == (2, "no")
+
+
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
     for output_format in ("table", "json"):
         further = ("--chunk-size", "32", "--output", str(tmp_path), "--resume", "--format", output_format)

@@ -17,6 +17,9 @@ from ...results.arguments import unknown
 from ..accelerators.known import Accelerator
 from ..counts import Count
 
+LAUNCH_MS = 0.0068
+"""The shortest call of the committed rows, one launch on an H200: no call of any kernel takes less."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeModel:
