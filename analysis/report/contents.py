@@ -126,7 +126,7 @@ class Report:
         rows = []
         for mode in subject.modes:
             best = subject.best(mode)
-            at = best[best["seq_len"] == length].sort_values("time_ms")
+            at = subject.beside_committed(best[best["seq_len"] == length].sort_values("time_ms"))
             rows += [_result(*each, mode) for each in zip(at.itertuples(index=False), gradient_twice(at), strict=True)]
         if not rows:
             return paragraph(f"Nothing was timed at {subject.at(length)}.")
@@ -221,6 +221,7 @@ def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
     if known(row.time_ci_low_ms) is not None:
         interval = f"{number(row.time_ci_low_ms, 4)} to {number(row.time_ci_high_ms, 4)}"
     notes = {
+        row.whose: bool(row.whose),
         "other mathematics": not (row.same_math or row.same_math is None),
         "clocks lowered": isinstance(row.throttled, str),
         "checked smaller": known(row.checked) not in (None, "same shape", "exempt"),

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
-from ...results.select import best_rows, describe_sizes, families, is_ok, latest_rows, load_results, of_family, ok_rows
+from ...results.select import (
+    PROBLEM_COLUMNS,
+    best_rows,
+    describe_sizes,
+    families,
+    is_ok,
+    latest_rows,
+    load_results,
+    of_family,
+    ok_rows,
+)
+from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..derive import derive_anew
@@ -70,6 +81,24 @@ class Subject:
         """The same as ``trusted``, but with the older rows of cases measured more than once."""
         measured = ok_rows(self.loaded)
         return measured[(_devices(measured) == self.device) & measured["suspect"].isna()]
+
+    @functools.cached_property
+    def committed(self) -> pd.DataFrame:
+        """Each implementation's fastest row of every problem among the committed ones, however new others are."""
+        folders = committed_results(self.device)
+        runs = read_results(folders, ["run_id"])["run_id"].to_pylist() if folders else ()
+        return best_rows(latest_rows(self.repeated[self.repeated["run_id"].isin(set(runs))]))
+
+    def beside_committed(self, best: pd.DataFrame) -> pd.DataFrame:
+        """Return rows and the committed ones of the same problems, whose places they took: ``whose`` says which."""
+        import pandas as pd
+
+        own = ~best["run_id"].isin(set(self.committed["run_id"]))
+        before = best[own][list(PROBLEM_COLUMNS)].merge(self.committed)
+        if before.empty:
+            return best.assign(whose="")
+        both = (best.assign(whose=own.map({True: "yours", False: ""})), before.assign(whose="committed"))
+        return pd.concat(both).sort_values("time_ms")
 
     @functools.cached_property
     def setting_shown(self) -> Selection | None:

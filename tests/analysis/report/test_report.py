@@ -22,7 +22,7 @@ from lrbench.analysis.report import chunks, export, markup
 from lrbench.analysis.report.contents import Report
 from lrbench.analysis.report.speedups import TIMES, speedups
 from lrbench.results.schema import CASE_COLUMNS, Case
-from lrbench.results.select import latest_rows, load_results, ok_rows
+from lrbench.results.select import latest_rows, load_results, load_rows, ok_rows
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .. import rows as made
@@ -188,6 +188,24 @@ def test_comparisons_match_problem_by_problem() -> None:
     for c in newest:
         assert c.ratio == pytest.approx(expected[tuple(getattr(c.ours, name) for name in sizes)])
     assert all(c.ends[0] <= c.ratio <= c.ends[1] for c in found if c.ends is not None)
+
+
+def test_own_rows_stand_beside_the_committed_ones(tmp_path: Path) -> None:
+    committed = Report.load([COMMITTED], "h200").families[0]
+    assert not {"yours", "committed"} & set(words(committed.results()).split())
+    best = committed.subject.best("fw")
+    taken = best[best["seq_len"] == committed.subject.seq_len].iloc[0]
+    (measured,) = load_rows(COMMITTED, where={"case_id": taken["case_id"], "run_id": taken["run_id"]})
+    own = {**measured, "run_id": "f" * 32, "measured_at": "2099-01-01T00:00:00+00:00", "time_ms": taken["time_ms"] / 2}
+    made.write([own], tmp_path / "own.parquet")
+    beside = Report.load([COMMITTED, tmp_path / "own.parquet"], "h200").families[0]
+    table = beside.results().text
+    lines = [words(markup.Html(line)) for line in re.findall(r"<tr.*?</tr>", table, re.DOTALL)]
+    (yours,) = (line for line in lines if "yours" in line)
+    (before,) = (line for line in lines if "committed" in line)
+    assert f" {markup.number(taken['time_ms'] / 2)} " in yours
+    assert f" {markup.number(taken['time_ms'])} " in before
+    assert yours.split()[:3] == before.split()[:3]
 
 
 def test_regret_is_what_the_modelled_choice_takes_longer(tmp_path: Path) -> None:
