@@ -128,7 +128,7 @@ def test_adapters_import_no_package() -> None:
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"impl must be one of .*fla\.chunk_gla.* for gla, got 'fla\.gla'"):
         get_baseline("gla", "fla.gla")
-    with pytest.raises(ValueError, match="op must be one of 16 names, got 'atention'; did you mean attention"):
+    with pytest.raises(ValueError, match=r"op must be one of \d+ names, got 'atention'; did you mean attention"):
         get_operation("atention")
     assert baselines_for("no such family") == ()
 
@@ -249,8 +249,10 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline, hea
         width = sizes.get("channels") or sizes.get("d_model") or sizes["num_heads"] * sizes["head_dim_v"]
         assert width == 4096
         assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
-        if baseline.name != "mlstm_kernels.parallel_siging":
-            assert unsupported(baseline, case_of(baseline, **sizes)) is None
+        # What keeps T x T matrices may refuse long sequences.
+        refused = unsupported(baseline, case_of(baseline, **sizes)) or ""
+        too_long = seq_len == 65536 and refused.startswith("seq_len must be at most ")
+        assert not refused or too_long or baseline.name == "mlstm_kernels.parallel_siging"
 
 
 def test_attention_and_mamba_have_their_own_heads() -> None:
