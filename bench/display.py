@@ -233,7 +233,7 @@ class SweepProgress:
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
         self._statuses[status] += 1
-        self._left -= 1 if self._alike else self._expected_s[item.case.case_id]
+        self._left -= 1 if self._alike else self._expected_s.get(item.case.case_id, 0.0)
         if self._bar is not None:
             self._bar.failures = self._failures()
             self._bar.update(self._task, advance=1, left=timedelta(seconds=round(self._seconds_left())))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ...results.arguments import unknown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofs:
@@ -68,6 +70,14 @@ class Accelerator:
         """
         rates = [self.matrix_flops[name] for name in _MULTIPLIED_AS.get(dtype, (dtype,)) if name in self.matrix_flops]
         return max(rates, default=None)
+
+    def matrix_rate(self, dtype: str) -> float:
+        """Return :meth:`peak_flops`; ValueError where it is not known."""
+        peak = self.peak_flops(dtype)
+        if peak is None:
+            hint = " (lrbench calibrate measures the others)" if self.key == "cpu" else ""
+            raise unknown("dtype", dtype, self.matrix_flops, f" on {self.key}{hint}")
+        return peak
 
     def intensity(self, dtype: str) -> float | None:
         """Return the FLOP per byte at which the matrix rate and the bandwidth balance (TFLA paper, eq. 119)."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
-from ...results.arguments import one_of
+from ...results.arguments import one_of, unknown
 from ...results.select import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import FORMULATIONS, Count, count, count_case
@@ -158,8 +158,7 @@ def _dtype_on(accelerator: Accelerator, dtype: str) -> str:
     for name in (dtype, "fp16") if dtype == "bf16" else (dtype,):
         if accelerator.peak_flops(name) is not None:
             return name
-    known = ", ".join(accelerator.matrix_flops)
-    raise ValueError(f"dtype must be one of {known} on {accelerator.key}, got {dtype!r}")
+    raise unknown("dtype", dtype, accelerator.matrix_flops, f" on {accelerator.key}")
 
 
 def _intensities(theory: Theory) -> dict[str, float]:

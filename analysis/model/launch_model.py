@@ -153,11 +153,7 @@ def terms(launches: Sequence[Launch], accelerator: Accelerator, dtype: str) -> l
     Raises:
         ValueError: the accelerator's matrix rate for ``dtype`` is not known.
     """
-    rate = accelerator.peak_flops(dtype)
-    if rate is None:
-        raise ValueError(
-            f"dtype must be one of {', '.join(accelerator.matrix_flops)} on {accelerator.key}, got {dtype!r}"
-        )
+    rate = accelerator.matrix_rate(dtype)
     sum_of = dict.fromkeys(CONSTANTS, 0.0)
     for launch in launches:
         waves, busiest = _waves(launch.programs, accelerator.sms, RESIDENT[launch.kind])

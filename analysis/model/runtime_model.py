@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...results.arguments import unknown
 from ..accelerators.known import Accelerator
 from ..counts import Count
 
@@ -55,13 +54,7 @@ def flop_rate(count: Count, accelerator: Accelerator, dtype: str) -> float:
     Raises:
         ValueError: the accelerator's matrix rate for this dtype is not known.
     """
-    if not count.tensor_flops:
-        return accelerator.vector_flops
-    rate = accelerator.peak_flops(dtype)
-    if rate is None:
-        hint = " (lrbench calibrate measures the others)" if accelerator.key == "cpu" else ""
-        raise unknown("dtype", dtype, accelerator.matrix_flops, f" on {accelerator.key}{hint}")
-    return rate
+    return accelerator.matrix_rate(dtype) if count.tensor_flops else accelerator.vector_flops
 
 
 def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> RuntimeModel:

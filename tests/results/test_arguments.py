@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lrbench.results.arguments import MAX_SIZE, check_size, parse_names, parse_size, parse_sizes
+from lrbench.results.arguments import MAX_SIZE, check_size, one_of, parse_names, parse_size, parse_sizes, unknown
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,17 @@ def test_lists() -> None:
     for text in ("", " , "):
         with pytest.raises(ValueError, match=f"op must have at least one name, got '{text}'"):
             parse_names(text, "op")
+
+
+def test_an_unknown_name_is_told_the_near_ones_and_the_known_ones_where_they_are_few() -> None:
+    few, many = ("local", "ray"), [f"implementation_{n}" for n in range(20)]
+    assert str(unknown("executor", "slurm", few)) == "executor must be one of local, ray, got 'slurm'"
+    assert str(unknown("executor", "Rey", few)) == "executor must be one of local, ray, got 'Rey'; did you mean ray?"
+    assert str(unknown("op", "x", few, " here", also=("xy",))).endswith("ray here, got 'x'; did you mean xy?")
+    assert str(unknown("impl", "implementation_03", many)).startswith(
+        "impl must be one of 20 names, got 'implementation_03'; did you mean implementation_3 or "
+    )
+    assert ", ".join(many) in str(unknown("impl", "nothing alike", many))
+    one_of("executor", "ray", few)
+    with pytest.raises(ValueError, match="got 'raz'; did you mean ray"):
+        one_of("executor", "raz", few)

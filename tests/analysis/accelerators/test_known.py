@@ -43,7 +43,9 @@ def test_aliases_mean_the_sxm_part_and_the_papers_a100() -> None:
 
 
 def test_unknown_accelerator_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"accelerator must be one of v100, .*h100_sxm.*cpu.*h100.*, got 'h900'"):
+    with pytest.raises(ValueError, match=r"accelerator must be one of v100, .*h100_sxm.*cpu.*h100.*, got 'zzz'"):
+        get_accelerator("zzz")
+    with pytest.raises(ValueError, match=r"one of \d+ names .*, got 'h900'; did you mean h200 or h100"):
         get_accelerator("h900")
     assert "cpu" in known_accelerators()
 
