@@ -484,9 +484,11 @@ def sweep(
 
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
     if dry_run:
-        every = every or format != "table"
-        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume, every=every)
-        display.show(rows, format)
+        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume)
+        if format == "table" and not every:
+            display.show_planned(rows)
+        else:
+            display.show(rows, format)
         return
     outcome = session.run_sweep(
         request,

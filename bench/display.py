@@ -24,7 +24,7 @@ from rich.text import Text
 
 from ..analysis.model.runtime_model import LAUNCH_MS
 from ..results.schema import Record
-from ..results.select import short_size
+from ..results.select import describe_axes, short_size
 from .plan import PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
@@ -257,6 +257,28 @@ class SweepProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def show_planned(rows: Sequence[Row]) -> None:
+    """Print the cases of a sweep, those of an implementation in a mode in a row; and what will not run."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if not row["not run"]:
+            groups.setdefault((row["op"], row["impl"], row["mode"]), []).append(row)
+    table = [
+        {
+            **dict(zip(("op", "impl", "mode"), key, strict=True)),
+            "cases": len(cases),
+            "over": describe_axes(cases),
+            "seconds": round(sum(case["seconds"] for case in cases)),
+        }
+        for key, cases in groups.items()
+    ]
+    _print_table(table, None)
+    refused = Counter((row["impl"], row["not run"]) for row in rows if row["not run"])
+    if refused:
+        print()
+        _print_table([{"impl": k[0], "cases": n, "reason": k[1]} for k, n in refused.items()], "not run")
 
 
 def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import shutil
 import tempfile
@@ -27,7 +26,6 @@ from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
 from ..results.schema import CASE_COLUMNS
-from ..results.select import describe_axes
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
@@ -126,42 +124,21 @@ def run_sweep(
     return outcome
 
 
-def planned_rows(
-    request: Request, *, gpu: str | None, output: Path, jobs: int | None, resume: bool, every: bool
-) -> list[Row]:
-    """Return what a sweep would run, and say how long it would take; see :func:`run_sweep`.
-
-    Args:
-        every: a row for each case; else one for the cases of an implementation in a mode, with their axes.
-    """
+def planned_rows(request: Request, *, gpu: str | None, output: Path, jobs: int | None, resume: bool) -> list[Row]:
+    """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
     _check_names(request, gpu)
     environment = probe_environment()
     jobs = default_jobs(environment.device_kind) if jobs is None else jobs
     _, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
     versions = baselines.installed_versions()
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    rows = []
     for item in planned:
         seconds = expected_s.get(item.case.case_id)
         if seconds is not None:
             refused = run.refuse(item, environment, versions)
-            reason = "" if refused is None else refused["reason"]
             row = {name: getattr(item.case, name) for name in CASE_COLUMNS}
-            row |= {"seconds": round(seconds, 2), "not run": reason}
-            groups.setdefault((row["op"], row["impl"], row["mode"], reason), []).append(row)
-    if every:
-        return list(itertools.chain.from_iterable(groups.values()))
-    return [
-        {
-            "op": op,
-            "impl": impl,
-            "mode": mode,
-            "cases": len(rows),
-            "over": describe_axes(rows),
-            "seconds": round(sum(row["seconds"] for row in rows)),
-            "not run": reason,
-        }
-        for (op, impl, mode, reason), rows in groups.items()
-    ]
+            rows.append(row | {"seconds": round(seconds, 2), "not run": "" if refused is None else refused["reason"]})
+    return rows
 
 
 def _check_names(request: Request, gpu: str | None) -> None:
