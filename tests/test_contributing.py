@@ -81,6 +81,13 @@ def test_example_obeys_the_laws(copy: Path) -> None:
     assert re.search(r"\d+ passed", finished.stdout)
 
 
+def test_example_runs_where_its_inputs_are(copy: Path) -> None:
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_device.py", "-k", "ema")
+    finished = run(copy, *command)
+    assert finished.returncode == 0, finished.stdout
+    assert "2 passed" in finished.stdout
+
+
 def test_example_is_verified(copy: Path) -> None:
     rows = lrbench(copy, ["verify", "--kernel", "ema"])
     statuses = {row["impl"]: row["status"] for row in rows}
