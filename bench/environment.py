@@ -127,15 +127,22 @@ _THROTTLE_REASONS = {
 }
 
 
-def device_state() -> DeviceState:
-    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+def nvml_handle() -> Any:
+    """Return NVML's handle of torch's current GPU; pynvml.NVMLError where it has none."""
     import pynvml
     import torch
 
+    pynvml.nvmlInit()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+
+
+def device_state() -> DeviceState:
+    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+    import pynvml
+
     try:
-        pynvml.nvmlInit()
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+        handle = nvml_handle()
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(
             sm_clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),

@@ -26,6 +26,7 @@ from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
 from ..results.schema import CASE_COLUMNS
+from ..results.select import with_slowness
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
@@ -34,6 +35,7 @@ from .display import SweepProgress
 from .environment import Environment
 from .estimate import describe_s, estimate_s
 from .inventory import resolve_operation
+from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
@@ -223,6 +225,12 @@ def conclusion(outcome: Outcome) -> list[str]:
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
         why = " ".join(f"{status}: {reason}".split())
         lines.append(f"no case could be timed; the commonest reason ({count} of {len(rows)} cases): {why}")
+    (measured,) = with_slowness([dataclasses.asdict(record) for record in outcome.records])
+    if noisy := [row["noise"] for row in measured if row["noise"]]:
+        lines.append(
+            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine "
+            f"({commonest(noisy)}), unclear in a check; when it is idle, the same command measures them again"
+        )
     lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
     return lines
 

@@ -110,7 +110,9 @@ class Worker:
                 if timing.failure is not None:
                     replies[n] = failed(timing.failure)
                 else:
-                    replies[n]["columns"] |= {**timing.columns(), "host_ms": timing.host_ms}
+                    replies[n]["columns"] |= timing.columns() | {
+                        name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")
+                    }
                     replies[n]["page_faults"] = timing.page_faults
         return replies
 

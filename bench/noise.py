@@ -1,0 +1,162 @@
+"""What else the machine did while a case was sampled: why not to trust its time.
+
+Load lengthens all samples of a case alike, by any factor, which no interval of the samples shows. Looked at are
+
+* the time for which threads of this process were ready to run while others had their core
+  (``/proc/self/task/*/schedstat``, to the nanosecond), and on a CPU the time for which others, a hypervisor among them,
+  used any core (``/proc/stat``, in ticks), since they share its caches and memory. Where the kernel does not tell, the
+  load average, which is of the last minute;
+* on a CPU a yardstick: the time of the same short computation on all of torch's threads, before the samples and after
+  every few. It tells how fast the cores are, which nothing else does where another virtual machine uses their second
+  hyperthreads, or clocks are lowered. The row keeps it, so that rows can be told apart that were measured at
+  different speeds (:func:`.select.with_slowness`);
+* on a GPU, by NVML, the other processes that computed on it, and clocks lowered for heat or for the power supply. Those
+  lowered by the power cap are not named: most of an H200's large products run at it. What NVML refuses is not said;
+* the samples of the last third beside those of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..analysis.check.statistics import MIN_SAMPLES, median
+from ..results.schema import DeviceState
+from ..results.select import MAX_SLOWDOWN
+
+MAX_WAITING = 0.1
+"""Seconds per second that threads may wait for a core."""
+
+MAX_OTHERS = 0.1
+"""Share of all cores that others may use."""
+
+MAX_DRIFT = 1.25
+"""Factor between the medians of the first and the last third of the samples."""
+
+YARDSTICKS = 2
+"""Times that are taken at once; the shorter counts."""
+
+YARDSTICK_ELEMENTS = 32768
+"""Of each thread: torch splits a computation into parts of no fewer."""
+
+TICKS = 2
+"""Of the system's clock, that the others' time may be off."""
+
+RECENT_S = 1.0
+"""How far back NVML is asked for the use of the GPU at least: it samples that several times a second."""
+
+POWER_CAP = "software power cap"
+
+
+class Watch:
+    """Looks at the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
+
+    def __init__(self, *, gpu: bool) -> None:
+        import torch
+
+        self.gpu, self._yardsticks_ms = gpu, list[float]()
+        self._numbers = torch.linspace(0, 4, 1 if gpu else YARDSTICK_ELEMENTS * torch.get_num_threads())
+        self._result = torch.empty_like(self._numbers)
+        self.look()
+        self._begin, self._waited, self._others = time.time(), _waited_s(), _others_s()
+
+    def look(self) -> None:
+        """Take the yardstick, between samples; not on a GPU."""
+        if not self.gpu:
+            self._yardsticks_ms.append(min(self._compute_ms() for _ in range(YARDSTICKS)))
+
+    def _compute_ms(self) -> float:
+        from torch.special import i0e
+
+        start = time.perf_counter()
+        # Its scalar arithmetic keeps a core's units busy: beside another hyperthread it takes half as long again.
+        i0e(self._numbers, out=self._result)
+        return (time.perf_counter() - start) * 1e3
+
+    @property
+    def yardstick_ms(self) -> float | None:
+        """The median of the yardstick's times; None on a GPU."""
+        return median(self._yardsticks_ms) if self._yardsticks_ms else None
+
+    def noise(self, samples_ms: Sequence[float], state: DeviceState) -> str | None:
+        """Return what was noticed, each as "kind: numbers", joined by "; "; None where nothing was."""
+        device = self._others_on_gpu() if self.gpu else self._changed_speed()
+        return "; ".join(filter(None, (self._load(), device, _lowered(state), _drifted(samples_ms)))) or None
+
+    def _load(self) -> str | None:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        machine = f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"
+        waited, others, duration = _waited_s(), _others_s(), max(time.time() - self._begin, 1e-9)
+        if waited is None or self._waited is None or others is None or self._others is None:
+            return f"busy CPU: {machine}" if load > cores + 0.5 else None
+        waiting = (waited - self._waited) / duration
+        if waiting > MAX_WAITING:
+            return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}"
+        used = (others - self._others - TICKS / os.sysconf("SC_CLK_TCK")) / duration
+        return (
+            f"busy CPU: others used {used:.2f} cores, {machine}" if used > MAX_OTHERS * cores and not self.gpu else None
+        )
+
+    def _changed_speed(self) -> str | None:
+        ratio = max(self._yardsticks_ms) / min(self._yardsticks_ms)
+        return f"uneven CPU: up to {ratio:.2f}x slower at times" if ratio > MAX_SLOWDOWN else None
+
+    def _others_on_gpu(self) -> str | None:
+        import pynvml
+
+        from .environment import nvml_handle
+
+        since = int(1e6 * min(self._begin, time.time() - RECENT_S))
+        try:
+            handle = nvml_handle()
+            computing = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            used = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+        except pynvml.NVMLError:
+            return None
+        # A process that only holds memory does no harm. In a container without the host's process ids, ours is not
+        # among them, and nobody's can be told.
+        others = {each.pid for each in used if each.smUtil} & computing - {os.getpid()}
+        count = len(others) if os.getpid() in computing else 0
+        return f"busy GPU: {count} other process{'es' * (count > 1)} on it" if count else None
+
+
+def commonest(noises: Sequence[str]) -> str:
+    """Return the kind that most rows' ``noise`` names, with the numbers of the first of them."""
+    found = [reason.partition(": ") for noise in noises for reason in noise.split("; ")]
+    ((kind, count),) = Counter(kind for kind, _, _ in found).most_common(1)
+    first = next(numbers for each, _, numbers in found if each == kind)
+    return f"{count} times {kind}, first: {first}"
+
+
+def _waited_s() -> float | None:
+    """Return for how long threads of this process were ready and did not run; None where the kernel does not tell."""
+    waits = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            waits.append(int(path.read_text().split()[1]))
+    return sum(waits) / 1e9 if waits else None
+
+
+def _others_s() -> float | None:
+    """Return for how long other processes and the hypervisor used the cores; None where the kernel does not tell."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def _lowered(state: DeviceState) -> str | None:
+    reasons = [reason for reason in (state.throttled or "").split(", ") if reason not in ("", POWER_CAP)]
+    return f"lowered clocks: {', '.join(reasons)}" if reasons else None
+
+
+def _drifted(samples_ms: Sequence[float]) -> str | None:
+    third = len(samples_ms) // 3 if len(samples_ms) >= MIN_SAMPLES else len(samples_ms)
+    ratio = median(samples_ms[-third:]) / median(samples_ms[:third])
+    return f"drift: the last samples take {ratio:.2f}x the first" if not 1 / MAX_DRIFT <= ratio <= MAX_DRIFT else None
