@@ -1064,7 +1064,7 @@ def check(
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
     rerun: Annotated[
-        bool, option("Measure unclear and slower cases again, if their device is here.", "--rerun")
+        bool, option("Measure unclear, noisy and slower cases again, if their device is here.", "--rerun")
     ] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,

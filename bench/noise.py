@@ -125,11 +125,10 @@ class Watch:
 
 
 def commonest(noises: Sequence[str]) -> str:
-    """Return the kind that most rows' ``noise`` names, with the numbers of the first of them."""
-    found = [reason.partition(": ") for noise in noises for reason in noise.split("; ")]
-    ((kind, count),) = Counter(kind for kind, _, _ in found).most_common(1)
-    first = next(numbers for each, _, numbers in found if each == kind)
-    return f"{count} times {kind}, first: {first}"
+    """Return the first reason of the kind that most rows' ``noise`` names."""
+    reasons = [reason for noise in noises for reason in noise.split("; ")]
+    ((kind, _),) = Counter(reason.partition(":")[0] for reason in reasons).most_common(1)
+    return next(reason for reason in reasons if reason.startswith(kind))
 
 
 def _waited_s() -> float | None:

@@ -228,8 +228,8 @@ def conclusion(outcome: Outcome) -> list[str]:
     (measured,) = with_slowness([dataclasses.asdict(record) for record in outcome.records])
     if noisy := [row["noise"] for row in measured if row["noise"]]:
         lines.append(
-            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine "
-            f"({commonest(noisy)}), unclear in a check; when it is idle, the same command measures them again"
+            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
+            f"{commonest(noisy)}. A check calls them unclear; the same command measures them again when it is idle"
         )
     lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
     return lines
