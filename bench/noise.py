@@ -84,7 +84,7 @@ class Watch:
 
     def noise(self, samples_ms: Sequence[float], state: DeviceState) -> str | None:
         """Return what was noticed, each as "kind: numbers", joined by "; "; None where nothing was."""
-        device = self._others_on_gpu() if self.gpu else self._changed_speed()
+        device = self._others_on_gpu() if self.gpu else self._slowness()
         return "; ".join(filter(None, (self._load(), device, _lowered(state), _drifted(samples_ms)))) or None
 
     def _load(self) -> str | None:
@@ -101,9 +101,9 @@ class Watch:
             f"busy CPU: others used {used:.2f} cores, {machine}" if used > MAX_OTHERS * cores and not self.gpu else None
         )
 
-    def _changed_speed(self) -> str | None:
-        ratio = max(self._yardsticks_ms) / min(self._yardsticks_ms)
-        return f"uneven CPU: up to {ratio:.2f}x slower at times" if ratio > MAX_SLOWDOWN else None
+    def _slowness(self) -> str | None:
+        ratio = median(self._yardsticks_ms) / min(self._yardsticks_ms)
+        return f"slow CPU: {ratio:.2f}x slower than at other times" if ratio > MAX_SLOWDOWN else None
 
     def _others_on_gpu(self) -> str | None:
         import pynvml
