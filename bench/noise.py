@@ -2,22 +2,21 @@
 
 Load lengthens all samples of a case alike, by any factor, which no interval of the samples shows. Looked at are
 
-* the time for which threads of this process were ready to run while others had their core
-  (``/proc/self/task/*/schedstat``, to the nanosecond), and on a CPU the time for which others, a hypervisor among them,
-  used any core (``/proc/stat``, in ticks), since they share its caches and memory. Where the kernel does not tell, the
-  load average, which is of the last minute;
+* the time for which threads of this process were ready to run while others had their core, which is what load on the
+  cores that it wants costs it (``/proc/self/task/*/schedstat``, to the nanosecond). Where the kernel does not tell,
+  the load average, which is of the last minute;
 * on a CPU a yardstick: the time of the same short computation on all of torch's threads, before the samples and after
-  every few. It tells how fast the cores are, which nothing else does where another virtual machine uses their second
-  hyperthreads, or clocks are lowered. The row keeps it, so that rows can be told apart that were measured at
-  different speeds (:func:`.select.with_slowness`);
+  every few. It tells how fast the cores are, which nothing else does where a hypervisor or another virtual machine on
+  their second hyperthreads takes of them, or clocks are lowered. The row keeps it, so that rows can be told apart that
+  were measured at different speeds (:func:`.select.with_slowness`);
 * on a GPU, by NVML, the other processes that computed on it, and clocks lowered for heat or for the power supply. Those
   lowered by the power cap are not named: most of an H200's large products run at it. What NVML refuses is not said;
 * the samples of the last third beside those of the first.
 
 What the limits rest on: of two quiet sweeps on two cores (``tests/analysis/check/test_noise.py``) one case of 32 is
 marked, of three beside two busy loops all 48, which waited for 1.26 s per s and more. When the host slowed the cores
-without a trace in ``/proc``, the yardstick took 1.13 ms rather than 0.75, and a case 3.3 ms rather than 2.3. Of 3196 rows
-measured on an H200, one drifts by more than 1.25x.
+without a trace in ``/proc``, the yardstick took 1.13 ms, not 0.75, and a case 3.3 ms, not 2.3. Of 3196 rows of an H200,
+one drifts by more than 1.25x.
 """
 
 from __future__ import annotations
@@ -36,20 +35,11 @@ from ..results.select import MAX_SLOWDOWN
 MAX_WAITING = 0.1
 """Seconds per second that threads may wait for a core."""
 
-MAX_OTHERS = 0.1
-"""Share of all cores that others may use."""
-
 MAX_DRIFT = 1.25
 """Factor between the medians of the first and the last third of the samples."""
 
-YARDSTICKS = 2
-"""Times that are taken at once; the shorter counts."""
-
 YARDSTICK_ELEMENTS = 32768
 """Of each thread: torch splits a computation into parts of no fewer."""
-
-TICKS = 2
-"""Of the system's clock, that the others' time may be off."""
 
 RECENT_S = 1.0
 """How far back NVML is asked for the use of the GPU at least: it samples that several times a second."""
@@ -67,12 +57,13 @@ class Watch:
         self._numbers = torch.linspace(0, 4, 1 if gpu else YARDSTICK_ELEMENTS * torch.get_num_threads())
         self._result = torch.empty_like(self._numbers)
         self.look()
-        self._begin, self._waited, self._others = time.time(), _waited_s(), _others_s()
+        self._begin, self._waited = time.time(), _waited_s()
 
     def look(self) -> None:
         """Take the yardstick, between samples; not on a GPU."""
         if not self.gpu:
-            self._yardsticks_ms.append(min(self._compute_ms() for _ in range(YARDSTICKS)))
+            # The first may have to wake threads.
+            self._yardsticks_ms.append(min(self._compute_ms() for _ in range(2)))
 
     def _compute_ms(self) -> float:
         from torch.special import i0e
@@ -95,16 +86,11 @@ class Watch:
     def _load(self) -> str | None:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         machine = f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"
-        waited, others, duration = _waited_s(), _others_s(), max(time.time() - self._begin, 1e-9)
-        if waited is None or self._waited is None or others is None or self._others is None:
+        waited = _waited_s()
+        if waited is None or self._waited is None:
             return f"busy CPU: {machine}" if load > cores + 0.5 else None
-        waiting = (waited - self._waited) / duration
-        if waiting > MAX_WAITING:
-            return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}"
-        used = (others - self._others - TICKS / os.sysconf("SC_CLK_TCK")) / duration
-        return (
-            f"busy CPU: others used {used:.2f} cores, {machine}" if used > MAX_OTHERS * cores and not self.gpu else None
-        )
+        waiting = (waited - self._waited) / max(time.time() - self._begin, 1e-9)
+        return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}" if waiting > MAX_WAITING else None
 
     def _slowness(self) -> str | None:
         ratio = median(self._yardsticks_ms) / min(self._yardsticks_ms)
@@ -146,15 +132,6 @@ def _waited_s() -> float | None:
     return sum(waits) / 1e9 if waits else None
 
 
-def _others_s() -> float | None:
-    """Return for how long other processes and the hypervisor used the cores; None where the kernel does not tell."""
-    try:
-        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
 def _lowered(state: DeviceState) -> str | None:
     reasons = [reason for reason in (state.throttled or "").split(", ") if reason not in ("", POWER_CAP)]
     return f"lowered clocks: {', '.join(reasons)}" if reasons else None
@@ -162,5 +139,6 @@ def _lowered(state: DeviceState) -> str | None:
 
 def _drifted(samples_ms: Sequence[float]) -> str | None:
     third = len(samples_ms) // 3 if len(samples_ms) >= MIN_SAMPLES else len(samples_ms)
-    ratio = median(samples_ms[-third:]) / median(samples_ms[:third])
-    return f"drift: the last samples take {ratio:.2f}x the first" if not 1 / MAX_DRIFT <= ratio <= MAX_DRIFT else None
+    first, last = median(samples_ms[:third]), median(samples_ms[-third:])
+    drifted = max(first, last) > MAX_DRIFT * min(first, last) > 0
+    return f"drift: the last samples take {last / first:.2f}x the first" if drifted else None

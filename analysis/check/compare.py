@@ -341,9 +341,11 @@ def _times(pair: Pair) -> dict[str, Any]:
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return the geometric means as rows to print."""
+    """Return the geometric means as rows to print; noisy cases have a column only where there are any."""
     first = next(iter(found.groups[0].values), "group")
-    return [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
+    rows = [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
+    absent = () if found.groups[-1].verdicts[NOISY] else (NOISY,)
+    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
 def _mean(group: Group) -> dict[str, Any]:

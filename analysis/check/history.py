@@ -73,6 +73,6 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _changed(old: Row, new: Row) -> str | None:
-    columns = (*COMPARED_COLUMNS, "provider_version", "throttled", "noise")
+    columns = (*COMPARED_COLUMNS, "provider_version", "throttled")
     changes = [f"{name} {old[name]} -> {new[name]}" for name in columns if old[name] != new[name]]
     return "; ".join(changes) or None
