@@ -16,7 +16,7 @@ another day. Samples that follow each other are nearly independent (their lag-1 
 about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
 twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
 threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time. Load shifts times by
-any factor: where a side was measured on a busy machine, a time is neither a regression nor an improvement, nor compared.
+any factor: a time measured on a busy machine, on either side, is no regression, no improvement, and not compared.
 """
 
 from __future__ import annotations

@@ -140,14 +140,14 @@ def slower(rows: Sequence[Row], factor: float) -> list[Row]:
 
 
 def test_no_false_alarm_in_runs_of_one_commit(six: list[list[Row]]) -> None:
-    """No time of six runs of the same code regressed or improved; without the marks 280 of 480 would."""
+    """No time of six runs of the same code regressed or improved; without the marks more than half would."""
     pairs = list(itertools.combinations(six, 2))
     found = verdicts(pairs)
     assert found.total() == 15 * 2 * 16
     assert {*found} == {"ok", "unclear", NOISY}
     unmarked = [[{**row, "noise": None, "yardstick_ms": None} for row in rows] for rows in six]
     wrong = verdicts(list(itertools.combinations(unmarked, 2)))
-    assert wrong["regression"] + wrong["improved"] == 280
+    assert wrong["regression"] + wrong["improved"] > found.total() / 2
 
 
 def test_runs_beside_a_load_are_unclear(six: list[list[Row]]) -> None:
