@@ -36,7 +36,7 @@ from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
 from .plan import PlannedCase
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
-from .workers import Limits, ReplaceableWorker, probe_environment
+from .workers import Limits, ReplaceableWorker, hold_gpus, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY, BEST = "copy", "best"
@@ -361,7 +361,7 @@ def measure_bars(
         compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
-        with _worker(family.device) as session:
+        with hold_gpus(int(family.device == "cuda")), _worker(family.device) as session:
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:

@@ -26,6 +26,7 @@ from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
+from ..results.lock import temporary_folder
 from ..results.schema import CASE_COLUMNS, Case, Record
 from ..results.select import Row
 from .compile_ahead import compile_ahead, compile_cases
@@ -103,10 +104,6 @@ class Progress(Protocol):
         """The pass is over."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C: what is measured is kept."""
-
-
 def get_executor(name: str, *, devices: int = 1) -> Executor:
     """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
     if name == "local":
@@ -144,7 +141,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted = False
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
-    with _interrupted_once(), store.RunWriter(settings.output, name, len(todo)) as writer:
+    with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
@@ -153,6 +150,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
                 for item, reply in outcomes:
                     writer.append(build_record(run, item, reply))
                     progress.finished(item, reply["status"])
+            finishing()
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -190,7 +188,7 @@ def _outcomes(
         progress.end()
     progress.begin(len(todo), "measuring")
     yield from refused
-    with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
+    with tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-") as shared:
         limits = Limits(
             timeout_s=settings.timeout_s,
             budget_s=settings.budget_s,
@@ -241,23 +239,29 @@ def _refusal(status: str, reason: str) -> Reply:
 
 
 @contextlib.contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Raise on the first SIGINT or SIGTERM in the block, where signals can be handled (the main thread).
+def _interrupted_once() -> Iterator[Callable[[], None]]:
+    """Raise on the first SIGINT, SIGTERM or SIGHUP in the block, where signals can be handled (the main thread).
 
     Those that follow are ignored until the block ends: an impatient second Ctrl-C must not keep rows from their file.
+    Once the block has called what it is given, it ignores all.
     """
     previous: dict[int, Callable[..., Any] | int | None] = {}
 
-    def handler(number: int, _: FrameType | None) -> None:
+    def ignore_further() -> None:
         for each in previous:
             signal.signal(each, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        ignore_further()
+        raise KeyboardInterrupt
 
     with contextlib.suppress(ValueError):
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, handler)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # With nohup, which ignores SIGHUP, a program is to go on.
+            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+                previous[each] = signal.signal(each, handler)
     try:
-        yield
+        yield ignore_further
     finally:
         for number, old in previous.items():
             signal.signal(number, old)

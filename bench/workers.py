@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -28,8 +28,9 @@ from ..analysis.accelerators import known as accelerators
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
+from ..results.lock import hold, temporary_folder
 from ..results.schema import Case
-from .environment import Environment, worker_environ
+from .environment import Environment, gpu_uuids, worker_environ
 from .plan import PlannedCase
 
 START_TIMEOUT_S = 300.0
@@ -136,7 +137,7 @@ class WorkerStoppedError(Exception):
 
 
 class WorkerProcess:
-    """A fresh Python process running :mod:`.worker`, in a session of its own so that its children die with it.
+    """A fresh Python process running :mod:`.serve`, in a session of its own so that its children die with it.
 
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
@@ -149,12 +150,12 @@ class WorkerProcess:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._connection, theirs = Pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="lrbench-worker-")
+        self._folder = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="worker-")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
         with theirs:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
-                (sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())),
+                (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
                 env=worker_environ(dict(environ or {})),
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
@@ -418,9 +419,12 @@ class LocalExecutor:
             finally:
                 done.put(None)
 
+        environs: Sequence[dict[str, str]] = [{}]
+        if self.devices > 1:
+            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(self.devices)]
         threads = [
             threading.Thread(target=serve, args=(environ,), daemon=True)
-            for environ in self._environs()
+            for environ in environs
             for _ in range(self.workers_per_device)
         ]
         for thread in threads:
@@ -440,9 +444,26 @@ class LocalExecutor:
             for thread in threads:
                 thread.join()
 
-    def _environs(self) -> list[dict[str, str]]:
-        if self.devices == 1:
-            return [{}]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(n) for n in range(self.devices)]
-        return [{"CUDA_VISIBLE_DEVICES": name} for name in names[: self.devices]]
+
+def visible_gpus(count: int) -> list[str]:
+    """Return the names of the first GPUs that workers may see, as CUDA_VISIBLE_DEVICES takes them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(n) for n in range(count)] if visible is None else [name.strip() for name in visible.split(",")]
+    return [name for name in names if name][:count]
+
+
+@contextlib.contextmanager
+def hold_gpus(count: int = 1, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Keep other lrbench processes of this machine from timing on the first GPUs meanwhile.
+
+    Args:
+        wait: see :func:`.lock.hold`.
+
+    Raises:
+        HeldError: one is in use.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, uuid in gpu_uuids(visible_gpus(count)).items():
+            path = Path(tempfile.gettempdir()) / f"lrbench-{uuid}.lock"
+            stack.enter_context(hold(path, f"GPU {name}", wait))
+        yield

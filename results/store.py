@@ -89,17 +89,22 @@ class RunWriter:
 
     def __init__(self, folder: Path, name: str, planned: int | None = None) -> None:
         self.planned, self.failed = planned, False
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
         self.records: list[Record] = []
         if self.journal.exists():
             raise FileExistsError(f"a run of this name is there already: {self.journal}")
+        self._file = self._open()
+
+    def _open(self) -> IO[bytes]:
+        """Create the journal and lock it until the run ends."""
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
         # A journal has its name only once it is locked: recover would take it for a dead run's in between.
-        unlocked = folder / f".{self.journal.name}.{os.getpid()}"
-        self._file: IO[bytes] = open(unlocked, "xb")  # noqa: SIM115, held open for the lock until the run ends
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
+        file = open(unlocked, "xb")  # noqa: SIM115, held open for the lock
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(self.journal)
+        return file
 
     def __enter__(self) -> RunWriter:
         return self
@@ -111,11 +116,19 @@ class RunWriter:
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
 
-        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8.
+        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8. A
+        journal that somebody deleted, alone or with its folder, is written again.
         """
-        row = _encodable(dataclasses.asdict(record))
-        self.records.append(Record(**row))
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.records.append(Record(**_encodable(dataclasses.asdict(record))))
+        new = self.records[-1:]
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            self._file.close()
+            self._file, new = self._open(), self.records
+        for row in new:
+            self._write(row)
+
+    def _write(self, record: Record) -> None:
+        line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
         end = self._file.tell()
         try:
             self._file.write(line)
@@ -133,8 +146,9 @@ class RunWriter:
         try:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_parquet((dataclasses.asdict(record) for record in self.records), self.path, complete=complete)
-            self.journal.unlink()
+            self.journal.unlink(missing_ok=True)
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -253,6 +254,26 @@ def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.jsonl"]
     (path,) = store.recover(tmp_path)
     assert [row["case_id"] for row in rows(path)] == [RECORD.case_id]
+
+
+@pytest.mark.parametrize("what", ["journal", "folder"])
+@pytest.mark.parametrize("when", ["before a row", "before the end"])
+def test_rows_outlive_a_deleted_journal_or_folder(tmp_path: Path, what: str, when: str) -> None:
+    folder = tmp_path / "out"
+    writer = store.RunWriter(folder, "sweep-run")
+    writer.append(RECORD)
+    if what == "journal":
+        writer.journal.unlink()
+    else:
+        shutil.rmtree(folder)
+    if when == "before a row":
+        writer.append(FAILED)
+        assert journalled(writer) == [dataclasses.asdict(each) for each in (RECORD, FAILED)]
+        assert store.recover(folder) == []
+    expected = [dataclasses.asdict(record) for record in writer.records]
+    assert writer.close() == folder / "sweep-run.parquet"
+    assert rows(folder) == expected
+    assert [path.name for path in folder.iterdir()] == ["sweep-run.parquet"]
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
