@@ -19,7 +19,8 @@ import itertools
 import json
 import os
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ProfileRow, Re
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parent
 """Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
@@ -306,9 +308,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    import pyarrow.parquet as pq
-
-    said = (pq.read_metadata(path).metadata or {}).get(COMPLETE.encode())
+    with _opened(path) as file:
+        said = (file.metadata.metadata or {}).get(COMPLETE.encode())
     return None if said is None else said == b"yes"
 
 
@@ -360,24 +361,22 @@ def read_file(
         renamed: implementations by their old names.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
     rename = bool(renamed) and not {"impl", "case_id"}.isdisjoint(names)
     schema = pa.schema([field for field in whole if field.name in {*names, *(CASE_COLUMNS if rename else ())}])
     version = dataclasses.fields(row)[-1]
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{what}s must be parquet files, got {path}: {error}") from error
-    with file:
-        present = set(file.schema_arrow.names)
+    with _opened(path, what) as file:
+        present = Counter(file.schema_arrow.names)
         if version.name not in present:
             raise ValueError(f"{path} must have a column {version.name} to be an lrbench {what}, got none")
         wanted = dict.fromkeys([*(name for name in schema.names if name in present), version.name])
+        if twice := [name for name in wanted if present[name] > 1]:
+            raise ValueError(f"{what}s must have each column once, got {', '.join(twice)} several times in {path}")
         # Files are small: threads cost more than they save.
         table = file.read(columns=[*wanted], use_threads=False)
+        table.validate(full=True)
     versions = set(table[version.name].to_pylist())
     if not versions <= {version.default}:
         given = ", ".join(sorted(str(each) for each in versions - {version.default}))
@@ -394,6 +393,20 @@ def read_file(
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
     table = pa.table(found, schema=schema)
     return _with_names_of_today(table, renamed).select(names) if rename else table
+
+
+@contextlib.contextmanager
+def _opened(path: Path, what: str = "result") -> Iterator[pq.ParquetFile]:
+    """Open a parquet file; ValueError where opening or reading it finds that it is none, or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"{what}s must be parquet files, got {path}: {problem}") from error
 
 
 def _with_names_of_today(table: pa.Table, renamed: Renames) -> pa.Table:
