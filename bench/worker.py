@@ -321,7 +321,11 @@ def _timed_parts(prepared: Prepared, mode: str) -> tuple[Callable[[Any], Any], C
     return call_both, lambda: None
 
 
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+OUT_OF_MEMORY = (
+    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
+    "failed to map segment from shared object",
+)  # fmt: skip
+"""What packages, the driver and the system's loader say when there is no memory left, in lower case."""
 
 
 def classify(error: BaseException) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -118,8 +119,9 @@ class RunWriter:
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
 
-        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8. A
-        journal that somebody deleted, alone or with its folder, is written again.
+        Characters that steer a terminal are kept as their escapes, and so is half a surrogate pair, as Python reads an
+        undecodable byte: parquet holds UTF-8. A journal that somebody deleted, alone or with its folder, is written
+        again.
         """
         self.records.append(Record(**_encodable(dataclasses.asdict(record))))
         new = self.records[-1:]
@@ -219,11 +221,15 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with what UTF-8 cannot encode in their text replaced by its escape."""
-    return {
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in row.items()
-    }
+    """The columns with escapes in their text for what UTF-8 cannot encode and for what would steer a terminal."""
+    return {name: _STEERS.sub(_escape, value) if isinstance(value, str) else value for name, value in row.items()}
+
+
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:

@@ -140,10 +140,20 @@ def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first
     assert aside.read_bytes() == first + line_of(RECORD)
 
 
-def test_text_that_utf8_cannot_encode_is_kept_as_its_escape(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "kept_text"),
+    [
+        ("no file \udcff here: ä", "no file \\udcff here: ä"),
+        ("\x1b[2Jred\r\x9b", "\\x1b[2Jred\\r\\x9b"),
+        ("a\tb\nc", "a\tb\nc"),
+    ],
+)
+def test_text_that_utf8_or_a_terminal_cannot_take_is_kept_as_its_escape(
+    tmp_path: Path, text: str, kept_text: str
+) -> None:
     """Undecodable bytes, of a file's name say, are half a surrogate pair in Python's text."""
-    broken = dataclasses.replace(FAILED, reason="no file \udcff here: ä")
-    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason="no file \\udcff here: ä"))]
+    broken = dataclasses.replace(FAILED, reason=text)
+    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason=kept_text))]
     path = write(tmp_path, RECORD, broken)
     assert rows(path) == kept
     assert [each.name for each in tmp_path.iterdir()] == ["run.parquet"]
