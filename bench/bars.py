@@ -34,9 +34,10 @@ from . import note
 from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
+from .executors import hold_gpus
 from .plan import PlannedCase
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
-from .workers import Limits, ReplaceableWorker, hold_gpus, probe_environment
+from .workers import Limits, ReplaceableWorker, probe_environment
 
 FILE = Path(__file__).resolve().parent.parent / "results" / "bars.toml"
 COPY, BEST = "copy", "best"

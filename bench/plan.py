@@ -116,14 +116,6 @@ class PlannedCase:
         return describe(dataclasses.asdict(self.case))
 
 
-def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
-    """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
-    groups: dict[tuple[str, str], list[PlannedCase]] = {}
-    for item in planned:
-        groups.setdefault((item.case.provider, item.case.impl), []).append(item)
-    return list(groups.values())
-
-
 def preset_for(request: Request, device_kind: str) -> Preset:
     """Return the preset asked for, or default on a GPU and quick on a CPU."""
     name = request.preset or ("default" if device_kind == "cuda" else "quick")

@@ -32,8 +32,9 @@ from ..results.select import Row
 from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
-from .plan import PlannedCase, group_by_implementation
-from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started
+from .executors import Executor, LocalExecutor, Queue
+from .plan import PlannedCase
+from .workers import Limits, ReplaceableWorker, Reply, Started
 
 EXECUTORS = ("local", "ray")
 DEFAULT_TIMEOUT_S = 120.0
@@ -50,7 +51,7 @@ class Settings:
         budget_s: seconds of timing per case after which sampling stops.
         resume: leave out cases that :func:`.store.finished_cases` counts as finished in ``output``.
         executor: local or ray.
-        devices: GPUs to spread the implementations over, at most as many as this machine has (1 on a CPU).
+        devices: GPUs to spread the cases over, at most as many as this machine has (1 on a CPU).
         jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
@@ -195,8 +196,7 @@ def _outcomes(
             shared=shared,
             device_kind=environment.device_kind,
         )
-        groups = group_by_implementation(runnable)
-        with contextlib.closing(executor.run(groups, limits, progress.started)) as outcomes:
+        with contextlib.closing(executor.run(Queue(runnable), limits, progress.started)) as outcomes:
             for outcome in outcomes:
                 yield outcome
                 if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
@@ -314,7 +314,7 @@ def run_alone(
     """Yield every case with its outcome: what can be tried here, each implementation in a process of its own."""
     runnable, refused = separate(planned, environment)
     yield from refused
-    yield from LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
+    yield from LocalExecutor().run(Queue(runnable), limits, lambda _: None)
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:

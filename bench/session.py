@@ -34,11 +34,12 @@ from .derived import Run
 from .display import SweepProgress
 from .environment import Environment
 from .estimate import describe_s, estimate_s
+from .executors import hold_gpus
 from .inventory import resolve_operation
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
-from .workers import Limits, hold_gpus, probe_environment
+from .workers import Limits, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
@@ -120,14 +121,14 @@ def run_sweep(
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
     _check_names(request, gpu)
-    get_executor(executor, devices=devices)
+    runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     local = executor == "local"
     with alone(output, devices if local else 0, wait=wait):
         measured = None
         if local if calibrate is None else calibrate:
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None)
-        environment = probe_environment() if measured is None else measured.environment
+        environment = runs_cases.environment() if measured is None else measured.environment
         accelerator, planned, _ = _begin(request, environment, gpu, output, resume=resume)
         preset = plan.preset_for(request, environment.device_kind)
         if measured is not None and measured.failure:
