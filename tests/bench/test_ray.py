@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,24 @@ def test_the_address_of_a_cluster_that_is_gone_is_named(monkeypatch: pytest.Monk
         ValueError, match=r"RAY_ADDRESS must be a cluster that answers, got 127\.0\.0\.1:9, which does not"
     ):
         executor.environment()
+
+
+def test_a_cluster_is_started_where_the_last_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray keeps the last cluster's address on disk, and would try for minutes to reach it."""
+    executor = RayExecutor()
+    asked: list[str] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(executor._ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(executor._ray, "init", lambda address, **_: asked.append(address))
+    executor._connect()
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+    executor._connect()
+    assert asked == ["local", "local"]
+    assert "the one at 127.0.0.1:9, named in" in capsys.readouterr().err
 
 
 def test_ray_missing_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
