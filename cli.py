@@ -468,8 +468,11 @@ def sweep(
     dry_run: Annotated[bool, option("Print the cases and how long they take; measure nothing.", "--dry-run")] = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
-    devices: Annotated[int, option("GPUs to spread the implementations over.", min=1)] = 1,
+    devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
+    wait: Annotated[
+        bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].", "--wait")
+    ] = False,
     strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
     format: Format = "table",
@@ -495,6 +498,7 @@ def sweep(
         jobs=jobs,
         executor=executor,
         devices=devices,
+        wait=wait,
         calibrate=calibrate,
     )
     records = outcome.resumed + outcome.records

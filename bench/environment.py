@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,20 @@ def _driver_version() -> str | None:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
+
+
+def gpu_uuids(names: Sequence[str]) -> dict[str, str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES calls so with their unique names, as far as NVML knows them."""
+    import pynvml
+
+    uuids = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for name in names:
+            uuids[name] = name
+            if name.isdigit():
+                uuids[name] = str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(name))))
+    return uuids
 
 
 _THROTTLE_REASONS = {

@@ -179,5 +179,5 @@ def _rule(given: Mapping[str, Any], where: str) -> Rule:
 
 def _wanted(value: Any) -> Wanted:
     if isinstance(value, _Span):
-        return float(value.min or 0), float(value.max or math.inf)
+        return value.min or 0, value.max or math.inf
     return frozenset(value if isinstance(value, tuple) else (value,))
