@@ -210,7 +210,12 @@ def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseRe
             verdict = "failed" if new["status"] in BROKEN else "missing"
         why = f"was {old['status']}, is {new['status']}" + (f": {new['reason']}" if new["reason"] else "")
         return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
-    metrics = tuple(_metrics(new, old, thresholds.limits(new)))
+    limits = thresholds.limits(new)
+    found = (each.what_is_wrong(new, old) for each in QUANTITIES if getattr(limits, each.limit) is not None)
+    if wrong := sorted(filter(None, found)):
+        verdict, why = wrong[0]
+        return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
+    metrics = tuple(_metrics(new, old, limits))
     verdict = min((metric.verdict for metric in metrics), key=VERDICTS.index, default="ok")
     reason = "; ".join(_in_words(metric) for metric in metrics if metric.verdict == verdict != "ok")
     if verdict == NOISY:
