@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ THREADS = "OMP_NUM_THREADS"
 ADDRESS = "RAY_ADDRESS"
 ANSWER_S = 10.0
 """Seconds in which a cluster must answer at its address."""
+
+WAIT_S = 30.0
+"""Seconds after which it is said that no node is free: one that is needs a few to import torch."""
 
 POLL_S = 5.0
 MAX_LOSSES = 3
@@ -59,7 +63,10 @@ class RayExecutor:
         self._connect()
         node = self._start_node()
         try:
-            return Environment(**self._ray.get(node.environment.remote()))
+            future = node.environment.remote()
+            if not self._ray.wait([future], timeout=WAIT_S)[0]:
+                note("waiting for a node of the cluster that is free")
+            return Environment(**self._ray.get(future))
         except self._ray.exceptions.RayError as error:
             raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
         finally:
@@ -71,7 +78,7 @@ class RayExecutor:
         self._connect()
         losses: Counter[str] = Counter()
         running: dict[Any, tuple[Any, PlannedCase]] = {}
-        idle = [(self._start_node(), None) for _ in range(self.devices)]
+        idle: list[tuple[Any, PlannedCase | None]] = [(self._start_node(), None) for _ in range(self.devices)]
         try:
             while True:
                 waiting, idle = idle, []
@@ -130,7 +137,7 @@ class RayExecutor:
             if not _answers(address):
                 note(f"starting a cluster here: the one at {address}, named in {last}, does not answer")
                 address = "local"
-        options = {"include_dashboard": False} if address == "local" else {}
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         self._ray.init(address=address, log_to_driver=False, **options)
 
 
@@ -158,7 +165,8 @@ class _Node:
         os.environ.pop(THREADS, None)
         if threads is not None:
             os.environ[THREADS] = threads
-        self._session, self._process = ReplaceableWorker(), None
+        self._session = ReplaceableWorker()
+        self._process: Hashable = None
         self._environment = probe_environment()
         self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
 
