@@ -700,8 +700,9 @@ def best(
         return
     print(choice.ranking_answer(rows))
     display.show(choice.ranking_columns(rows), format)
-    if problem.head_dim_qk is None and not all(row["same_math"] for row in rows):
-        note("kernels of other mathematics have the head dims of their authors; --state-size gives all the same")
+    others = choice.beside(question, problem.head_dim_qk)
+    for line in choice.ranking_notes(rows, choice.not_there([question, *others])):
+        note(line)
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")

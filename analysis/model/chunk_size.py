@@ -10,7 +10,7 @@ which for mLSTMsig, with the paper's printed total, are the paper's closed forms
 the same way with its own parts. The coefficients are read off the count formulas themselves.
 
 That is what the formulation asks for. An implementation that walks its chunks tile by tile asks for others; where its
-launches are known and were measured, :mod:`.launch_model` says which.
+launches are known and were measured, :mod:`.terms` says which.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..accelerators.known import Accelerator
 from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
-from .fit import Row
-from .launch_model import LaunchFit
-from .prediction import AnyFit, answer, best_of
+from .fit import Fit, Row
+from .prediction import answer, best_of
 from .runtime_model import flop_rate, runtime_model
+from .terms import LAUNCHES
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -153,7 +153,7 @@ def chunk_size_report(
     impl: str = FUSED_CHUNK,
     chunks: Sequence[int] | None = None,
     rows: Sequence[Row] = (),
-    fit: AnyFit | None = None,
+    fit: Fit | None = None,
     by_launches: bool = False,
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
@@ -177,7 +177,8 @@ def chunk_size_report(
 
     Returns:
         answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
-            low_ms to high_ms; of a bound only the interval.
+            low_ms to high_ms; of a bound only the interval. does_not_fit says why no length fits in the memory, None
+            where one does.
         flop_optimal, runtime_optimal: the real-valued closed forms.
         model: formulation (upper time, eq. 118) or launches.
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
@@ -226,6 +227,7 @@ def chunk_size_report(
         answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, rows)
         for chunk in chunks
     ]
+    launched = fit is not None and fit.model is LAUNCHES
     candidates: list[dict[str, Any]] = []
     for found, each in zip(answers, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
@@ -236,7 +238,6 @@ def chunk_size_report(
                 "model_upper_ms": model.upper_ms,
                 "model_lower_ms": model.lower_ms,
                 "bound": model.bound,
-                "launches_ms": predicted.time_ms if isinstance(fit, LaunchFit) else None,
                 "predicted_ms": predicted.time_ms,
                 "low_ms": predicted.low_ms,
                 "high_ms": predicted.high_ms,
@@ -255,8 +256,8 @@ def chunk_size_report(
     least_flops = min(candidates, key=lambda each: each["flops"])
     chosen = _choice(candidates, "model_upper_ms")
     launches: dict[str, Any] | None = None
-    if isinstance(fit, LaunchFit):
-        by_fit = _choice(candidates, "launches_ms")
+    if fit is not None and launched:
+        by_fit = _choice(candidates, "predicted_ms")
         launches = {**by_fit, **fit.in_figures()}
         chosen = by_fit if by_launches else chosen
     return {
@@ -272,6 +273,7 @@ def chunk_size_report(
             "time_ms": best.time_ms,
             "low_ms": best.interval_ms[0],
             "high_ms": best.interval_ms[1],
+            "does_not_fit": best.does_not_fit,
         },
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),

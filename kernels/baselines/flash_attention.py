@@ -21,6 +21,7 @@ _attention = partial(
     op="attention",
     formulation="flash",
     kernels=("tfla", "lightning"),
+    nvidia=True,
     build="kernels.baselines.flash_attention:build",
     settings="causal, heads of 128, default scale and tiles",
     plan="kernels.baselines.plans:head_sizes",
