@@ -1,4 +1,4 @@
-"""Accelerator specifications: dense matrix rates, vector rate, bandwidth and caches, each with its part and source.
+"""Accelerator specifications: dense matrix rates, vector rate, memory and caches, each with its part and source.
 
 Rates are what the maker states for the named part at boost clock, dense (a figure printed for 2:4 sparsity is halved),
 in FLOP/s and bytes/s, decimal prefixes. ``cpu`` is the exception: this machine, measured (:mod:`.cpu`). Users add
