@@ -258,7 +258,8 @@ def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -
         names = (f"{_name(row)} {row['memory_bytes'] / 1e9:.3g}" for row in large)
         lines.append(f"{capacity}: {', '.join(names)}")
     if elsewhere:
-        lines.append(f"not for {where}: {len(elsewhere)} kernels ({', '.join(elsewhere)})")
+        number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
+        lines.append(f"not for {where}: {number} ({', '.join(elsewhere)})")
     if any(not row["installed"] for row in shown):
         lines.append("*: not installed here")
     return lines

@@ -279,7 +279,7 @@ def test_other_numbers_of_tokens_are_predicted_at_the_same_efficiency(problem: s
     assert many["time_ms"] == pytest.approx(64 * (few["measured_time_ms"] or few["time_ms"]), rel=0.2)
     assert many["high_ms"] / many["low_ms"] > 1.3 * few["high_ms"] / few["low_ms"]
     tiny = run.json("predict", *problem.split(), "--gpu", "h200", "--seq-len", "64", "--batch", "1", "--num-heads", "1")
-    assert 0.005 <= tiny["low_ms"] < tiny["time_ms"] < tiny["high_ms"]
+    assert 0.005 <= tiny["low_ms"] <= tiny["time_ms"] < tiny["high_ms"]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +307,9 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
     predicted = next(line for line in printed if line.startswith("fused_save "))
     assert re.search(r" ~2\d\.\d +\d+", predicted)
     assert any(" >" in line for line in printed), "bounds of what has no rows"
+    # Its rows are limited by products, and a few tokens by the memory, of which it has no better share.
+    few = run.json("best", "gated-mlp", "--gpu", "h200", "--seq-len", "16", "--batch", "1")
+    assert all(0.5 < row["roof_fraction"] < 0.8 for row in few if row["basis"] == "fitted")
     here = run("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
     assert re.match(r"use \w+, chunks of \d+: 0\.\d+ ms \(0\.\d+ to \d\.\d+\) predicted for h100_sxm\n", here)
     rows = run.json("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
@@ -363,9 +366,8 @@ def test_predict_validates_itself(run: Run) -> None:
     )
     assert printed[1] == "by a fit carried from another accelerator: no rows"
     assert printed[2] == "of 4 implementations 4 hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
-    assert printed[3].startswith("no fit for ")
-    assert printed[4].split() == ["op", "impl", "rows", "held", "chance", "error", "width"]
-    assert {line.split()[0] for line in printed[5:]} == {"gated_mlp"}
+    assert printed[3].split() == ["op", "impl", "rows", "held", "chance", "error", "width"]
+    assert {line.split()[0] for line in printed[4:]} == {"gated_mlp"}
     rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
     assert {(row["impl"], row["mode"], row["dtype"]) for row in rows} == {
         ("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")
@@ -380,7 +382,7 @@ def test_predict_prints_what_was_measured_first(run: Run) -> None:
     assert len(lines) == 2
     assert lines[0] == (
         "mamba2_ssd mamba_ssm.chunk_scan fw, chunks of 128: measured 1.53 ms on h200_sxm, commit fef0ea2; "
-        "the model says 1.595 ms, 0.8951 to 2.843"
+        "the model says 1.595 ms, 0.895 to 2.843"
     )
     assert lines[1].startswith("low to high: 90 %, from 3 rows of its own and those of 7 like it on h200_sxm")
     row = run.json(*MAMBA.split(), "--gpu", "h200")

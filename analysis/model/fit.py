@@ -33,8 +33,9 @@ ROW_COLUMNS = (
 )  # fmt: skip
 """Columns of measured rows that a fit reads."""
 
-MIN_PROBLEMS = 5
-"""Rows of fewer problems than this are fitted together with those of other implementations of the kind."""
+MIN_PROBLEMS, FEWEST_PROBLEMS = 5, 3
+"""Rows of fewer problems than this are fitted together with those of other implementations of the kind; of how many
+they are fitted alone where there are no others."""
 
 USELESS = 100.0
 """High over low end of an interval that says nothing: there is no fit then."""
@@ -72,6 +73,7 @@ class Fit:
         median_error, worst_error: the same of all that was left out.
         low_ratio, high_ratio: between which the measured over the predicted time lies with 90 % chance, as
             :func:`likely_ratios` takes it from problems left out of the fit.
+        best_share: the largest share of the roof that a row reached, that of the formulation; None by launches.
         measured: size -> the least and greatest one among the rows; ``tokens`` are batch times sequence length.
         stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
     """
@@ -87,6 +89,7 @@ class Fit:
     worst_error: float
     low_ratio: float
     high_ratio: float
+    best_share: float | None
     measured: Mapping[str, tuple[int, int]]
     stands_in: str | None = None
 
@@ -164,6 +167,11 @@ class _Sample:
     times: np.ndarray
     problems: list[Any]
 
+    @property
+    def share(self) -> float:
+        """The largest share of the roof of the formulation's rows: of its rates the slower one, over the time."""
+        return float((self.terms[:, -2:].max(axis=1) / self.times).max())
+
 
 def fit_rows(
     rows: Iterable[Row],
@@ -212,7 +220,8 @@ def _fit(
     alone = number >= model.min_rows and problems >= MIN_PROBLEMS
     others = [] if alone else [_sample(each, model, mode, dtype, key, roofs) for each in by_name.values()]
     others = [each for each in others if len(each.times)]
-    if alone or (model is not LAUNCHES and not others and number >= MIN_PROBLEMS):
+    few = model is not LAUNCHES and not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
+    if alone or few:
         constants = fitted(own.terms, own.times)
         groups = {name: [row[name] for row in own.rows] for name in model.left_out}
         ratios = {name: left_out_ratios(own.terms, own.times, each) for name, each in groups.items()}
@@ -241,6 +250,7 @@ def _fit(
         worst_error=worst_error,
         low_ratio=low_ratio,
         high_ratio=high_ratio,
+        best_share=None if model is LAUNCHES else max(each.share for each in ([own] if number else others)),
         stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
         measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},
     )

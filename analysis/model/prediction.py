@@ -126,13 +126,14 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
         time_ms, low_ms, high_ms = off * time_ms, off * low_ms, off * high_ms
         how = f" ({measured['stands_in']})" if "stands_in" in measured else ""
         basis = f"{measured['time_ms']:.4g} ms on {fit.accelerator}{how}"
-    # A fit below what the accelerator allows is off by the difference, and the rest of its interval with it.
+    # What a fit has not seen, a slow memory where all rows were slowed by products, it has no term for: there a kernel
+    # does not reach a larger share of the roof than in any row, and is never below what the accelerator allows.
     least = floor_ms(count, accelerator, dtype)
-    raised = max(1.0, least / time_ms) if time_ms else 1.0
+    likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
     return Prediction(
         low_ms=max(low_ratio * low_ms, least),
-        high_ms=max(high_ratio * high_ms * raised, least),
-        time_ms=max(time_ms, least),
+        high_ms=max(high_ratio * high_ms * likely_ms / time_ms, least),
+        time_ms=likely_ms,
         model=model,
         interval=basis + carried,
     )

@@ -181,6 +181,8 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     assert "from 4 rows of its own and those of 3 like it" in found.interval
     assert fit([*kind, *rows]).others == 0, "rows enough of its own"
     assert fit(rows[:4]) is None
+    alone = fit([row for row in rows if row["chunk_size"] == 256][:4])
+    assert (alone.rows, alone.others) == (4, 0) and alone.high_ratio > 1.1 * widths[-1] ** 0.5
     assert fit_rows(rows, "rglru", "fused", "fw", "bf16") is None, "another kind"
 
 
