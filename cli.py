@@ -711,13 +711,7 @@ def chunk_size(
     kernel: Kernel = None,
     gpu: Gpu = None,
     causal_factor: CausalFactor = None,
-    impl: Annotated[
-        str | None,
-        option(
-            "Implementation [the operation's first with a chunk length]. If named, the model's choice of --all and "
-            "JSON is by its launches, where these are known."
-        ),
-    ] = None,
+    impl: Annotated[str | None, option("Implementation [the operation's first with a chunk length].")] = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
     every: Every = False,
@@ -746,7 +740,6 @@ def chunk_size(
         chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
         rows=question.rows,
         fit=fit,
-        by_launches=impl is not None,
     )
     if format == "json":
         report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}

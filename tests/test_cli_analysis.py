@@ -177,19 +177,19 @@ def test_a_length_that_was_not_measured_may_be_faster(tmp_path: Path, run: Run) 
     )
 
 
-def test_chunk_size_of_a_named_implementation_is_chosen_by_its_launches(run: Run) -> None:
+def test_the_modelled_chunk_size_is_chosen_by_launches_where_they_are_known(run: Run) -> None:
     command = ("chunk-size", "tfla", "--gpu", "h200", "--impl", "fused_chunk")
     report = run.json(*command)
     assert (report["model"], report["runtime_optimal_feasible"], report["regret_ms"]) == ("launches", 8192, 0)
-    assert 0 < report["launches"]["median_error"] < 0.05
+    assert 0 < report["fitted"]["median_error"] < 0.05
     printed = run(*command, "--all")
     assert re.match(r"use 8192 with fused_chunk: 0\.8\d+ ms measured on h200_sxm \(512: 1\.4\d+\)\n", printed)
     assert "of the feasible ones 8192, by the launches of fused_chunk (fitted to " in printed
     assert "the choice by launches, 8192, takes 0 ms more" in printed
     unnamed = run.json("chunk-size", "tfla", "--gpu", "b200")
-    assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "formulation", "fitted")
-    assert unnamed["launches"]["optimal_feasible"] == 8192 != unnamed["runtime_optimal_feasible"]
-    assert run.json("chunk-size", "gla", "--gpu", "h200")["launches"] is None
+    assert (unnamed["impl"], unnamed["model"], unnamed["answer"]["basis"]) == ("fused_chunk", "launches", "fitted")
+    assert unnamed["answer"]["chunk_size"] == unnamed["runtime_optimal_feasible"] == 8192
+    assert run.json("chunk-size", "gla", "--gpu", "h200")["fitted"]["model"] == "formulation"
 
 
 def test_best_ranks_what_was_measured(run: Run) -> None:

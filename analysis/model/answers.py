@@ -244,7 +244,7 @@ def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
     """Return what the whole table of candidates comes to: the models' optima, and what choosing by them costs."""
-    chosen, launches = report["runtime_optimal_feasible"], report["launches"]
+    chosen, fitted = report["runtime_optimal_feasible"], report["fitted"]
     formulation = min(report["candidates"], key=lambda each: each["model_upper_ms"])
     lines = [
         f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
@@ -252,13 +252,13 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
         f"{formulation['chunk_size']} ({formulation['model_memory_bytes'] / 2**30:.3g} GiB modelled), by the chunkwise "
         "formulation",
     ]
-    if launches is not None:
+    if fitted is not None:
         lines.append(
-            f"of the feasible ones {launches['optimal_feasible']}, by the launches of {report['impl']} (fitted to "
-            f"{launches['fitted_rows']} rows on {launches['fitted_on']}; on rows left out off by "
-            f"{100 * launches['median_error']:.2g} % in the median, {100 * launches['worst_error']:.2g} % at worst)"
+            f"of the feasible ones {chosen}, by the {report['model']} of {report['impl']} (fitted to "
+            f"{fitted['fitted_rows']} rows on {fitted['fitted_on']}; on rows left out off by "
+            f"{100 * fitted['median_error']:.2g} % in the median, {100 * fitted['worst_error']:.2g} % at worst)"
         )
     if report["regret_ms"] is not None:
-        whose = "choice by launches" if report["model"] == "launches" else "choice by the formulation"
-        lines.append(f"the {whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
+        whose = f"the choice by {'launches' if report['model'] == 'launches' else 'the formulation'}"
+        lines.append(f"{whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
     return "\n".join(lines)

@@ -32,7 +32,6 @@ from ..counts.model import DTYPE_BYTES
 from .fit import Fit, Row
 from .prediction import answer, best_of
 from .runtime_model import flop_rate, runtime_model
-from .terms import LAUNCHES
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -154,14 +153,11 @@ def chunk_size_report(
     chunks: Sequence[int] | None = None,
     rows: Sequence[Row] = (),
     fit: Fit | None = None,
-    by_launches: bool = False,
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
     ``answer`` is the choice to take: the fastest measured one, else the one of least time by ``fit``, else by the model
-    of the implementation's formulation. Beside it stand the choices of two models: that of the chunkwise formulation,
-    the paper's, and that of the implementation's launches if ``fit`` is one. ``model`` in the report names the one that
-    ``runtime_optimal_feasible`` and ``regret_ms`` follow.
+    of the implementation's formulation. Beside it stand the optima of the chunkwise formulation, the paper's.
 
     Args:
         op: a chunkwise operation.
@@ -173,19 +169,17 @@ def chunk_size_report(
         chunks: the chunk lengths to choose from, as :func:`chunks_taken` gives them. None: all feasible ones.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         fit: a model of the implementation fitted to measurements.
-        by_launches: whether the choice is that of ``fit``, where it is one of launches.
 
     Returns:
         answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
             low_ms to high_ms; of a bound only the interval. does_not_fit says why no length fits in the memory, None
             where one does.
         flop_optimal, runtime_optimal: the real-valued closed forms.
-        model: formulation (upper time, eq. 118) or launches.
+        model: of the modelled time: launches or formulation, as fitted, else the formulation's upper time (eq. 118).
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where it was not measured.
-        launches: what the launches choose (optimal_feasible, measured_best, regret_ms) and how well they predict; None
-            without a ``fit`` of launches.
+        fitted: what was fitted, and how well it predicts (:meth:`.fit.Fit.in_figures`); None without a ``fit``.
         candidates: one mapping per chunk length, modelled and measured. model_upper_ms, model_lower_ms and bound are
             those of the chunkwise formulation; predicted_ms (None without ``fit``), low_ms and high_ms those of the
             implementation.
@@ -227,7 +221,6 @@ def chunk_size_report(
         answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, rows)
         for chunk in chunks
     ]
-    launched = fit is not None and fit.model is LAUNCHES
     candidates: list[dict[str, Any]] = []
     for found, each in zip(answers, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
@@ -254,12 +247,9 @@ def chunk_size_report(
         )
     best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
-    chosen = _choice(candidates, "model_upper_ms")
-    launches: dict[str, Any] | None = None
-    if fit is not None and launched:
-        by_fit = _choice(candidates, "predicted_ms")
-        launches = {**by_fit, **fit.in_figures()}
-        chosen = by_fit if by_launches else chosen
+    chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "model_upper_ms"])
+    timed = [each for each in candidates if each["measured_ms"] is not None]
+    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
     return {
         "op": op,
         "impl": impl,
@@ -278,22 +268,10 @@ def chunk_size_report(
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
-        "model": "launches" if launches is not None and by_launches else "formulation",
-        "runtime_optimal_feasible": chosen["optimal_feasible"],
-        "measured_best": chosen["measured_best"],
-        "regret_ms": chosen["regret_ms"],
-        "launches": launches,
+        "model": fit.model.name if fit else "formulation",
+        "runtime_optimal_feasible": chosen["chunk_size"],
+        "measured_best": fastest["chunk_size"] if fastest else None,
+        "regret_ms": chosen["measured_ms"] - fastest["measured_ms"] if fastest and chosen in timed else None,
+        "fitted": fit.in_figures() if fit else None,
         "candidates": candidates,
-    }
-
-
-def _choice(candidates: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
-    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer."""
-    best = min(candidates, key=lambda each: each[by])
-    timed = [each for each in candidates if each["measured_ms"] is not None]
-    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
-    return {
-        "optimal_feasible": best["chunk_size"],
-        "measured_best": None if fastest is None else fastest["chunk_size"],
-        "regret_ms": best["measured_ms"] - fastest["measured_ms"] if fastest is not None and best in timed else None,
     }

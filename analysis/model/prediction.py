@@ -68,23 +68,20 @@ def _stand_ins(results: Sequence[Path], mode: str, dtype: str) -> list[dict[str,
     elements are as large and multiply at the same rate.
     """
     if mode == "bw":
-        forward = {_problem(row): row for row in newest_cases(stored_rows(results, "fw", dtype))}
-        both = [(row, forward.get(_problem(row))) for row in newest_cases(stored_rows(results, "fwbw", dtype))]
-        how = "fwbw minus fw"
-        pairs = [(row, row["time_ms"] - fw["time_ms"], fw.get("stands_in")) for row, fw in both if fw]
-        return [
-            {**row, "time_ms": time_ms, "stands_in": f"{how}, {also}" if also else how}
-            for row, time_ms, also in pairs
-            if time_ms > 0
-        ]
+        columns = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
+        fw, both = (
+            {tuple(row[name] for name in columns): row for row in newest_cases(stored_rows(results, each, dtype))}
+            for each in ("fw", "fwbw")
+        )
+        found = []
+        for problem, row in both.items():
+            if problem in fw and row["time_ms"] > fw[problem]["time_ms"]:
+                how = ", ".join(["fwbw minus fw", *([row["stands_in"]] if "stands_in" in row else [])])
+                found.append({**row, "time_ms": row["time_ms"] - fw[problem]["time_ms"], "stands_in": how})
+        return found
     if dtype == "fp16":
         return [{**row, "stands_in": "bf16"} for row in stored_rows(results, mode, "bf16")]
     return []
-
-
-def _problem(row: Row) -> tuple[Any, ...]:
-    names = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
-    return tuple(row[name] for name in names)
 
 
 def stored_sizes(sizes: Mapping[str, int]) -> dict[str, int]:

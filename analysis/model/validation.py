@@ -118,10 +118,6 @@ def _coverage(names: tuple[str, ...], found: Sequence[tuple[Row, Prediction]]) -
     )
 
 
-WANTED = (0.85, 0.95)
-"""Between which share of the rows 90 % intervals are to hold."""
-
-
 def by_chance(rows: int) -> tuple[int, int]:
     """Return how few and how many of so many rows intervals hold that hold 85 to 95 % in the long run.
 
@@ -129,13 +125,11 @@ def by_chance(rows: int) -> tuple[int, int]:
     chance has somewhat more room than this.
     """
 
-    def upper_tails(share: float) -> list[float]:
-        terms = [math.comb(rows, held) * share**held * (1 - share) ** (rows - held) for held in range(rows + 1)]
-        return [sum(terms[held:]) for held in range(rows + 1)]
+    def at_least(held: int, share: float) -> float:
+        return sum(math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(held, rows + 1))
 
-    few = sum(tail > 0.95 for tail in upper_tails(WANTED[0])[1:])
-    many = max(held for held, tail in enumerate(upper_tails(WANTED[1])) if tail >= 0.05)
-    return few, many
+    few = next(held for held in range(rows + 1) if at_least(held + 1, 0.85) <= 0.95)
+    return few, next(held for held in range(rows, -1, -1) if at_least(held, 0.95) >= 0.05)
 
 
 def by_implementation(found: Sequence[Coverage]) -> list[dict[str, Any]]:

@@ -108,7 +108,6 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
             mode=best.mode,
             impl=best.impl,
             fit=fits.get((best.op, best.impl, best.mode, best.dtype)),
-            by_launches=True,
         )
     except ValueError:
         # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk, or an

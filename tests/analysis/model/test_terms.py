@@ -203,7 +203,6 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
                 mode=mode,
                 rows=stored_rows(STORED, mode, "bf16"),
                 fit=fit,
-                by_launches=True,
             )
             current = [c for c in report["candidates"] if c["measured_ms"] is not None]
             if len(current) > 1:
@@ -213,20 +212,15 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
     assert np.median(regrets) <= 0.01 and max(regrets) <= 0.12
 
 
-def test_report_follows_the_model_that_was_asked_for(fits: dict[tuple[str, str], Fit]) -> None:
-    arguments: dict[str, Any] = {
-        "head_dim_v": 256,
-        "head_dim_qk": 128,
-        "rows": stored_rows(STORED, "fw", "bf16"),
-        "fit": fits["mlstm_sig", "fw"],
-    }
-    paper, launched = (chunk_size_report("mlstm_sig", H200, by_launches=each, **arguments) for each in (False, True))
+def test_report_follows_the_fit(fits: dict[tuple[str, str], Fit]) -> None:
+    arguments = {"head_dim_v": 256, "head_dim_qk": 128, "rows": stored_rows(STORED, "fw", "bf16")}
+    paper, launched = (
+        chunk_size_report("mlstm_sig", H200, fit=f, **arguments) for f in (None, fits["mlstm_sig", "fw"])
+    )
     assert (paper["model"], launched["model"]) == ("formulation", "launches")
     assert paper["runtime_optimal_feasible"] == 512 and launched["runtime_optimal_feasible"] == 8192
     assert launched["regret_ms"] == 0 < paper["regret_ms"]
-    assert paper["launches"] == launched["launches"]
-    without = chunk_size_report("mlstm_sig", H200, **{**arguments, "fit": None}, by_launches=True)
-    assert (without["model"], without["launches"]) == ("formulation", None)
+    assert paper["fitted"] is None and launched["fitted"]["model"] == "launches"
 
 
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], Fit]) -> None:
