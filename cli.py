@@ -704,8 +704,9 @@ def best(
         return
     print(choice.ranking_answer(rows))
     display.show(choice.ranking_columns(rows), format)
-    if problem.head_dim_qk is None and not all(row["same_math"] for row in rows):
-        note("kernels of other mathematics have the head dims of their authors; --state-size gives all the same")
+    others = choice.beside(question, problem.head_dim_qk)
+    for line in choice.ranking_notes(rows, choice.not_there([question, *others])):
+        note(line)
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
@@ -714,13 +715,7 @@ def chunk_size(
     kernel: Kernel = None,
     gpu: Gpu = None,
     causal_factor: CausalFactor = None,
-    impl: Annotated[
-        str | None,
-        option(
-            "Implementation [the operation's first with a chunk length]. If named, the model's choice of --all and "
-            "JSON is by its launches, where these are known."
-        ),
-    ] = None,
+    impl: Annotated[str | None, option("Implementation [the operation's first with a chunk length].")] = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
     every: Every = False,
@@ -749,7 +744,6 @@ def chunk_size(
         chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
         rows=question.rows,
         fit=fit,
-        by_launches=impl is not None,
     )
     if format == "json":
         report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}

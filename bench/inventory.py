@@ -179,7 +179,7 @@ def gpu_columns(rows: list[Row]) -> list[Row]:
     """Return of every accelerator what a reader looks for: dense TFLOP/s, TB/s and the last cache in MiB."""
     titles = {
         "key": "key", "also": "also", "bf16": "bf16_tflops", "vector": "vector_tflops", "TB/s": "bandwidth_tb_s",
-        "L2": "l2_mib", "SMs": "sms", "part": "part",
+        "GB": "memory_gb", "L2": "l2_mib", "SMs": "sms", "part": "part",
     }  # fmt: skip
     return [{title: row[name] for title, name in titles.items()} for row in rows]
 
@@ -197,6 +197,7 @@ def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) 
         **{f"{dtype}_tflops": _tera(a.matrix_flops.get(dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")},
         "vector_tflops": a.vector_flops / 1e12,
         "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
+        "memory_gb": a.memory_bytes and a.memory_bytes / 1e9,
         "l2_mib": a.l2_bytes / 2**20,
         "smem_kib": a.smem_bytes / 2**10,
         "sms": a.sms,
