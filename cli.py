@@ -1133,6 +1133,8 @@ def update(
     texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
     show(provenance if format == "json" else [{"": name, "value": text} for name, text in texts.items()], format)
     note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
+    if noisy := provenance["noisy_cases"]:
+        note(f"warning: times measured on a busy machine, of which every check will be unclear: {noisy}")
 
 
 @command(COMPARE, "history op:mlstm_exp,mode:fw,seq_len:16k,chunk_size:4k -o history.png")
