@@ -470,8 +470,11 @@ def sweep(
     every: Every = False,
     jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
-    devices: Annotated[int, option("GPUs to spread the implementations over.", min=1)] = 1,
+    devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
+    wait: Annotated[
+        bool, option("Wait where another lrbench sweeps into --output or uses the GPU [exit 2].", "--wait")
+    ] = False,
     strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
     format: Format = "table",
@@ -501,6 +504,7 @@ def sweep(
         jobs=jobs,
         executor=executor,
         devices=devices,
+        wait=wait,
         calibrate=calibrate,
     )
     records = outcome.resumed + outcome.records
@@ -706,8 +710,9 @@ def best(
         return
     print(choice.ranking_answer(rows))
     display.show(choice.ranking_columns(rows), format)
-    if problem.head_dim_qk is None and not all(row["same_math"] for row in rows):
-        note("kernels of other mathematics have the head dims of their authors; --state-size gives all the same")
+    others = choice.beside(question, problem.head_dim_qk)
+    for line in choice.ranking_notes(rows, choice.not_there([question, *others])):
+        note(line)
 
 
 @command(EXPLAIN, "chunk-size mlstm_sig --gpu h200 --seq-len 64k")
@@ -716,13 +721,7 @@ def chunk_size(
     kernel: Kernel = None,
     gpu: Gpu = None,
     causal_factor: CausalFactor = None,
-    impl: Annotated[
-        str | None,
-        option(
-            "Implementation [the operation's first with a chunk length]. If named, the model's choice of --all and "
-            "JSON is by its launches, where these are known."
-        ),
-    ] = None,
+    impl: Annotated[str | None, option("Implementation [the operation's first with a chunk length].")] = None,
     results: Fitted = None,
     roofs: RoofChoice = "spec",
     every: Every = False,
@@ -751,7 +750,6 @@ def chunk_size(
         chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
         rows=question.rows,
         fit=fit,
-        by_launches=impl is not None,
     )
     if format == "json":
         report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
@@ -1069,7 +1067,7 @@ def check(
         float, option("Share of the run's cases that must be compared, 0 to 1; one at least.", min=0.0, max=1.0)
     ] = 0.5,
     rerun: Annotated[
-        bool, option("Measure unclear and slower cases again, if their device is here.", "--rerun")
+        bool, option("Measure unclear, noisy and slower cases again, if their device is here.", "--rerun")
     ] = False,
     timeout: Annotated[float, option("Seconds until a case measured again is ended.", min=0.001)] = 120.0,
     budget: Annotated[float, option("Seconds of timing per case measured again.", min=0.0)] = 1.0,
@@ -1140,6 +1138,8 @@ def update(
     texts = {name: json.dumps(v) if isinstance(v, (dict, list)) else str(v) for name, v in provenance.items()}
     show(provenance if format == "json" else [{"": name, "value": text} for name, text in texts.items()], format)
     note(f"baseline: {path}, provenance: {path.with_suffix('').name}{PROVENANCE_SUFFIX}")
+    if noisy := provenance["noisy_cases"]:
+        note(f"warning: times measured on a busy machine, of which every check will be unclear: {noisy}")
 
 
 @command(COMPARE, "history op:mlstm_exp,mode:fw,seq_len:16k,chunk_size:4k -o history.png")

@@ -34,6 +34,7 @@ from . import note
 from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
+from .executors import hold_gpus
 from .plan import PlannedCase
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
@@ -361,7 +362,7 @@ def measure_bars(
         compile_first(families, here)
     for name, family in families.items():
         verdicts: list[Verdict] = []
-        with _worker(family.device) as session:
+        with hold_gpus(int(family.device == "cuda")), _worker(family.device) as session:
             environment = Environment(**session.call("bench.environment:environment_here"))
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:

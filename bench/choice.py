@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import kernels
@@ -18,6 +18,7 @@ from ..kernels.spec import MODES, Implementation
 from ..results.arguments import one_of
 from ..results.names import current_name
 from ..results.schema import Case
+from ..results.select import short_size
 from .inventory import implementation_names
 
 Known = Implementation | Baseline
@@ -29,24 +30,40 @@ def runnable(question: Question) -> list[str]:
     Code for this very chip comes before code for all. Portable code is left out where there is a GPU, as in a sweep,
     unless there is nothing else.
     """
+    able = [each for each in _known(question) if not _why_not_on(each, question)]
+    able = [each for each in able if not question.why_wrong(each.name)]
+    only = [each.name for each in able if each.devices == (_device(question),)]
+    return only or [each.name for each in able]
+
+
+def not_there(questions: Iterable[Question]) -> list[str]:
+    """Return the names of kernels that compute one of the questions, but not on such an accelerator."""
+    return list(dict.fromkeys(each.name for q in questions for each in _known(q) if _why_not_on(each, q)))
+
+
+def _known(question: Question) -> list[Known]:
+    """Return what has the question's mode and dtype and runs on such devices, in the order of :func:`runnable`."""
     one_of("mode", question.mode, MODES)
-    device = "cpu" if question.accelerator.key == "cpu" else "cuda"
     known: list[Known] = [get_implementation(question.op, name) for name in implementation_names(question.op)]
     known.sort(key=lambda each: isinstance(each, Baseline) or (not each.architectures and 0.5))
-    able = [each for each in known if device in each.devices and _runs(each, question)]
-    return [each.name for each in able if each.devices == (device,)] or [each.name for each in able]
+    device, mode, dtype = _device(question), question.mode, question.dtype
+    return [each for each in known if device in each.devices and mode in each.modes and dtype in each.dtypes]
 
 
-def _runs(known: Known, question: Question) -> bool:
-    """Whether an implementation has the mode and the dtype, and runs on the accelerator in some version, correctly."""
-    if question.mode not in known.modes or question.dtype not in known.dtypes or question.why_wrong(known.name):
-        return False
+def _device(question: Question) -> str:
+    return "cpu" if question.accelerator.key == "cpu" else "cuda"
+
+
+def _why_not_on(known: Known, question: Question) -> str | None:
+    """Return why an implementation does not run on the accelerator in any version, or None."""
     capability = question.accelerator.capability
     if isinstance(known, Implementation):
-        return known.why_not_on(capability) is None
+        return known.why_not_on(capability)
+    if known.nvidia and capability is None and _device(question) == "cuda":
+        return f"{known.name} needs a GPU of NVIDIA's with a known compute capability"
     columns: dict[str, Any] = {**question.sizes, "mode": question.mode, "dtype": question.dtype}
     case = Case(kernel=question.op, op=question.op, impl=known.name, provider=known.provider, **columns)
-    return baselines.known_bad_here(known, case, {}, capability) is None
+    return baselines.known_bad_here(known, case, {}, capability)
 
 
 def ranked(question: Question, impls: Sequence[str] | None = None) -> list[Answer]:
@@ -162,6 +179,7 @@ def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping
         "low_ms": low_ms,
         "high_ms": high_ms,
         "memory_bytes": found.memory_bytes,
+        "does_not_fit": found.does_not_fit,
         "roof_fraction": time_ms and roofline_fraction(count, question.accelerator, dtype, time_ms),
         "same_math": same,
         "installed": missing is None,
@@ -174,6 +192,9 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
     best = next(row for row in rows if row["same_math"])
     chunks = f", chunks of {best['chunk_size']}" if best["chunk_size"] else ""
     interval, where = f"{best['low_ms']:.4g} to {best['high_ms']:.4g}", best["accelerator"]
+    if best["does_not_fit"]:
+        least = min((row for row in rows if row["same_math"]), key=lambda row: row["memory_bytes"])
+        return f"nothing to use on {where}: {least['impl']}, which needs least memory, {least['does_not_fit']}"
     if best["basis"] == "bound":
         return f"no rows to choose by: {best['impl']}{chunks} takes at least {best['low_ms']:.4g} ms on {where}"
     how = f"measured on {where}" if best["basis"] == "measured" else f"({interval}) predicted for {where}"
@@ -181,24 +202,65 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return of every kernel what a reader looks for; a time that was not measured has the most that is likely too."""
-    shown = []
+    """Return of every kernel that fits what a reader looks for, where it was not measured the most that is likely too.
+
+    A kernel of other mathematics is named with its operation, and with its heads and head dims where they differ.
+    """
+    asked, shown = _heads(next(row for row in rows if row["same_math"])), []
     for row in rows:
-        measured, bound = row["basis"] == "measured", row["basis"] == "bound"
+        if row["does_not_fit"]:
+            continue
+        measured, bound, heads = row["basis"] == "measured", row["basis"] == "bound", _heads(row)
         time = f">{row['low_ms']:.3g}" if bound else f"{'' if measured else '~'}{row['time_ms']:.3g}"
         shown.append(
             {
-                "kernel": row["impl"] if row["same_math"] else f"{row['op']} {row['impl']}",
+                "kernel": _name(row) + ("" if row["installed"] else " *"),
                 "math": "same" if row["same_math"] else "other",
-                "chunk": row["chunk_size"],
+                "heads": None if heads == asked else heads,
+                "chunk": row["chunk_size"] and short_size(row["chunk_size"]),
                 "ms": time,
                 "up to": None if measured or bound else f"{row['high_ms']:.3g}",
                 "GiB": f"{row['memory_bytes'] / 2**30:.3g}",
                 "roof": row["roof_fraction"] and f"{row['roof_fraction']:.0%}",
-                "here": "yes" if row["installed"] else "no",
             }
         )
-    return shown
+    empty = [name for name in ("heads", "chunk") if all(each[name] is None for each in shown)]
+    return [{name: value for name, value in each.items() if name not in empty} for each in shown]
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return a kernel's name: of other mathematics the operation as well, where the kernel is not called like it."""
+    own = str(row["impl"])
+    return own if row["same_math"] or own.endswith(f".{row['op']}") else f"{row['op']} {own}"
+
+
+def _heads(row: Mapping[str, Any]) -> str | None:
+    """Return heads and head dims, "32x64/128" where query-key and value head dim differ."""
+    if row.get("num_heads") is None:
+        return None
+    dims = dict.fromkeys(str(row[name]) for name in ("head_dim_qk", "head_dim_v"))
+    return f"{row['num_heads']}x{'/'.join(dims)}"
+
+
+def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -> list[str]:
+    """Return what a ranking leaves out and what its marks mean, a line each.
+
+    Args:
+        elsewhere: kernels that do not run on such an accelerator.
+    """
+    where, large = rows[0]["accelerator"], [row for row in rows if row["does_not_fit"]]
+    shown = [row for row in rows if not row["does_not_fit"]]
+    lines = []
+    if large:
+        capacity = str(large[0]["does_not_fit"]).partition(" (")[0]
+        names = (f"{_name(row)} {row['memory_bytes'] / 1e9:.3g}" for row in large)
+        lines.append(f"{capacity}: {', '.join(names)}")
+    if elsewhere:
+        number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
+        lines.append(f"not for {where}: {number} ({', '.join(elsewhere)})")
+    if any(not row["installed"] for row in shown):
+        lines.append("*: not installed here")
+    return lines
 
 
 def _why_not_here(known: Known, versions: Mapping[str, str]) -> str | None:

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from ..analysis.check import statistics
 from .environment import DeviceState, device_state
+from .noise import Watch
 
 MIN_SAMPLES = 10
 MAX_SAMPLES = 400
@@ -77,6 +78,8 @@ class Timing:
         host_ms: median of the host's time for a call; None where the host itself computes. A call that waits for the
             device has its whole duration here.
         state: what the device reported meanwhile.
+        noise, yardstick_ms: what :mod:`.noise` noticed meanwhile, and its yardstick; None in rounds, where it falls
+            on all calls alike.
         page_faults: of this process during each sample taken in rounds.
         failure: what the call raised; it is not called again.
     """
@@ -84,6 +87,8 @@ class Timing:
     samples_ms: list[float] = field(default_factory=list)
     host_ms: float | None = None
     state: DeviceState = field(default_factory=DeviceState)
+    noise: str | None = None
+    yardstick_ms: float | None = None
     page_faults: list[int] = field(default_factory=list)
     failure: Exception | None = None
 
@@ -246,7 +251,9 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         clock.synchronize()
         if time.perf_counter() - begin > WARMUP_S:
             break
+    watch = Watch(gpu=clock.enqueues)
     timing.add(*clock.sample(call.call, call.prepare, MIN_SAMPLES))
+    watch.look()
     begin = time.perf_counter() - sum(timing.samples_ms) / 1e3
     while (
         len(timing.samples_ms) < MAX_SAMPLES
@@ -254,6 +261,8 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
         timing.add(*clock.sample(call.call, call.prepare, BATCH))
+        watch.look()
+    timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
 
 
 def _sample_in_turn(clock: Clock, call: Call, timing: Timing, *, counts: bool, settle: bool) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
-from .plan import PlannedCase, group_by_implementation
-from .workers import Limits, LocalExecutor, Started
+from .executors import LocalExecutor, Queue, implementation_of
+from .plan import PlannedCase
+from .workers import Limits, Started
 
 MAX_COMPILE_JOBS = 8
 MAX_COMPILE_ELEMENTS = 2**26
@@ -98,15 +99,12 @@ def widest(item: PlannedCase) -> int:
     return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
 
 
-def compile_batches(cases: Sequence[PlannedCase], jobs: int) -> list[list[PlannedCase]]:
-    """Return what each compiling process takes, at most ``jobs`` of ours and one for each outside implementation.
+def process_of(item: PlannedCase) -> Hashable:
+    """Return which compiling process takes a case: ours share those that there are, an outside package has one.
 
-    An outside package's autotuners compile the same configurations for many cases, and side by side within a process.
+    Its autotuners compile the same configurations for many cases, and side by side within a process.
     """
-    ours = [item for item in cases if isinstance(item.target, Implementation)]
-    batches = [ours[n::jobs] for n in range(jobs)]
-    batches += group_by_implementation([item for item in cases if isinstance(item.target, Baseline)])
-    return [batch for batch in batches if batch]
+    return implementation_of(item) if isinstance(item.target, Baseline) else "lrbench"
 
 
 def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float, started: Started, ended: Started) -> None:
@@ -117,6 +115,6 @@ def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float, sta
     """
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     executor = LocalExecutor(workers_per_device=jobs)
-    with contextlib.closing(executor.run(compile_batches(cases, jobs), limits, started)) as outcomes:
+    with contextlib.closing(executor.run(Queue(cases, process_of), limits, started)) as outcomes:
         for item, _ in outcomes:
             ended(item)

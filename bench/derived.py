@@ -26,23 +26,28 @@ class Run:
     """What all rows of a run share.
 
     Attributes:
+        environment: of the rows; a reply's columns say where it was another.
         accelerator: the accelerator the analysis is about (``--gpu``), or None.
-        device: the measured device's specification, or None where it is not one we know.
     """
 
     run_id: str
     environment: Environment
     accelerator: Accelerator | None
-    device: Accelerator | None
 
     @classmethod
     def start(cls, run_id: str, environment: Environment, accelerator: str | None) -> Run:
-        """Look up the two accelerators; ValueError for an unknown one."""
-        device = None
-        if environment.device_accelerator is not None:
-            device = accelerators.get_accelerator(environment.device_accelerator)
+        """Look up the accelerator; ValueError for an unknown one."""
         target = accelerators.get_accelerator(accelerator) if accelerator is not None else None
-        return cls(run_id=run_id, environment=environment, accelerator=target, device=device)
+        return cls(run_id=run_id, environment=environment, accelerator=target)
+
+    @property
+    def device(self) -> Accelerator | None:
+        """The measured device's specification, or None where it is not one we know."""
+        return _specification(self.environment.device_accelerator)
+
+
+def _specification(accelerator: str | None) -> Accelerator | None:
+    return None if accelerator is None else accelerators.get_accelerator(accelerator)
 
 
 def common_columns(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +79,8 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
         **reply["columns"],
     }
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
-    columns |= derive(run.accelerator, run.device, count, case.dtype, columns.get("time_ms"))
+    device = _specification(columns["device_accelerator"])
+    columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))
     return Record(**{name: _finite(value) for name, value in columns.items()})
 
 

@@ -22,7 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..analysis.model.runtime_model import LAUNCH_MS
 from ..results.schema import Record
 from ..results.select import describe_axes, short_size
 from .plan import PlannedCase
@@ -285,8 +284,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
     A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
-    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it,
-    as far as that is more than a launch takes.
+    than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
     """
     ours = [record for record in records if record.time_ms is not None]
     shapes = sorted({record.seq_len or 0 for record in ours})
@@ -335,7 +333,7 @@ def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
                 "size": heads,
-                **{short_size(length): _modelled(each) for length, each in lengths.items()},
+                **{short_size(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
             }
         ]
         for (op, heads), lengths in best.items()
@@ -355,10 +353,6 @@ def _size(sizes: Record) -> str:
 def _labelled(record: Record) -> str:
     states = f" ({record.state_dtype} states)" if record.state_dtype not in (None, "fp32") else ""
     return record.impl + states
-
-
-def _modelled(record: Record) -> str:
-    return "< launch" if (record.model_time_ms or 0) < LAUNCH_MS else _cell_at(record.model_time_ms, record)
 
 
 def _cell_at(time_ms: float | None, record: Record) -> str:

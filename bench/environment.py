@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,20 @@ def _driver_version() -> str | None:
         return None
 
 
+def gpu_uuids(names: Sequence[str]) -> dict[str, str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES calls so with their unique names, as far as NVML knows them."""
+    import pynvml
+
+    uuids = {}
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for name in names:
+            uuids[name] = name
+            if name.isdigit():
+                uuids[name] = str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(name))))
+    return uuids
+
+
 _THROTTLE_REASONS = {
     "software power cap": "nvmlClocksThrottleReasonSwPowerCap",
     "hardware slowdown": "nvmlClocksThrottleReasonHwSlowdown",
@@ -129,15 +145,22 @@ _THROTTLE_REASONS = {
 }
 
 
-def device_state() -> DeviceState:
-    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+def nvml_handle() -> Any:
+    """Return NVML's handle of torch's current GPU; pynvml.NVMLError where it has none."""
     import pynvml
     import torch
 
+    pynvml.nvmlInit()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+
+
+def device_state() -> DeviceState:
+    """Return the clocks, power, temperature and throttle reasons of torch's current GPU; empty where NVML has none."""
+    import pynvml
+
     try:
-        pynvml.nvmlInit()
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
+        handle = nvml_handle()
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         return DeviceState(
             sm_clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),

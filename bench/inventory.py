@@ -188,8 +188,9 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
     rates = {dtype: f"{dtype}_tflops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")}
     vector = {"vector": "vector_tflops", "TB/s": "bandwidth_tb_s", "L2": "l2_mib"}
     tables = {
-        "dense TFLOP/s, TB/s of memory, last cache in MiB": {
-            "key": "key", "also": "also", "bf16": "bf16_tflops", **vector, "SMs": "sms", "part": "part",
+        "dense TFLOP/s, TB/s, last cache in MiB, memory in GB": {
+            "key": "key", "also": "also", "bf16": "bf16_tflops", **vector, "GB": "memory_gb", "SMs": "sms",
+            "part": "part",
         },
         "dense TFLOP/s by dtype, shared memory of a multiprocessor in KiB": {
             "key": "key", **rates, **vector, "smem": "smem_kib",
@@ -220,6 +221,7 @@ def _gpu_row(accelerator: Accelerator, measured: Roofs | None, defined_in: str) 
         **{f"{dtype}_tflops": _tera(a.matrix_flops.get(dtype)) for dtype in ("bf16", "fp16", "tf32", "fp32", "fp64")},
         "vector_tflops": a.vector_flops / 1e12,
         "bandwidth_tb_s": a.bandwidth_bytes_s / 1e12,
+        "memory_gb": a.memory_bytes and a.memory_bytes / 1e9,
         "l2_mib": a.l2_bytes / 2**20,
         "smem_kib": a.smem_bytes / 2**10,
         "sms": a.sms,

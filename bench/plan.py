@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from .. import kernels
@@ -115,14 +116,6 @@ class PlannedCase:
     def __str__(self) -> str:
         """Return the case in a few words."""
         return describe(dataclasses.asdict(self.case))
-
-
-def group_by_implementation(planned: Sequence[PlannedCase]) -> list[list[PlannedCase]]:
-    """Return the cases in groups, one per implementation name, in the order given: each gets a process of its own."""
-    groups: dict[tuple[str, str], list[PlannedCase]] = {}
-    for item in planned:
-        groups.setdefault((item.case.provider, item.case.impl), []).append(item)
-    return list(groups.values())
 
 
 def preset_for(request: Request, device_kind: str) -> Preset:
@@ -435,9 +428,9 @@ def _ordered(modes: Sequence[str]) -> list[str]:
 
 
 def _deduplicate(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
-    unique: dict[str, PlannedCase] = {}
+    unique: dict[Case, PlannedCase] = {}
     for item in planned:
-        unique.setdefault(item.case.case_id, item)
+        unique.setdefault(item.case, item)
     return sorted(unique.values(), key=_run_order(list(unique.values())))
 
 
@@ -446,19 +439,21 @@ def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[
     groups = {key: n for n, key in enumerate(dict.fromkeys((p.case.provider, p.case.impl) for p in planned))}
     ops = {op: n for n, op in enumerate(dict.fromkeys(p.case.op for p in planned))}
 
+    sizes = attrgetter(
+        "head_dim_v", "head_dim_qk", "seq_len", "batch", "num_heads", "channels", "d_model", "d_ff", "chunk_size"
+    )
+
     def key(item: PlannedCase) -> tuple[Any, ...]:
-        case = dataclasses.asdict(item.case)
-        problem = tuple(case[name] or 0 for name in ("head_dim_v", "head_dim_qk", "seq_len", "batch", "num_heads"))
-        other = tuple(case[name] or 0 for name in ("channels", "d_model", "d_ff"))
+        case = item.case
+        *problem, chunk_size = (size or 0 for size in sizes(case))
         return (
-            groups[item.case.provider, item.case.impl],
-            ops[item.case.op],
-            item.case.dtype,
+            groups[case.provider, case.impl],
+            ops[case.op],
+            case.dtype,
             *problem,
-            *other,
-            MODE_ORDER.index(item.case.mode),
-            item.case.state_dtype or "",
-            item.case.chunk_size or 0,
+            MODE_ORDER.index(case.mode),
+            case.state_dtype or "",
+            chunk_size,
         )
 
     return key

@@ -64,7 +64,7 @@ def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, 
     limits = Limits(timeout_s=0.0, action="profile")
     lines = [json.dumps(encode_request([item], limits)) for item in planned]
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    worker = (sys.executable, "-m", f"{__package__}.worker", str(requests), str(replies))
+    worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(replies))
     return Session(
         requests=requests,
         replies=replies,

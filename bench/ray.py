@@ -1,25 +1,45 @@
-"""Worker processes on a Ray cluster: implementations are spread over its GPUs. Needs the extra ``cluster``."""
+"""Cases on a Ray cluster: an actor on each GPU that is used; all take from one queue. Needs the extra ``cluster``."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Generator, Sequence
+import socket
+import tempfile
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+from ..results.lock import temporary_folder
+from . import note
+from .environment import Environment
+from .executors import Outcomes, Queue, implementation_of
 from .plan import PlannedCase
-from .workers import Limits, Reply, Started, probe_environment, run_group
+from .workers import Limits, ReplaceableWorker, Reply, Started, probe_environment
 
 THREADS = "OMP_NUM_THREADS"
+ADDRESS = "RAY_ADDRESS"
+ANSWER_S = 10.0
+"""Seconds in which a cluster must answer at its address."""
+
+WAIT_S = 30.0
+"""Seconds after which it is said that no node is free: one that is needs a few to import torch."""
+
+POLL_S = 5.0
+MAX_LOSSES = 3
+"""Workers that a case may lose before it gets a row that says so."""
 
 
 class RayExecutor:
-    """Runs each group as a Ray task on one GPU (on one node's CPUs where the cluster has no GPU).
+    """Runs cases on the cluster of RAY_ADDRESS, else on the one that runs on this machine, else on one that it starts.
 
-    The nodes need the same lrbench and packages as the driver: rows carry the driver's environment, so a task on a
-    device of another name ends with status error instead of a row about the wrong device.
+    Each case runs on one GPU, or where no node has one, on the nodes' CPUs. A case whose worker or node is lost runs
+    elsewhere. The nodes need the same lrbench and packages as the driver; a row has the environment of its node.
 
     Args:
-        devices: the most tasks at once.
+        devices: how many GPUs, or nodes without one, take cases.
 
     Raises:
         ValueError: ray is not installed; the message has the pip command.
@@ -33,48 +53,132 @@ class RayExecutor:
         self._ray = ray
         self.devices = devices
 
-    def run(
-        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-        """See :class:`.Executor`. Cases are reported when they end; Ray does not tell when they start."""
-        ray = self._ray
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        device, threads = probe_environment().device_name, os.environ.get(THREADS)
-        task = ray.remote(num_gpus=gpus, num_cpus=1, max_retries=0)(_run_remotely)
-        waiting = list(groups)
-        streams: dict[Any, Any] = {}
+    def environment(self) -> Environment:
+        """Return the environment of one of the nodes.
+
+        Raises:
+            ValueError: RAY_ADDRESS names a cluster that does not answer.
+            RuntimeError: lrbench does not run on the node.
+        """
+        self._connect()
+        node = self._start_node()
         try:
-            while waiting or streams:
-                while waiting and len(streams) < self.devices:
-                    stream = task.options(num_returns="streaming").remote(waiting.pop(0), limits, device, threads)
-                    streams[stream] = stream
-                ready, _ = ray.wait(list(streams), num_returns=1)
-                for stream in ready:
-                    try:
-                        outcome = ray.get(next(stream))
-                    except StopIteration:
-                        del streams[stream]
-                    else:
-                        started(outcome[0])
-                        yield outcome
+            future = node.environment.remote()
+            if not self._ray.wait([future], timeout=WAIT_S)[0]:
+                note("waiting for a node of the cluster that is free")
+            return Environment(**self._ray.get(future))
+        except self._ray.exceptions.RayError as error:
+            raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
         finally:
-            for stream in streams:
-                ray.cancel(stream, force=True)
+            self._ray.kill(node)
+
+    def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
+        """See :class:`.Executor`."""
+        ray = self._ray
+        self._connect()
+        losses: Counter[str] = Counter()
+        running: dict[Any, tuple[Any, PlannedCase]] = {}
+        idle: list[tuple[Any, PlannedCase | None]] = [(self._start_node(), None) for _ in range(self.devices)]
+        try:
+            while True:
+                waiting, idle = idle, []
+                for node, before in waiting:
+                    item = cases.take(before)
+                    if item is None:
+                        idle.append((node, before))
+                    else:
+                        started(item)
+                        running[node.run.remote(item, limits)] = node, item
+                if not running:
+                    return
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
+                if not ready and not self._has_room():
+                    ready = list(running)
+                for future in ready:
+                    node, item = running.pop(future)
+                    try:
+                        reply = ray.get(future, timeout=0)
+                    except (ray.exceptions.RayError, TimeoutError) as error:
+                        ray.kill(node)
+                        idle.append((self._start_node(), None))
+                        losses[item.case.case_id] += 1
+                        if isinstance(error, ray.exceptions.RayTaskError) or losses[item.case.case_id] == MAX_LOSSES:
+                            yield item, {"status": "crash", "reason": _one_line(error), "columns": {}}
+                        else:
+                            cases.put_back(item)
+                    else:
+                        idle.append((node, item))
+                        yield item, reply
+        finally:
+            for node, _ in [*idle, *running.values()]:
+                ray.kill(node)
+
+    def _start_node(self) -> Any:
+        """Return an actor that runs cases, on a GPU if the cluster has one."""
+        gpus = 1 if self._ray.cluster_resources().get("GPU") else 0
+        actor = self._ray.remote(num_gpus=gpus, num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(_Node)
+        return actor.remote(os.environ.get(THREADS))
+
+    def _has_room(self) -> bool:
+        """Return whether any node that could run a case is alive."""
+        return any(node["Alive"] and node["Resources"].get("CPU") for node in self._ray.nodes())
+
+    def _connect(self) -> None:
+        """Connect to a cluster, or start one."""
+        if self._ray.is_initialized():
+            return
+        address = os.environ.get(ADDRESS)
+        if address and not _answers(address):
+            raise ValueError(f"{ADDRESS} must be a cluster that answers, got {address}, which does not")
+        if not address:
+            # Ray keeps the address of the last cluster that was started here, also when it is gone.
+            last = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+            address = last.read_text().strip() if last.exists() else "local"
+            if not _answers(address):
+                note(f"starting a cluster here: the one at {address}, named in {last}, does not answer")
+                address = "local"
+        options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+        self._ray.init(address=address, log_to_driver=False, **options)
 
 
-def _run_remotely(
-    group: Sequence[PlannedCase], limits: Limits, device: str, threads: str | None
-) -> Generator[tuple[PlannedCase, Reply], None, None]:
-    # Ray limits a task to the threads of its share of a node's CPUs; a row is about as many as the driver has.
-    os.environ.pop(THREADS, None)
-    if threads is not None:
-        os.environ[THREADS] = threads
-    here = probe_environment().device_name
-    if here != device:
-        reason = f"the task ran on {here}, the sweep is about {device}"
-        for item in group:
-            yield item, {"status": "error", "reason": reason, "columns": {}}
-        return
-    yield from run_group(group, limits, lambda _: None)
+def _answers(address: str) -> bool:
+    """Return whether something listens at a cluster's address; what is no "host:port" is left to Ray."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return True
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=ANSWER_S):
+        return True
+    return False
+
+
+def _one_line(error: BaseException) -> str:
+    """Return what Ray says of a failure: the last line, which names the error, of a task's own exception."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+class _Node:
+    """What runs on a node: one case after the other, each implementation in a process of its own."""
+
+    def __init__(self, threads: str | None) -> None:
+        # Ray limits an actor to the threads of its share of a node's CPUs; a row is about as many as the driver has.
+        os.environ.pop(THREADS, None)
+        if threads is not None:
+            os.environ[THREADS] = threads
+        self._session = ReplaceableWorker()
+        self._process: Hashable = None
+        self._environment = probe_environment()
+        self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
+
+    def environment(self) -> dict[str, Any]:
+        """Return the node's environment."""
+        return asdict(self._environment)
+
+    def run(self, item: PlannedCase, limits: Limits) -> Reply:
+        """Return a case's outcome, with the node's environment."""
+        process = implementation_of(item)
+        if process != self._process:
+            self._session.close()
+            self._session, self._process = ReplaceableWorker(), process
+        (reply,) = self._session.run([item], replace(limits, shared=self._references))
+        return {**reply, "columns": {**self._environment.columns(), **reply["columns"]}}

@@ -27,13 +27,15 @@ from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..results import store
 from ..results.arguments import unknown
+from ..results.lock import temporary_folder
 from ..results.schema import CASE_COLUMNS, Case, Record
 from ..results.select import Row
 from .compile_ahead import compile_ahead, compile_cases
 from .derived import Run, build_record
 from .environment import Environment, version_of
-from .plan import PlannedCase, group_by_implementation
-from .workers import Executor, Limits, LocalExecutor, ReplaceableWorker, Reply, Started
+from .executors import Executor, LocalExecutor, Queue
+from .plan import PlannedCase
+from .workers import Limits, ReplaceableWorker, Reply, Started
 
 EXECUTORS = ("local", "ray")
 DEFAULT_TIMEOUT_S = 120.0
@@ -50,7 +52,7 @@ class Settings:
         budget_s: seconds of timing per case after which sampling stops.
         resume: leave out cases that :func:`.store.finished_cases` counts as finished in ``output``.
         executor: local or ray.
-        devices: GPUs to spread the implementations over, at most as many as this machine has (1 on a CPU).
+        devices: GPUs to spread the cases over, at most as many as this machine has (1 on a CPU).
         jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
@@ -104,10 +106,6 @@ class Progress(Protocol):
         """The pass is over."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C: what is measured is kept."""
-
-
 def get_executor(name: str, *, devices: int = 1) -> Executor:
     """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
     if name == "local":
@@ -145,7 +143,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted = False
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
-    with _interrupted_once(), store.RunWriter(settings.output, name, len(todo)) as writer:
+    with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
@@ -154,6 +152,7 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
                 for item, reply in outcomes:
                     writer.append(build_record(run, item, reply))
                     progress.finished(item, reply["status"])
+            finishing()
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -191,15 +190,14 @@ def _outcomes(
         progress.end()
     progress.begin(len(todo), "measuring")
     yield from refused
-    with tempfile.TemporaryDirectory(prefix="lrbench-") as shared:
+    with tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-") as shared:
         limits = Limits(
             timeout_s=settings.timeout_s,
             budget_s=settings.budget_s,
             shared=shared,
             device_kind=environment.device_kind,
         )
-        groups = group_by_implementation(runnable)
-        with contextlib.closing(executor.run(groups, limits, progress.started)) as outcomes:
+        with contextlib.closing(executor.run(Queue(runnable), limits, progress.started)) as outcomes:
             for outcome in outcomes:
                 yield outcome
                 if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
@@ -242,23 +240,29 @@ def _refusal(status: str, reason: str) -> Reply:
 
 
 @contextlib.contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Raise on the first SIGINT or SIGTERM in the block, where signals can be handled (the main thread).
+def _interrupted_once() -> Iterator[Callable[[], None]]:
+    """Raise on the first SIGINT, SIGTERM or SIGHUP in the block, where signals can be handled (the main thread).
 
     Those that follow are ignored until the block ends: an impatient second Ctrl-C must not keep rows from their file.
+    Once the block has called what it is given, it ignores all.
     """
     previous: dict[int, Callable[..., Any] | int | None] = {}
 
-    def handler(number: int, _: FrameType | None) -> None:
+    def ignore_further() -> None:
         for each in previous:
             signal.signal(each, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        ignore_further()
+        raise KeyboardInterrupt
 
     with contextlib.suppress(ValueError):
-        for each in (signal.SIGINT, signal.SIGTERM):
-            previous[each] = signal.signal(each, handler)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # With nohup, which ignores SIGHUP, a program is to go on.
+            if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:
+                previous[each] = signal.signal(each, handler)
     try:
-        yield
+        yield ignore_further
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
@@ -311,7 +315,7 @@ def run_alone(
     """Yield every case with its outcome: what can be tried here, each implementation in a process of its own."""
     runnable, refused = separate(planned, environment)
     yield from refused
-    yield from LocalExecutor().run(group_by_implementation(runnable), limits, lambda _: None)
+    yield from LocalExecutor().run(Queue(runnable), limits, lambda _: None)
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from ..analysis.check.thresholds import Thresholds
 from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
+from ..results.lock import LOCK_FILE, HeldError, hold
 from ..results.schema import CASE_COLUMNS
+from ..results.select import with_slowness
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
@@ -33,7 +35,9 @@ from .derived import Run
 from .display import SweepProgress, describe_s
 from .environment import Environment
 from .estimate import cases_s, compile_s
+from .executors import hold_gpus
 from .inventory import resolve_operation
+from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
@@ -70,6 +74,26 @@ def not_written(output: Path, what: str, error: OSError) -> ValueError:
     return ValueError(f"{what} must be a file that can be written, got {output}: {error.strerror}")
 
 
+@contextlib.contextmanager
+def alone(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
+    """Keep other lrbench processes from sweeping into a folder, and from timing on the first GPUs, meanwhile.
+
+    Args:
+        wait: whether to wait until another that does has ended.
+
+    Raises:
+        HeldError: another one does; the message names it.
+    """
+    tell = (lambda message: note(f"waiting: {message}")) if wait else None
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(output / LOCK_FILE, f"the folder {output}", tell))
+            stack.enter_context(hold_gpus(devices, tell))
+        except HeldError as error:
+            raise HeldError(f"{error}; --wait waits until it ends") from None
+        yield
+
+
 def run_sweep(
     request: Request,
     *,
@@ -77,6 +101,7 @@ def run_sweep(
     output: Path,
     executor: str,
     devices: int,
+    wait: bool,
     budget_s: float | None,
     jobs: int | None,
     calibrate: bool | None,
@@ -87,6 +112,7 @@ def run_sweep(
 
     Args:
         gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
+        wait: see :func:`alone`.
         budget_s: seconds of timing per case; None: the preset's.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
@@ -94,31 +120,34 @@ def run_sweep(
         settings: further ones of :class:`.run.Settings`.
 
     Raises:
-        ValueError: bad axes or names, or a folder that cannot be written.
+        ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
     _check_names(request, gpu)
-    get_executor(executor, devices=devices)
+    runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
-    wanted = executor == "local" if calibrate is None else calibrate
-    measured = calibration.calibrate(short=True, gpu_only=calibrate is None) if wanted else None
-    environment = probe_environment() if measured is None else measured.environment
-    jobs = default_jobs(environment.device_kind) if jobs is None else jobs
-    accelerator, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
-    preset = plan.preset_for(request, environment.device_kind)
-    if measured is not None and measured.failure:
-        note(f"not calibrated: {measured.failure}")
-    chosen = Settings(
-        output=output,
-        accelerator=accelerator,
-        budget_s=preset.budget_s if budget_s is None else budget_s,
-        executor=executor,
-        devices=devices,
-        jobs=jobs,
-        roofs=() if measured is None else tuple(measured.rows),
-        resume=resume,
-        **settings,
-    )
-    outcome = sweep(planned, environment, chosen, SweepProgress(expected_s))
+    local = executor == "local"
+    with alone(output, devices if local else 0, wait=wait):
+        measured = None
+        if local if calibrate is None else calibrate:
+            measured = calibration.calibrate(short=True, gpu_only=calibrate is None)
+        environment = runs_cases.environment() if measured is None else measured.environment
+        jobs = default_jobs(environment.device_kind) if jobs is None else jobs
+        accelerator, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
+        preset = plan.preset_for(request, environment.device_kind)
+        if measured is not None and measured.failure:
+            note(f"not calibrated: {measured.failure}")
+        chosen = Settings(
+            output=output,
+            accelerator=accelerator,
+            budget_s=preset.budget_s if budget_s is None else budget_s,
+            executor=executor,
+            devices=devices,
+            jobs=jobs,
+            roofs=() if measured is None else tuple(measured.rows),
+            resume=resume,
+            **settings,
+        )
+        outcome = sweep(planned, environment, chosen, SweepProgress(expected_s))
     for line in conclusion(outcome):
         note(line)
     return outcome
@@ -232,6 +261,12 @@ def conclusion(outcome: Outcome) -> list[str]:
         ((status, reason), count) = Counter((row.status, row.reason) for row in rows).most_common(1)[0]
         why = " ".join(f"{status}: {reason}".split())
         lines.append(f"no case could be timed; the commonest reason ({count} of {len(rows)} cases): {why}")
+    (measured,) = with_slowness([dataclasses.asdict(record) for record in outcome.records])
+    if noisy := [row["noise"] for row in measured if row["noise"]]:
+        lines.append(
+            f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
+            f"{commonest(noisy)}. A check calls them unclear; the same command measures them again when it is idle"
+        )
     lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
     return lines
 
@@ -356,6 +391,7 @@ def run_live(request: Request, *, ignore: Sequence[str], rounds: int, output: Pa
         raise ValueError(f"no case of {names[0]} matches one of {names[1]}: {why}")
     progress, records = SweepProgress(), []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_gpus())
         writer = None
         if output is not None:
             name = file_name(f"{store.LIVE_PREFIX}{request.kernel}", uuid.uuid4().hex)

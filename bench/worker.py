@@ -1,25 +1,18 @@
 """The worker process: runs cases one after the other, each checked, then measured.
 
-:mod:`.workers` starts it and talks to it over a socket of their own, so that nothing a package prints can break the
-protocol; under a profiler requests and replies are lines of two files. Whatever goes wrong inside a case becomes a
-typed status; what kills the process is seen by the parent.
+:mod:`.workers` starts it, in :mod:`.serve`. Whatever goes wrong inside a case becomes a typed status; what kills the
+process is seen by the parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import faulthandler
 import gc
-import json
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +26,7 @@ from ..kernels.spec import Implementation, Operation
 from ..results.schema import Case
 from . import autotuning, check, clock, memory
 from .plan import PlannedCase
-from .workers import STACK_FILE, STACK_SIGNAL, Limits, Reply, decode_request
+from .workers import Limits, Reply, decode_request
 
 
 class CaseFailure(Exception):
@@ -110,7 +103,9 @@ class Worker:
                 if timing.failure is not None:
                     replies[n] = failed(timing.failure)
                 else:
-                    replies[n]["columns"] |= {**timing.columns(), "host_ms": timing.host_ms}
+                    replies[n]["columns"] |= timing.columns() | {
+                        name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")
+                    }
                     replies[n]["page_faults"] = timing.page_faults
         return replies
 
@@ -328,7 +323,11 @@ def _timed_parts(prepared: Prepared, mode: str) -> tuple[Callable[[Any], Any], C
     return call_both, lambda: None
 
 
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+OUT_OF_MEMORY = (
+    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
+    "failed to map segment from shared object",
+)  # fmt: skip
+"""What packages, the driver and the system's loader say when there is no memory left, in lower case."""
 
 
 def classify(error: BaseException) -> tuple[str, str]:
@@ -362,19 +361,6 @@ def _device_is_usable(device: str) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the parent dies, so that a hung case does not outlive a killed sweep."""
-    pr_set_pdeathsig = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _write_stack_when_asked() -> None:
-    """Write the stack into a file on STACK_SIGNAL, so that the parent can say where a case was that it gives up."""
-    stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
-    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
 
 
 def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
@@ -412,30 +398,3 @@ def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]
             os._exit(1)
         several = len(request.get("items", ())) > 1
         worker.release(everything=several or any(outcome["status"] == "oom" for outcome in outcomes))
-
-
-def _received(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield requests until the parent closes the connection."""
-    while True:
-        try:
-            yield json.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Serve the connection whose descriptor is given, or one file's requests into another."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if len(arguments) == 1:
-        _die_with_parent()
-        _write_stack_when_asked()
-        os.set_inheritable(int(arguments[0]), False)
-        connection = Connection(int(arguments[0]))
-        serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
-        return
-    with open(arguments[0], encoding="utf-8") as lines, open(arguments[1], "w", encoding="utf-8") as replies:
-        serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

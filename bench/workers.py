@@ -1,4 +1,4 @@
-"""Worker processes on this machine: start one, ask it with a deadline, say how it died, and spread cases over several.
+"""Worker processes on this machine: start one, ask it with a deadline, say how it died, and replace it.
 
 Parent and worker talk over a socket pair that only the two of them hold (:mod:`multiprocessing.connection` over an
 inherited descriptor): messages are JSON, nothing is unpickled, and nothing that a package prints gets between them.
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -18,16 +17,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..analysis.accelerators import known as accelerators
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
+from ..results.lock import temporary_folder
 from ..results.schema import Case
 from .environment import Environment, worker_environ
 from .plan import PlannedCase
@@ -74,16 +74,6 @@ class Limits:
     time_incorrect_peers: bool = False
     shared: str | None = None
     device_kind: str | None = None
-
-
-class Executor(Protocol):
-    """Runs groups of cases, each group in a worker process of its own, and yields outcomes as they come."""
-
-    def run(
-        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-        """Yield every case with its outcome; closing the iterator stops the workers."""
-        ...
 
 
 def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:
@@ -136,7 +126,7 @@ class WorkerStoppedError(Exception):
 
 
 class WorkerProcess:
-    """A fresh Python process running :mod:`.worker`, in a session of its own so that its children die with it.
+    """A fresh Python process running :mod:`.serve`, in a session of its own so that its children die with it.
 
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
@@ -149,12 +139,12 @@ class WorkerProcess:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._connection, theirs = Pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="lrbench-worker-")
+        self._folder = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="worker-")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
         with theirs:
             # The working directory must not be the repository: before Python 3.11 it would be on sys.path.
             self._process = subprocess.Popen(
-                (sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())),
+                (sys.executable, "-m", f"{__package__}.serve", "socket", str(theirs.fileno()), str(os.getpid())),
                 env=worker_environ(dict(environ or {})),
                 cwd=self._folder.name,
                 pass_fds=(theirs.fileno(),),
@@ -291,11 +281,16 @@ class ReplaceableWorker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+        self.close()
+
+    def close(self) -> None:
+        """End the worker; the next request starts another."""
         worker, self._worker = self._worker, None
-        if worker is not None and kind is None:
+        if worker is not None:
             worker.close()
-        elif worker is not None:
-            worker.kill()
 
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
         """Return the cases' outcomes, in order; one that the process does not survive is that of all."""
@@ -354,95 +349,3 @@ def ask_machine(function: str, **arguments: Any) -> dict[str, Any]:
 def probe_environment() -> Environment:
     """Return the environment that worker processes see; raises as :func:`ask_machine`."""
     return Environment(**ask_machine("bench.environment:environment_here"))
-
-
-def run_group(
-    group: Sequence[PlannedCase],
-    limits: Limits,
-    started: Started,
-    *,
-    environ: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
-) -> Generator[tuple[PlannedCase, Reply], None, None]:
-    """Run cases one after the other in one session; closing the iterator kills its worker."""
-    with contextlib.suppress(WorkerStoppedError), ReplaceableWorker(environ, stop) as session:
-        for item in group:
-            if stop is not None and stop.is_set():
-                return
-            started(item)
-            (reply,) = session.run([item], limits)
-            yield item, reply
-
-
-class LocalExecutor:
-    """Runs groups on this machine's devices: one worker at a time per device, so that nothing disturbs what is timed.
-
-    Args:
-        devices: how many GPUs to spread the groups over; each runs one worker at a time.
-        workers_per_device: more than one only for work that is not timed.
-    """
-
-    def __init__(self, *, devices: int = 1, workers_per_device: int = 1) -> None:
-        self.devices = devices
-        self.workers_per_device = workers_per_device
-
-    def run(
-        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-        """See :class:`.Executor`."""
-        if self.devices * self.workers_per_device == 1:
-            for group in groups:
-                yield from run_group(group, limits, started)
-            return
-        yield from self._run_threads(groups, limits, started)
-
-    def _run_threads(
-        self, groups: Sequence[Sequence[PlannedCase]], limits: Limits, started: Started
-    ) -> Generator[tuple[PlannedCase, Reply], None, None]:
-        todo: queue.SimpleQueue[Sequence[PlannedCase]] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
-        stop = threading.Event()
-        for group in groups:
-            todo.put(group)
-
-        def serve(environ: Mapping[str, str]) -> None:
-            try:
-                while not stop.is_set():
-                    group = todo.get_nowait()
-                    for outcome in run_group(group, limits, started, environ=environ, stop=stop):
-                        done.put(outcome)
-            except queue.Empty:
-                pass
-            except BaseException as error:  # noqa: BLE001, handed to the caller's thread
-                done.put(error)
-            finally:
-                done.put(None)
-
-        threads = [
-            threading.Thread(target=serve, args=(environ,), daemon=True)
-            for environ in self._environs()
-            for _ in range(self.workers_per_device)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            running = len(threads)
-            while running:
-                outcome = done.get()
-                if outcome is None:
-                    running -= 1
-                elif isinstance(outcome, BaseException):
-                    raise outcome
-                else:
-                    yield outcome
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-
-    def _environs(self) -> list[dict[str, str]]:
-        if self.devices == 1:
-            return [{}]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else [str(n) for n in range(self.devices)]
-        return [{"CUDA_VISIBLE_DEVICES": name} for name in names[: self.devices]]

@@ -159,6 +159,8 @@ class _Measured:
     time_ci_high_ms: float | None = None
     time_samples_ms: list[float] | None = None
     host_ms: float | None = None
+    noise: str | None = None
+    yardstick_ms: float | None = None
     peak_memory_bytes: int | None = None
     input_bytes: int | None = None
     workspace_bytes: int | None = None

@@ -12,6 +12,8 @@ and reports on pandas frames. pandas is imported where a frame is made.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +51,9 @@ COMPARED_COLUMNS = (
 
 CLOCK_TOLERANCE = 0.02
 """Relative difference of the median SM clocks of two sides from which on it is named."""
+
+MAX_SLOWDOWN = 1.2
+"""Factor between times of the yardstick beyond which a CPU was slower in one measurement than in another."""
 
 PROBLEM_COLUMNS = tuple(name for name in CASE_COLUMNS if name != "chunk_size")
 """What identifies a problem and who computes it; the chunk size is a setting to choose."""
@@ -166,6 +171,26 @@ def newest(rows: Iterable[Row]) -> dict[str, Row]:
     return chosen
 
 
+def with_slowness(*sides: Sequence[Row]) -> list[list[Row]]:
+    """Return rows with ``noise`` in those that were measured while the CPU was slower than for others of them.
+
+    It was where the yardstick took longer than :data:`MAX_SLOWDOWN` times its shortest time on the same machine.
+    """
+    fastest: dict[tuple[Any, ...], float] = {}
+    for row in itertools.chain(*sides):
+        if row["yardstick_ms"] is not None:
+            machine = tuple(row[name] for name in COMPARED_COLUMNS)
+            fastest[machine] = min(row["yardstick_ms"], fastest.get(machine, math.inf))
+
+    def marked(row: Row) -> Row:
+        if row["noise"] or row["yardstick_ms"] is None:
+            return row
+        ratio = row["yardstick_ms"] / fastest[tuple(row[name] for name in COMPARED_COLUMNS)]
+        return {**row, "noise": f"slow CPU: {ratio:.2f}x slower than at other times"} if ratio > MAX_SLOWDOWN else row
+
+    return [[marked(row) for row in side] for side in sides]
+
+
 def device_of(row: Row) -> str:
     """Return what a row was measured on: the accelerator's key, or the device's name where it has none."""
     return row["device_accelerator"] or row["device_name"] or "unknown"
@@ -229,9 +254,10 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
     clocks = [_median([pair[side]["sm_clock_mhz"] for pair in pairs]) for side in (0, 1)]
     if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_TOLERANCE:
         lines.append(f"sm_clock_mhz (median): {clocks[0]:.0f} | {clocks[1]:.0f}")
-    throttled = [sum(pair[side]["throttled"] is not None for pair in pairs) for side in (0, 1)]
-    if throttled[0] != throttled[1]:
-        lines.append(f"throttled rows: {throttled[0]} | {throttled[1]} of {len(pairs)}")
+    for name, what in (("throttled", "throttled rows"), ("noise", "rows measured on a busy machine")):
+        marked = [sum(pair[side][name] is not None for pair in pairs) for side in (0, 1)]
+        if marked[0] != marked[1]:
+            lines.append(f"{what}: {marked[0]} | {marked[1]} of {len(pairs)}")
     dirty = [sum(bool(pair[side]["git_dirty"]) for pair in pairs) for side in (0, 1)]
     if any(dirty):
         lines.append(f"rows of a working tree with uncommitted changes: {dirty[0]} | {dirty[1]} of {len(pairs)}")

@@ -18,8 +18,10 @@ import functools
 import itertools
 import json
 import os
+import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ProfileRow, Re
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parent
 """Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
@@ -89,17 +92,22 @@ class RunWriter:
 
     def __init__(self, folder: Path, name: str, planned: int | None = None) -> None:
         self.planned, self.failed = planned, False
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{name}.parquet"
         self.journal = folder / f"{name}{JOURNAL_SUFFIX}"
         self.records: list[Record] = []
         if self.journal.exists():
             raise FileExistsError(f"a run of this name is there already: {self.journal}")
+        self._file = self._open()
+
+    def _open(self) -> IO[bytes]:
+        """Create the journal and lock it until the run ends."""
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
         # A journal has its name only once it is locked: recover would take it for a dead run's in between.
-        unlocked = folder / f".{self.journal.name}.{os.getpid()}"
-        self._file: IO[bytes] = open(unlocked, "xb")  # noqa: SIM115, held open for the lock until the run ends
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked = self.journal.with_name(f".{self.journal.name}.{os.getpid()}")
+        file = open(unlocked, "xb")  # noqa: SIM115, held open for the lock
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(self.journal)
+        return file
 
     def __enter__(self) -> RunWriter:
         return self
@@ -111,11 +119,20 @@ class RunWriter:
     def append(self, record: Record) -> None:
         """Add a row and sync it to disk; when that fails, the journal keeps what it held and the error is raised.
 
-        Half a surrogate pair, as Python reads an undecodable byte, is kept as its escape: parquet holds UTF-8.
+        Characters that steer a terminal are kept as their escapes, and so is half a surrogate pair, as Python reads an
+        undecodable byte: parquet holds UTF-8. A journal that somebody deleted, alone or with its folder, is written
+        again.
         """
-        row = _encodable(dataclasses.asdict(record))
-        self.records.append(Record(**row))
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.records.append(Record(**_encodable(dataclasses.asdict(record))))
+        new = self.records[-1:]
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            self._file.close()
+            self._file, new = self._open(), self.records
+        for row in new:
+            self._write(row)
+
+    def _write(self, record: Record) -> None:
+        line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
         end = self._file.tell()
         try:
             self._file.write(line)
@@ -133,8 +150,9 @@ class RunWriter:
         try:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_parquet((dataclasses.asdict(record) for record in self.records), self.path, complete=complete)
-            self.journal.unlink()
+            self.journal.unlink(missing_ok=True)
         finally:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -203,11 +221,15 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with what UTF-8 cannot encode in their text replaced by its escape."""
-    return {
-        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-        for name, value in row.items()
-    }
+    """The columns with escapes in their text for what UTF-8 cannot encode and for what would steer a terminal."""
+    return {name: _STEERS.sub(_escape, value) if isinstance(value, str) else value for name, value in row.items()}
+
+
+_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:
@@ -292,9 +314,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    import pyarrow.parquet as pq
-
-    said = (pq.read_metadata(path).metadata or {}).get(COMPLETE.encode())
+    with _opened(path) as file:
+        said = (file.metadata.metadata or {}).get(COMPLETE.encode())
     return None if said is None else said == b"yes"
 
 
@@ -346,24 +367,22 @@ def read_file(
         renamed: implementations by their old names.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
     rename = bool(renamed) and not {"impl", "case_id"}.isdisjoint(names)
     schema = pa.schema([field for field in whole if field.name in {*names, *(CASE_COLUMNS if rename else ())}])
     version = dataclasses.fields(row)[-1]
-    try:
-        file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{what}s must be parquet files, got {path}: {error}") from error
-    with file:
-        present = set(file.schema_arrow.names)
+    with _opened(path, what) as file:
+        present = Counter(file.schema_arrow.names)
         if version.name not in present:
             raise ValueError(f"{path} must have a column {version.name} to be an lrbench {what}, got none")
         wanted = dict.fromkeys([*(name for name in schema.names if name in present), version.name])
+        if twice := [name for name in wanted if present[name] > 1]:
+            raise ValueError(f"{what}s must have each column once, got {', '.join(twice)} several times in {path}")
         # Files are small: threads cost more than they save.
         table = file.read(columns=[*wanted], use_threads=False)
+        table.validate(full=True)
     versions = set(table[version.name].to_pylist())
     if not versions <= {version.default}:
         given = ", ".join(sorted(str(each) for each in versions - {version.default}))
@@ -380,6 +399,20 @@ def read_file(
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
     table = pa.table(found, schema=schema)
     return _with_names_of_today(table, renamed).select(names) if rename else table
+
+
+@contextlib.contextmanager
+def _opened(path: Path, what: str = "result") -> Iterator[pq.ParquetFile]:
+    """Open a parquet file; ValueError where opening or reading it finds that it is none, or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"{what}s must be parquet files, got {path}: {problem}") from error
 
 
 def _with_names_of_today(table: pa.Table, renamed: Renames) -> pa.Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import types
 import typing
@@ -44,7 +43,8 @@ def read_toml(path: Path, form: Any, what: str) -> Any:
         import tomli as tomllib
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # A number of thousands of digits is a ValueError too, and depth a RecursionError.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be a TOML file: {error}") from error
     except OSError as error:
         raise ValueError(f"{what} must be a TOML file, got {path} ({error.strerror})") from error
@@ -95,7 +95,7 @@ def _convert(form: Any, value: Any, where: str, expected: str | None = None) -> 
         }
     elif origin is typing.Literal and any(value is each or (value == each and each is not False) for each in arguments):
         return value
-    elif form is float and type(value) in (int, float) and math.isfinite(value):
+    elif form is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     elif type(value) is form and form is not float:
         return value

@@ -20,7 +20,7 @@ import pytest
 from lrbench.bench import session
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
-from lrbench.bench.session import exit_code
+from lrbench.bench.session import conclusion, exit_code
 from lrbench.results import store
 from lrbench.results.schema import RECORD_COLUMNS
 from lrbench.tests.command_line import CALL, ENVIRON, Lrbench
@@ -168,6 +168,27 @@ def test_exit_codes_of_a_sweep(
     )
     assert exit_code(outcome, strict=False) == code
     assert exit_code(outcome, strict=True) == strict_code
+
+
+@pytest.mark.parametrize(
+    ("noises", "warning"),
+    [
+        ((None, None, None), []),
+        (
+            (None, "drift: the last samples take 1.80x the first; busy CPU: waited 1.31 s", "busy CPU: waited 0.20 s"),
+            ["warning: 2 of 3 cases were measured on a busy machine, mostly busy CPU: waited 1.31 s. A check "
+            "calls them unclear; the same command measures them again when it is idle"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_sweep_says_that_the_machine_was_busy(noises: tuple[str | None, ...], warning: list[str]) -> None:
+    records = [dataclasses.replace(RECORD, noise=noise) for noise in noises]
+    outcome = Outcome(path=None, records=records, resumed=[], remaining=0, interrupted=False, recovered=[])
+    assert conclusion(outcome)[:-1] == warning
+    # At another speed of the same CPU the yardstick takes longer.
+    slow = [dataclasses.replace(RECORD, yardstick_ms=ms) for ms in (1.0, 1.15, 1.5)]
+    (line, _) = conclusion(dataclasses.replace(outcome, records=slow))
+    assert "1 of 3 cases were measured on a busy machine, mostly slow CPU: 1.50x slower" in line
 
 
 def test_interrupt_exits_130_and_keeps_the_rows(tmp_path: Path) -> None:

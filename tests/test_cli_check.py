@@ -311,6 +311,11 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
     assert (code, json.loads(out)["promoted_by"]) == (0, "me")
     assert err == f"baseline: {folder / 'old.parquet'}, provenance: old.baseline.json\n"
     assert lrbench("baseline", "update", runs["old"], "--into", folder)[0] == 2
+    noisy = write([measured(noise="busy CPU: load 9"), measured(chunk_size=32)], tmp_path / "noisy.parquet")
+    code, _, err = lrbench("baseline", "update", noisy, "--into", tmp_path / "noisy")
+    assert (code, err.splitlines()[1]) == (
+        0, "warning: times measured on a busy machine, of which every check will be unclear: 1"
+    )  # fmt: skip
     write([failed("oom", "full", measured_at="2026-03-01T00:00:00+00:00", chunk_size=16)], folder / "x.parquet")
     figure = tmp_path / "history.png"
     code, out, err = lrbench("history", "chunk_size:16", "--results", folder, "--output", figure)

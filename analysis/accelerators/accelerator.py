@@ -39,6 +39,8 @@ class Accelerator:
             fastest unit that multiplies this dtype exactly; a dtype that the part cannot multiply is missing.
         vector_flops: FLOP/s of the fp32 vector units (a fused multiply-add is 2).
         bandwidth_bytes_s: bytes/s of the device memory.
+        memory_bytes: size of the device memory as the maker states it, 80 GB being 80e9: what the driver reports beyond
+            that, contexts and allocators take. None where it is not known.
         l2_bytes: last cache before the device memory that all processors share.
         smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
         sms: multiprocessors, compute units or cores.
@@ -59,6 +61,7 @@ class Accelerator:
     sms: int
     source: str
     capability: str | None = None
+    memory_bytes: int | None = None
     measured: Roofs | None = None
     device_names: tuple[str, ...] = ()
 

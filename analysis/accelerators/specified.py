@@ -1,4 +1,4 @@
-"""Accelerator specifications: dense matrix rates, vector rate, bandwidth and caches, each with its part and source.
+"""Accelerator specifications: dense matrix rates, vector rate, memory and caches, each with its part and source.
 
 Rates are what the maker states for the named part at boost clock, dense (a figure printed for 2:4 sparsity is halved),
 in FLOP/s and bytes/s, decimal prefixes. ``cpu`` is the exception: this machine, measured (:mod:`.cpu`). Users add
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from .accelerator import Accelerator, Roofs
 
-_KIB, _MIB = 1024, 1024**2
+_KIB, _MIB, _GB = 1024, 1024**2, 10**9
 
 
 _TABLE = (
@@ -24,6 +24,7 @@ _TABLE = (
         matrix_flops={"fp16": 125e12, "fp32": 15.7e12, "fp64": 7.8e12},
         vector_flops=15.7e12,
         bandwidth_bytes_s=0.9e12,
+        memory_bytes=32 * _GB,
         l2_bytes=6 * _MIB,
         smem_bytes=96 * _KIB,
         sms=80,
@@ -38,6 +39,7 @@ _TABLE = (
         matrix_flops={"fp16": 312e12, "bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12, "fp64": 19.5e12},
         vector_flops=19.5e12,
         bandwidth_bytes_s=1.555e12,
+        memory_bytes=40 * _GB,
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
@@ -52,6 +54,7 @@ _TABLE = (
         matrix_flops={"fp16": 312e12, "bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12, "fp64": 19.5e12},
         vector_flops=19.5e12,
         bandwidth_bytes_s=1.935e12,
+        memory_bytes=80 * _GB,
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
@@ -67,6 +70,7 @@ _TABLE = (
         matrix_flops={"fp16": 312e12, "bf16": 312e12, "tf32": 156e12, "fp32": 19.5e12, "fp64": 19.5e12},
         vector_flops=19.5e12,
         bandwidth_bytes_s=2.039e12,
+        memory_bytes=80 * _GB,
         l2_bytes=40 * _MIB,
         smem_bytes=163 * _KIB,
         sms=108,
@@ -81,6 +85,7 @@ _TABLE = (
         matrix_flops={"fp16": 756e12, "bf16": 756e12, "tf32": 378e12, "fp32": 51.2e12, "fp64": 51.2e12},
         vector_flops=51.2e12,
         bandwidth_bytes_s=2.0e12,
+        memory_bytes=80 * _GB,
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=114,
@@ -95,6 +100,7 @@ _TABLE = (
         matrix_flops={"fp16": 989e12, "bf16": 989e12, "tf32": 494e12, "fp32": 66.9e12, "fp64": 66.9e12},
         vector_flops=66.9e12,
         bandwidth_bytes_s=3.35e12,
+        memory_bytes=80 * _GB,
         l2_bytes=50 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
@@ -109,6 +115,7 @@ _TABLE = (
         matrix_flops={"fp16": 989e12, "bf16": 989e12, "tf32": 494e12, "fp32": 66.9e12, "fp64": 66.9e12},
         vector_flops=66.9e12,
         bandwidth_bytes_s=4.8e12,
+        memory_bytes=141 * _GB,
         l2_bytes=60 * _MIB,
         smem_bytes=227 * _KIB,
         sms=132,
@@ -130,6 +137,7 @@ _TABLE = (
         matrix_flops={"fp16": 2.25e15, "bf16": 2.25e15, "tf32": 1.1e15, "fp32": 75e12, "fp64": 37e12},
         vector_flops=75e12,
         bandwidth_bytes_s=7.7e12,
+        memory_bytes=180 * _GB,
         l2_bytes=126 * _MIB,
         smem_bytes=227 * _KIB,
         sms=148,
@@ -145,6 +153,7 @@ _TABLE = (
         matrix_flops={"fp16": 362e12, "bf16": 362e12, "tf32": 183e12, "fp32": 91.6e12, "fp64": 1.43e12},
         vector_flops=91.6e12,
         bandwidth_bytes_s=0.864e12,
+        memory_bytes=48 * _GB,
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=142,
@@ -159,6 +168,7 @@ _TABLE = (
         matrix_flops={"fp16": 165.2e12, "bf16": 165.2e12, "tf32": 82.6e12, "fp32": 82.6e12, "fp64": 1.29e12},
         vector_flops=82.6e12,
         bandwidth_bytes_s=1.008e12,
+        memory_bytes=24 * _GB,
         l2_bytes=72 * _MIB,
         smem_bytes=99 * _KIB,
         sms=128,
@@ -173,6 +183,7 @@ _TABLE = (
         matrix_flops={"fp16": 209.5e12, "bf16": 209.5e12, "tf32": 104.8e12, "fp32": 104.8e12, "fp64": 1.64e12},
         vector_flops=104.8e12,
         bandwidth_bytes_s=1.792e12,
+        memory_bytes=32 * _GB,
         l2_bytes=96 * _MIB,
         smem_bytes=99 * _KIB,
         sms=170,
@@ -187,6 +198,7 @@ _TABLE = (
         matrix_flops={"fp16": 1307.4e12, "bf16": 1307.4e12, "tf32": 653.7e12, "fp32": 163.4e12, "fp64": 163.4e12},
         vector_flops=163.4e12,
         bandwidth_bytes_s=5.3e12,
+        memory_bytes=192 * _GB,
         l2_bytes=256 * _MIB,
         smem_bytes=64 * _KIB,
         sms=304,

@@ -14,6 +14,8 @@ The file is the one that the variable LRBENCH_ACCELERATORS names (set but empty:
     l2_bytes = 62914560
     smem_bytes = 232448
     sms = 132
+    memory_bytes = 94_000_000_000               # optional: else nothing is said not to fit
+    capability = "9.0"                          # optional, of NVIDIA's: else code for this part alone is left out
 
 The keys are the fields of :class:`.accelerator.Accelerator`, rates in FLOP/s and bytes/s.
 """
@@ -54,6 +56,7 @@ _Key = Annotated[
 _Text = Annotated[str, Must("a text", lambda value: bool(value.strip()))]
 _Flops = Annotated[float, _at_least(MIN_RATE, "a number of FLOP/s,")]
 _Dtype = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
+_Capability = Annotated[str, Must('a compute capability such as "9.0"', re.compile(r"\d+\.\d").fullmatch)]
 _Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
 
 
@@ -68,6 +71,8 @@ class _Table:
     matrix_flops: Annotated[Mapping[_Dtype, _Flops], Must("a table of FLOP/s per dtype", bool)]
     vector_flops: _Flops
     bandwidth_bytes_s: Annotated[float, _at_least(MIN_RATE, "a number of bytes/s,")]
+    memory_bytes: Annotated[int, _at_least(MIN_RATE, "an integer of")] | None = None
+    capability: _Capability | None = None
     l2_bytes: _Bytes
     smem_bytes: _Bytes
     sms: Annotated[int, _at_least(1, "an integer of")]

@@ -124,6 +124,7 @@ def _provenance(
         "device_accelerator": device,
         "environment": {column: first[column] for column in COMPARED_COLUMNS},
         "cases": dict(Counter(row["status"] for row in rows)),
+        "noisy_cases": sum(row["noise"] is not None for row in rows),
         "replaces": replaced,
     }
 

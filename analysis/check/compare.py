@@ -5,7 +5,8 @@ counts as equal, and the zone from 1 / (1 + m) to 1 + m, B is
 
 * ``same``: the interval lies within the zone;
 * ``faster`` or ``slower``: it does not, and lies wholly below or above 1;
-* ``unclear``: it holds 1 and reaches out of the zone.
+* ``unclear``: it holds 1 and reaches out of the zone;
+* ``unclear: noisy``: it is not ``same``, and a side was measured on a busy machine, as its ``noise`` says.
 
 The interval is about the samples of these two runs. That a run as a whole differs from the next one by a percent or so
 is what the margin is for, and why ``compare --live`` exists.
@@ -30,6 +31,7 @@ from ...results.select import (
     device_of,
     environment_differences,
     newest,
+    with_slowness,
 )
 from .statistics import (
     CONFIDENCE,
@@ -42,7 +44,8 @@ from .statistics import (
 )
 
 MARGIN = 0.02
-VERDICTS = ("faster", "slower", "same", "unclear")
+NOISY = "unclear: noisy"
+VERDICTS = ("faster", "slower", "same", "unclear", NOISY)
 GROUP_COLUMNS = ("kernel", *CASE_COLUMNS)
 HOST_COLUMNS = ("a_host_ms", "b_host_ms")
 """Of what :func:`case_rows` prints: a call's time on the host, shown and not judged."""
@@ -107,10 +110,17 @@ def time_interval(new: Row, old: Row, confidence: float = CONFIDENCE) -> Interva
     return Interval(low=ends[0] / ends[3], high=ends[1] / ends[2])
 
 
-def judge(interval: Interval, margin: float) -> str:
+def is_noisy(*rows: Row) -> bool:
+    """Return whether a row was measured on a busy machine."""
+    return any(row["noise"] for row in rows)
+
+
+def judge(interval: Interval, margin: float, *, noisy: bool = False) -> str:
     """Return faster, slower, same or unclear, as this module says."""
     if interval.low >= 1 / (1 + margin) and interval.high <= 1 + margin:
         return "same"
+    if noisy:
+        return NOISY
     if interval.high < 1:
         return "faster"
     return "slower" if interval.low > 1 else "unclear"
@@ -144,6 +154,7 @@ def compare(
         raise ValueError(f"margin must be a positive number such as 0.02, got {margin}")
     if not a or not b:
         raise ValueError(f"both sides must have rows, got {len(a)} and {len(b)}")
+    a, b = with_slowness(a, b)
     columns = _key_columns(a, b, ignore)
     sides = (_by_key(a, columns), _by_key(b, columns))
     pairs, unmatched = [], []
@@ -151,7 +162,8 @@ def compare(
         if is_measured(first) and is_measured(second):
             interval = time_interval(second, first)
             ratio = second["time_ms"] / first["time_ms"]
-            pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=judge(interval, margin)))
+            verdict = judge(interval, margin, noisy=is_noisy(first, second))
+            pairs.append(Pair(a=first, b=second, ratio=ratio, interval=interval, verdict=verdict))
         else:
             unmatched.append(_failed(first, second))
     for side, own, others in (("A", *sides), ("B", *reversed(sides))):
@@ -330,9 +342,11 @@ def _times(pair: Pair) -> dict[str, Any]:
 
 
 def group_rows(found: Comparison) -> list[dict[str, Any]]:
-    """Return the geometric means as rows to print."""
+    """Return the geometric means as rows to print; noisy cases have a column only where there are any."""
     first = next(iter(found.groups[0].values), "group")
-    return [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
+    rows = [{**(group.values or {first: "all"}), **_mean(group)} for group in found.groups]
+    absent = () if found.groups[-1].verdicts[NOISY] else (NOISY,)
+    return [{name: value for name, value in row.items() if name not in absent} for row in rows]
 
 
 def _mean(group: Group) -> dict[str, Any]:

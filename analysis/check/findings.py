@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ...results.select import describe_sizes
+from .compare import NOISY
 from .regression import CaseResult, CheckResult, Metric, describe_case, summary
 
 QUIET = ("ok", "new", "not measured")
@@ -140,7 +141,7 @@ def junit_xml(found: CheckResult) -> str:
 
 
 def _is_skipped(case: CaseResult, found: CheckResult) -> bool:
-    return case.verdict in ("unclear", "missing", "not measured") and case.verdict not in found.failing
+    return case.verdict in ("unclear", NOISY, "missing", "not measured") and case.verdict not in found.failing
 
 
 def _printable(text: str) -> str:

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...results.select import COMPARED_COLUMNS, Row, describe, device_of, load_rows, matching, parse_terms
-from .compare import MARGIN, is_measured, judge, time_interval
+from ...results.select import (
+    COMPARED_COLUMNS,
+    Row,
+    describe,
+    device_of,
+    load_rows,
+    matching,
+    parse_terms,
+    with_slowness,
+)
+from .compare import MARGIN, is_measured, is_noisy, judge, time_interval
 
 
 def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, str], list[Row]]:
@@ -37,7 +46,7 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     lines = []
     before: Row | None = None
-    for row in rows:
+    for row in with_slowness(rows)[0]:
         line: dict[str, Any] = {
             "measured_at": row["measured_at"],
             "commit": (row["git_commit"] or "unknown")[:10] + ("+" if row["git_dirty"] else ""),
@@ -56,7 +65,7 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             line["changed"] = _changed(before, row)
             if is_measured(row):
                 line["ratio"] = row["time_ms"] / before["time_ms"]
-                line["verdict"] = judge(time_interval(row, before), MARGIN)
+                line["verdict"] = judge(time_interval(row, before), MARGIN, noisy=is_noisy(row, before))
         if is_measured(row):
             before = row
         lines.append(line)

@@ -15,18 +15,20 @@ What the interval does not see is what shifts all samples of a case in a run: cl
 another day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is
 about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
 twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
-threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time.
+threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time. Load shifts times by
+any factor: a time measured on a busy machine, on either side, is no regression, no improvement, and not compared.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...results.select import Row, describe, device_of, environment_differences, newest
-from .compare import time_interval
+from ...results.select import Row, describe, device_of, environment_differences, newest, with_slowness
+from .compare import NOISY, is_noisy, time_interval
 from .statistics import Interval
 from .thresholds import QUANTITIES, Limits, Quantity, Thresholds
 
@@ -35,12 +37,13 @@ CONFIDENCE = 0.90
 
 BROKEN = ("oom", "crash", "timeout", "error", "incorrect")
 NOT_IN_RUN = "the run has no such case"
-VERDICTS = ("failed", "missing", "regression", "unclear", "improved", "fixed", "new", "not measured", "ok")
+BUSY = "measured on a busy machine"
+VERDICTS = ("failed", "missing", "regression", "unclear", NOISY, "improved", "fixed", "new", "not measured", "ok")
 """Of a case, the worst first."""
 
 FAILING = ("failed", "missing", "regression")
 COMPARED = ("failed", "regression", "unclear", "improved", "ok")
-"""Verdicts on cases that the baseline measured and the run tried."""
+"""Verdicts on cases that the baseline measured and the run tried; of a noisy time nothing can be said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,7 @@ class Metric:
         name: its column, see thresholds.QUANTITIES.
         ratio: new / old, with the ends of its interval (equal to it where no samples tell one).
         limit: the ratio tolerated.
-        verdict: ok, improved, regression or unclear.
+        verdict: ok, improved, regression, unclear or :data:`.compare.NOISY`.
     """
 
     name: str
@@ -165,7 +168,7 @@ def check(
         ValueError: the sides are of different accelerators, or have no case in common.
     """
     device, kept = on_one_device(new, old)
-    after, before = newest(new), newest(kept)
+    after, before = map(newest, with_slowness(new, kept))
     common = [case_id for case_id in before if case_id in after]
     if not common:
         raise ValueError(
@@ -184,7 +187,7 @@ def check(
         if case_id not in before
     ]
     dropped = {"missing"} if allow_missing else set()
-    failing = tuple(v for v in FAILING if v not in dropped) + (("unclear",) if fail_unclear else ())
+    failing = tuple(v for v in FAILING if v not in dropped) + (("unclear", NOISY) if fail_unclear else ())
     return CheckResult(
         cases=tuple(sorted(results, key=lambda case: (case.verdict not in failing, *_badness(case)))),
         accelerator=device,
@@ -207,9 +210,16 @@ def _judge(new: Row, old: Row, thresholds: Thresholds, *, again: bool) -> CaseRe
             verdict = "failed" if new["status"] in BROKEN else "missing"
         why = f"was {old['status']}, is {new['status']}" + (f": {new['reason']}" if new["reason"] else "")
         return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
-    metrics = tuple(_metrics(new, old, thresholds.limits(new)))
+    limits = thresholds.limits(new)
+    found = (each.what_is_wrong(new, old) for each in QUANTITIES if getattr(limits, each.limit) is not None)
+    if wrong := sorted(filter(None, found)):
+        verdict, why = wrong[0]
+        return CaseResult(row=new, verdict=verdict, reason=why, measured_again=again)
+    metrics = tuple(_metrics(new, old, limits))
     verdict = min((metric.verdict for metric in metrics), key=VERDICTS.index, default="ok")
     reason = "; ".join(_in_words(metric) for metric in metrics if metric.verdict == verdict != "ok")
+    if verdict == NOISY:
+        reason += f", {BUSY} (baseline | run): {old['noise'] or 'idle'} | {new['noise'] or 'idle'}"
     if new["suspect"] and not old["suspect"] and verdict in ("ok", "improved"):
         # Faster than the hardware allows is no improvement to rely on.
         verdict, reason = "unclear", f"suspect: {new['suspect']}"
@@ -227,7 +237,10 @@ def _metrics(new: Row, old: Row, limits: Limits) -> Iterable[Metric]:
             before, after = floor, max(after, floor)
         if before:
             interval = time_interval(new, old, CONFIDENCE) if quantity.column == "time_ms" else None
-            yield _metric(quantity, after, before, max(tolerated, floor / before), interval)
+            metric = _metric(quantity, after, before, max(tolerated, floor / before), interval)
+            # Load lengthens times: a run that is no slower in spite of it has no regression.
+            noisy = quantity.is_time and is_noisy(new, old) and (metric.verdict != "ok" or old["noise"])
+            yield dataclasses.replace(metric, verdict=NOISY) if noisy else metric
 
 
 def _metric(quantity: Quantity, new: float, old: float, tolerated: float, interval: Interval | None) -> Metric:
@@ -257,7 +270,7 @@ def _in_words(metric: Metric) -> str:
 
 
 def worth_measuring_again(found: CheckResult) -> list[Row]:
-    """Return the rows that a second measurement may settle: unclear times, and times that regressed.
+    """Return the rows that a second measurement may settle: unclear and noisy times, and times that regressed.
 
     A real slowdown shows again; a shift of the whole run is not likely to.
     """
@@ -265,7 +278,7 @@ def worth_measuring_again(found: CheckResult) -> list[Row]:
     return [
         case.row
         for case in found.cases
-        if any(metric.name in times and metric.verdict in ("unclear", "regression") for metric in case.metrics)
+        if any(metric.name in times and metric.verdict in ("unclear", NOISY, "regression") for metric in case.metrics)
     ]
 
 
@@ -282,7 +295,7 @@ def summary(found: CheckResult) -> str:
     line += f"; compared {found.compared} of {found.planned} cases"
     if found.too_few:
         left_out = (case for case in found.cases if case.verdict not in COMPARED and case.reason != NOT_IN_RUN)
-        reasons = Counter(" ".join(case.reason.split()) for case in left_out)
+        reasons = Counter(BUSY if case.verdict == NOISY else " ".join(case.reason.split()) for case in left_out)
         line += f", too few (--min-compared {found.min_compared:g}), mostly because: {reasons.most_common(1)[0][0]}"
     return line
 

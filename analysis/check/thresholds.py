@@ -66,7 +66,8 @@ class Quantity:
     """A column that the check compares, and how.
 
     Attributes:
-        column: of a row; where it is null on a side, nothing is compared.
+        column: of a row; where it is null in the baseline, nothing is compared.
+        optional: whether a row may be without it, though the baseline has it.
         limit, floor: the growth tolerated and the growth that never counts, as :class:`Limits` calls them.
         where: a column in which the rows must agree for the comparison to have a meaning.
         is_time: measured by a clock, so that measuring again may give another value.
@@ -79,14 +80,29 @@ class Quantity:
     where: str | None = None
     is_time: bool = False
     exact: bool = False
+    optional: bool = False
+
+    def what_is_wrong(self, new: Row, old: Row) -> tuple[str, str] | None:
+        """Return a verdict ("failed" or "not measured") and why, where the baseline's value cannot be compared."""
+        before, after = old[self.column], new[self.column]
+        if before is None or (after is None and self.optional):
+            return None
+        if not self._is_possible(before):
+            return "not measured", f"the baseline's {self.column} is {before:g}"
+        if after is None or not self._is_possible(after):
+            return "failed", f"{self.column} is {'missing' if after is None else f'{after:g}'}, was {before:.5g}"
+        return None
+
+    def _is_possible(self, value: float) -> bool:
+        return math.isfinite(value) and (value > 0 or (value == 0 and not self.is_time))
 
 
 QUANTITIES = (
     Quantity(column="time_ms", limit="time", floor="min_slowdown_ms", is_time=True),
-    Quantity(column="host_ms", limit="host", floor="min_host_ms", is_time=True),
+    Quantity(column="host_ms", limit="host", floor="min_host_ms", is_time=True, optional=True),
     Quantity(column="peak_memory_bytes", limit="memory", floor="min_memory_bytes"),
     Quantity(column="rel_error", limit="error", floor="min_error", where="checked"),
-    *(Quantity(column=name, limit="counts", exact=True) for name in ("flops", "tensor_flops", "bytes")),
+    *(Quantity(column=name, limit="counts", exact=True, optional=True) for name in ("flops", "tensor_flops", "bytes")),
 )
 
 
@@ -179,5 +195,5 @@ def _rule(given: Mapping[str, Any], where: str) -> Rule:
 
 def _wanted(value: Any) -> Wanted:
     if isinstance(value, _Span):
-        return float(value.min or 0), float(value.max or math.inf)
+        return value.min or 0, value.max or math.inf
     return frozenset(value if isinstance(value, tuple) else (value,))

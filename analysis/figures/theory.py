@@ -16,13 +16,13 @@ from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
 from ...results.select import best_rows, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
-from ..counts import FORMULATIONS, Count, count, count_case
+from ..counts import FORMULATIONS, Count, count
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
-from ..model.launch_model import fit_launches
+from ..model.fit import fit_rows
 from ..model.runtime_model import runtime_model
-from ..model.schedule import launches_of
+from ..model.terms import LAUNCHES
 from .findings import MAX_LINES
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES
@@ -408,17 +408,15 @@ def _launch_times(
     rows = ok_rows(frame)
     rows = rows[(rows["impl"] == FUSED_CHUNK) & (rows["mode"] == theory.mode) & (rows["dtype"] == theory.dtype)]
     rows = rows[rows["device_accelerator"] == accelerator.key]
-    fit = fit_launches(rows.to_dict("records"), theory.op, FUSED_CHUNK, theory.mode, theory.dtype)
+    records = rows.to_dict("records")
+    fit = fit_rows(records, theory.op, FUSED_CHUNK, theory.mode, theory.dtype, models=(LAUNCHES,))
     if fit is None:
         return None
-    times = []
-    for chunk in chunks:
-        sizes = {**theory.sizes, "chunk_size": chunk}
-        case = (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, sizes)
-        launches, count = launches_of(*case), count_case(*case)
-        assert launches is not None and count is not None
-        times.append(fit.time_ms(launches, accelerator, count))
-    return times
+    cases = [
+        (theory.op, FUSED_CHUNK, theory.mode, theory.dtype, theory.state_dtype, {**theory.sizes, "chunk_size": c})
+        for c in chunks
+    ]
+    return [fit.time_ms(case, accelerator) for case in cases]
 
 
 def _same_problem(frame: pd.DataFrame, theory: Theory) -> pd.DataFrame:

@@ -13,8 +13,8 @@ from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
 from ..counts.formulations import has_heads, sizes_of, state_dtype_of
 from .chunk_size import chunks_taken
-from .fit import Row
-from .prediction import MEASURED_COLUMNS, NO_FIT, Answer, AnyFit, answer, best_of, fit_to, rows_by_status
+from .fit import Fit, Row, fit_rows
+from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, rows_by_status, stored_sizes
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
@@ -43,18 +43,20 @@ class Question:
     fitted: bool = True
     roofs: str = "spec"
     wrong: Sequence[Row] = ()
-    known_fits: dict[tuple[str, str], tuple[AnyFit | None, int]] = field(default_factory=dict)
+    known_fits: dict[tuple[str, str], tuple[Fit | None, int]] = field(default_factory=dict)
 
-    def fit(self, impl: str) -> tuple[AnyFit | None, int]:
+    def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
         if (self.op, impl) not in self.known_fits:
-            rows, where = self.rows if self.fitted else (), {"device": self.accelerator.key, "roofs": self.roofs}
-            self.known_fits[self.op, impl] = fit_to(rows, self.op, impl, self.mode, self.dtype, **where)
+            rows, case = self.rows if self.fitted else (), (self.op, impl, self.mode, self.dtype)
+            fit = fit_rows(rows, *case, device=self.accelerator.key, roofs=self.roofs)
+            own = sum((row["op"], row["impl"]) == (self.op, impl) for row in rows)
+            self.known_fits[self.op, impl] = fit, own
         return self.known_fits[self.op, impl]
 
     def why_wrong(self, impl: str) -> str | None:
         """Return what was incorrect where an implementation computed the very problem there, and never correctly."""
-        there = {"op": self.op, "impl": impl, "device_accelerator": self.accelerator.key, **self.sizes}
+        there = {"op": self.op, "impl": impl, "device_accelerator": self.accelerator.key, **stored_sizes(self.sizes)}
 
         def reasons(rows: Sequence[Row]) -> list[str]:
             return [str(row["reason"]) for row in rows if there.items() <= row.items()]
@@ -148,9 +150,11 @@ def prediction(question: Question, impl: str, chunk_size: str | None) -> dict[st
         "model_lower_ms": predicted.model.lower_ms,
         "model_upper_ms": predicted.model.upper_ms,
         "bound": predicted.model.bound,
-        **(fit.in_figures() if fit else NO_FIT),
+        **(fit.in_figures() if fit else {"model": "formulation"}),
         "stored_rows": rows if question.fitted else None,
         "incorrect": question.why_wrong(impl),
+        "memory_bytes": found.memory_bytes,
+        "does_not_fit": found.does_not_fit,
         **{
             "measured_" + name.removeprefix("measured_"): measured[name] if measured else None
             for name in MEASURED_COLUMNS
@@ -172,6 +176,7 @@ def prediction_in_words(row: Mapping[str, Any]) -> str:
         model = f"{row['time_ms']:.4g} ms, {row['low_ms']:.4g} to {row['high_ms']:.4g}"
         meaning = f"low to high: {row['interval']}"
     where = row["accelerator"]
+    meaning = f"{row['does_not_fit']}\n{meaning}" if row["does_not_fit"] else meaning
     if row["measured_time_ms"] is None:
         there = f"incorrect there: {row['incorrect']}" if row["incorrect"] else "not measured there"
         return f"{case} on {where}: {model}; {there}\n{meaning}"
@@ -199,6 +204,8 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     at = {each["chunk_size"]: each for each in report["candidates"]}
     chosen = answer["chunk_size"]
     use = f"use {chosen} with {report['impl']}{', the only length that it takes' if len(at) == 1 else ''}: "
+    if answer["does_not_fit"]:
+        return f"{report['impl']} {answer['does_not_fit']} with any chunk length; {chosen} needs least"
     if answer["basis"] == "fitted":
         interval = f"{answer['low_ms']:.4g} to {answer['high_ms']:.4g}"
         return use + f"{answer['time_ms']:.4g} ms ({interval}) predicted for {where}"
@@ -237,7 +244,7 @@ def chunk_size_columns(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> str:
     """Return what the whole table of candidates comes to: the models' optima, and what choosing by them costs."""
-    chosen, launches = report["runtime_optimal_feasible"], report["launches"]
+    chosen, fitted = report["runtime_optimal_feasible"], report["fitted"]
     formulation = min(report["candidates"], key=lambda each: each["model_upper_ms"])
     lines = [
         f"best for FLOPs: {report['flop_optimal']:.1f}, of the feasible ones {report['flop_optimal_feasible']}",
@@ -245,13 +252,13 @@ def chunk_size_in_words(report: Mapping[str, Any], accelerator: Accelerator) -> 
         f"{formulation['chunk_size']} ({formulation['model_memory_bytes'] / 2**30:.3g} GiB modelled), by the chunkwise "
         "formulation",
     ]
-    if launches is not None:
+    if fitted is not None:
         lines.append(
-            f"of the feasible ones {launches['optimal_feasible']}, by the launches of {report['impl']} (fitted to "
-            f"{launches['fitted_rows']} rows on {launches['fitted_on']}; on rows left out off by "
-            f"{100 * launches['median_error']:.2g} % in the median, {100 * launches['worst_error']:.2g} % at worst)"
+            f"of the feasible ones {chosen}, by the {report['model']} of {report['impl']} (fitted to "
+            f"{fitted['fitted_rows']} rows on {fitted['fitted_on']}; on rows left out off by "
+            f"{100 * fitted['median_error']:.2g} % in the median, {100 * fitted['worst_error']:.2g} % at worst)"
         )
     if report["regret_ms"] is not None:
-        whose = "choice by launches" if report["model"] == "launches" else "choice by the formulation"
-        lines.append(f"the {whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
+        whose = f"the choice by {'launches' if report['model'] == 'launches' else 'the formulation'}"
+        lines.append(f"{whose}, {chosen}, takes {report['regret_ms']:.4g} ms more than the fastest measured")
     return "\n".join(lines)

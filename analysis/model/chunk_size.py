@@ -10,7 +10,7 @@ which for mLSTMsig, with the paper's printed total, are the paper's closed forms
 the same way with its own parts. The coefficients are read off the count formulas themselves.
 
 That is what the formulation asks for. An implementation that walks its chunks tile by tile asks for others; where its
-launches are known and were measured, :mod:`.launch_model` says which.
+launches are known and were measured, :mod:`.terms` says which.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from ..accelerators.known import Accelerator
 from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
-from .fit import Row
-from .launch_model import LaunchFit
-from .prediction import AnyFit, answer, best_of
+from .fit import Fit, Row
+from .prediction import answer, best_of
 from .runtime_model import flop_rate, runtime_model
 
 MIN_CHUNK = 16
@@ -150,15 +149,12 @@ def chunk_size_report(
     impl: str = FUSED_CHUNK,
     chunks: Sequence[int] | None = None,
     rows: Sequence[Row] = (),
-    fit: AnyFit | None = None,
-    by_launches: bool = False,
+    fit: Fit | None = None,
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
     ``answer`` is the choice to take: the fastest measured one, else the one of least time by ``fit``, else by the model
-    of the implementation's formulation. Beside it stand the choices of two models: that of the chunkwise formulation,
-    the paper's, and that of the implementation's launches if ``fit`` is one. ``model`` in the report names the one that
-    ``runtime_optimal_feasible`` and ``regret_ms`` follow.
+    of the implementation's formulation. Beside it stand the optima of the chunkwise formulation, the paper's.
 
     Args:
         op: a chunkwise operation.
@@ -170,18 +166,17 @@ def chunk_size_report(
         chunks: the chunk lengths to choose from, as :func:`chunks_taken` gives them. None: all feasible ones.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         fit: a model of the implementation fitted to measurements.
-        by_launches: whether the choice is that of ``fit``, where it is one of launches.
 
     Returns:
         answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
-            low_ms to high_ms; of a bound only the interval.
+            low_ms to high_ms; of a bound only the interval. does_not_fit says why no length fits in the memory, None
+            where one does.
         flop_optimal, runtime_optimal: the real-valued closed forms.
-        model: formulation (upper time, eq. 118) or launches.
+        model: of the modelled time: launches or formulation, as fitted, else the formulation's upper time (eq. 118).
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where it was not measured.
-        launches: what the launches choose (optimal_feasible, measured_best, regret_ms) and how well they predict; None
-            without a ``fit`` of launches.
+        fitted: what was fitted, and how well it predicts (:meth:`.fit.Fit.in_figures`); None without a ``fit``.
         candidates: one mapping per chunk length, modelled and measured. model_upper_ms, model_lower_ms and bound are
             those of the chunkwise formulation; predicted_ms (None without ``fit``), low_ms and high_ms those of the
             implementation.
@@ -233,7 +228,6 @@ def chunk_size_report(
                 "model_upper_ms": model.upper_ms,
                 "model_lower_ms": model.lower_ms,
                 "bound": model.bound,
-                "launches_ms": predicted.time_ms if isinstance(fit, LaunchFit) else None,
                 "predicted_ms": predicted.time_ms,
                 "low_ms": predicted.low_ms,
                 "high_ms": predicted.high_ms,
@@ -250,12 +244,9 @@ def chunk_size_report(
         )
     best = best_of(answers)
     least_flops = min(candidates, key=lambda each: each["flops"])
-    chosen = _choice(candidates, "model_upper_ms")
-    launches: dict[str, Any] | None = None
-    if isinstance(fit, LaunchFit):
-        by_fit = _choice(candidates, "launches_ms")
-        launches = {**by_fit, **fit.in_figures()}
-        chosen = by_fit if by_launches else chosen
+    chosen = min(candidates, key=lambda each: each["predicted_ms" if fit else "model_upper_ms"])
+    timed = [each for each in candidates if each["measured_ms"] is not None]
+    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
     return {
         "op": op,
         "impl": impl,
@@ -269,26 +260,15 @@ def chunk_size_report(
             "time_ms": best.time_ms,
             "low_ms": best.interval_ms[0],
             "high_ms": best.interval_ms[1],
+            "does_not_fit": best.does_not_fit,
         },
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),
         "flop_optimal_feasible": least_flops["chunk_size"],
-        "model": "launches" if launches is not None and by_launches else "formulation",
-        "runtime_optimal_feasible": chosen["optimal_feasible"],
-        "measured_best": chosen["measured_best"],
-        "regret_ms": chosen["regret_ms"],
-        "launches": launches,
+        "model": fit.model.name if fit else "formulation",
+        "runtime_optimal_feasible": chosen["chunk_size"],
+        "measured_best": fastest["chunk_size"] if fastest else None,
+        "regret_ms": chosen["measured_ms"] - fastest["measured_ms"] if fastest and chosen in timed else None,
+        "fitted": fit.in_figures() if fit else None,
         "candidates": candidates,
-    }
-
-
-def _choice(candidates: Sequence[Mapping[str, Any]], by: str) -> dict[str, Any]:
-    """Return the candidate of least ``by``, the fastest measured one, and what the first takes longer."""
-    best = min(candidates, key=lambda each: each[by])
-    timed = [each for each in candidates if each["measured_ms"] is not None]
-    fastest = min(timed, key=lambda each: each["measured_ms"], default=None)
-    return {
-        "optimal_feasible": best["chunk_size"],
-        "measured_best": None if fastest is None else fastest["chunk_size"],
-        "regret_ms": best["measured_ms"] - fastest["measured_ms"] if fastest is not None and best in timed else None,
     }

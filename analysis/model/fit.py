@@ -1,4 +1,9 @@
-"""What fits of runtime models share: the rows they take, non-negative least squares, errors on rows left out."""
+"""Fits of a model of a time (:mod:`.terms`) to measured rows, and how far off they are on rows that they have not seen.
+
+The constants of one implementation and mode are fitted in relative error. Each problem is then left out in turn and
+predicted by a fit to the others; how these predictions miss is the interval of the next one. Where rows are few, all
+implementations of a kind are fitted together, each with a factor of its own (:func:`_pooled`).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +11,21 @@ import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
+from ..counts import count_case
+from .runtime_model import LAUNCH_MS, flop_rate
+from .terms import LAUNCHES, MODELS, Case, Model
 
 if TYPE_CHECKING:
     import numpy as np
 
-Case = tuple[str, str, str, str, str | None, Mapping[str, int]]
-"""op, impl, mode, dtype, state_dtype and sizes."""
-
 Row = Mapping[str, Any]
-
-Sizes = tuple[tuple[str, int], ...]
-"""Sizes of a case as something to remember results by."""
 
 ROW_COLUMNS = (
     "op", "impl", "state_dtype", "suspect", "device_accelerator", "device_name", "case_id", "measured_at", "time_ms",
@@ -29,36 +33,304 @@ ROW_COLUMNS = (
 )  # fmt: skip
 """Columns of measured rows that a fit reads."""
 
+MIN_PROBLEMS, FEWEST_PROBLEMS = 5, 3
+"""Rows of fewer problems than this are fitted together with those of other implementations of the kind; of how many
+they are fitted alone where there are no others."""
+
+USELESS = 100.0
+"""High over low end of an interval that says nothing: there is no fit then."""
+
+BETWEEN, LEAST_BETWEEN = 0.25, 0.01
+"""Variance of the logarithms of how many times as slow implementations of a kind are: of two, and at least."""
+
+EXTRAPOLATION = 0.1
+"""By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured. With
+it 94 % of the committed rows lie in the intervals of fits to the lower, or the upper, half of a size alone."""
+
+KIND_COUNTS = 2
+"""For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""
+
+FAR_APART, WORSE = 10.0, 1.5
+"""Longest over shortest time, and the error by the usual launch over that by a fitted one, of rows that tell the time
+of a launch from that of the work."""
+
+TINY_MS = 1e-9
+"""In place of a predicted time of 0, where rows have only terms that others do not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A runtime model fitted to measured rows of one implementation and mode.
+    """A model of a time fitted to measured rows of one implementation and mode.
 
     Attributes:
-        op, impl, mode, dtype: what was fitted.
+        model: by the formulation, or by launches.
         accelerator: key of the device that was measured.
         roofs: which roofs the rates were taken with: spec, measured or a path.
+        constants: name -> value, in ms or, of a rate, full rate over the rate reached; 0 where others explain it all.
         rows: number of the implementation's own rows that were fitted.
-        median_error, worst_error: absolute relative errors (0.1 is 10 %) on rows left out of the fit.
+        others: how many implementations of its kind were fitted as well, because its own rows are few.
+        errors: what was left out in turn -> (median, worst) absolute relative error on it; 0.1 is 10 %.
+        median_error, worst_error: the same of all that was left out.
         low_ratio, high_ratio: between which the measured over the predicted time lies with 90 % chance, as
-            :func:`likely_ratios` takes it from rows left out of the fit.
+            :func:`likely_ratios` takes it from problems left out of the fit.
+        best_share: the largest share of the roof that a row reached, that of the formulation; None by launches.
+        measured: size -> the least and greatest one among the rows; ``tokens`` are batch times sequence length.
+        stands_in: how the rows came about where they were not measured in this mode and dtype, else None.
     """
 
-    op: str
-    impl: str
-    mode: str
-    dtype: str
+    model: Model
     accelerator: str
     roofs: str
+    constants: Mapping[str, float]
     rows: int
+    others: int
+    errors: Mapping[str, tuple[float, float]]
     median_error: float
     worst_error: float
     low_ratio: float
     high_ratio: float
+    best_share: float | None
+    measured: Mapping[str, tuple[int, int]]
+    stands_in: str | None = None
+
+    def time_ms(self, case: Case, accelerator: Accelerator) -> float:
+        """Return the fitted time of a case on an accelerator, its latencies as on the one that was measured."""
+        return sum(self._parts(case, accelerator))
+
+    def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, str]:
+        """Return between which times the fitted one lies on an accelerator, and why, in words.
+
+        On the one that was measured it is one time. Elsewhere latencies of launches stay, or shrink or grow as the
+        rates of one multiprocessor do (matrix, vector, bandwidth); by the formulation, all but latencies gain as little
+        as the rate that gains least, or as much as the one that gains most.
+        """
+        latency_ms, rates_ms = self._parts(case, accelerator)
+        if self.accelerator == accelerator.key:
+            return latency_ms + rates_ms, latency_ms + rates_ms, ""
+        measured, count = accelerator_of(self.accelerator, self.roofs), count_case(*case)
+        assert count is not None, "its terms are known"
+        rates = [(flop_rate(count, a, case[3]), a.vector_flops, a.bandwidth_bytes_s) for a in (accelerator, measured)]
+        share = measured.sms / accelerator.sms if self.model is LAUNCHES else 1.0
+        gains = [here / there * share for here, there in zip(*rates, strict=True)]
+        if self.model is LAUNCHES:
+            what = " with its multiprocessors and the tiles of sm_90: the rates of one are"
+            low_ms, high_ms = latency_ms / max(1.0, *gains) + rates_ms, latency_ms / min(1.0, *gains) + rates_ms
+        else:
+            what, there_ms = ": its rates are", self._parts(case, measured)[1]
+            low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
+        times = f"{min(gains):.2f} to {max(gains):.2f} times as high"
+        return low_ms, high_ms, f", carried to {accelerator.key}{what} {times}, and which counts is not known there"
+
+    def ratios(self, case: Case) -> tuple[float, float]:
+        """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""
+        spans = [(value, *self.measured.get(name, (value, value))) for name, value in _extent(case[-1]).items()]
+        beyond = math.prod(max(value / most, least / value, 1.0) for value, least, most in spans) ** EXTRAPOLATION
+        return self.low_ratio / beyond, self.high_ratio * beyond
 
     def basis(self) -> str:
         """Return what the interval of a prediction rests on, in words."""
-        return f"90 % of rows left out of the fit on {self.accelerator}"
+        how = f" ({self.stands_in})" if self.stands_in else ""
+        if not self.others:
+            return f"90 % of rows left out of the fit on {self.accelerator}{how}"
+        rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of its own" if self.rows else "no row of its own"
+        return f"90 %, from {rows} and those of {self.others} like it on {self.accelerator}{how}"
+
+    def in_figures(self) -> dict[str, Any]:
+        """Return what a table says of the fit, constants of rates as efficiencies."""
+        factors = {name: self.constants[name] for name in self.model.factors}
+        return {
+            "model": self.model.name,
+            "fitted_on": self.accelerator,
+            "fitted_rows": self.rows,
+            "fitted_others": self.others,
+            **{name: self.constants[name] for name in self.model.latencies},
+            **{name.replace("factor", "efficiency"): 1 / each if each else None for name, each in factors.items()},
+            "median_error": self.median_error,
+            "worst_error": self.worst_error,
+        }
+
+    def _parts(self, case: Case, accelerator: Accelerator) -> tuple[float, float]:
+        """Return the part of the time that no rate of a device shortens, and the one that rates do, in ms."""
+        found = self.model.terms(case, accelerator)
+        assert found is not None, "a case of another mode or kind is not predicted by this fit"
+        times = [self.constants[name] * value for name, value in zip(self.model.constants, found, strict=True)]
+        split = len(self.model.latencies)
+        return sum(times[:split]), sum(times[split:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What was measured of one implementation: the terms of each row, its time and its problem."""
+
+    rows: Sequence[Row]
+    terms: np.ndarray
+    times: np.ndarray
+    problems: list[Any]
+
+    @property
+    def share(self) -> float:
+        """The largest share of the roof of the formulation's rows: of its rates the slower one, over the time."""
+        return float((self.terms[:, -2:].max(axis=1) / self.times).max())
+
+
+def fit_rows(
+    rows: Iterable[Row],
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    *,
+    device: str | None = None,
+    roofs: str = "spec",
+    models: Sequence[Model] = MODELS,
+) -> Fit | None:
+    """Fit an implementation's measured rows, where they are few together with those of others of its kind.
+
+    Of several rows of one case the newest counts; suspect ones are left out. None where there are too few rows, or
+    where these say too little: an interval beyond :data:`USELESS` times the prediction.
+
+    Args:
+        rows: measured rows of this mode and dtype, of any implementation, with :data:`ROW_COLUMNS`.
+        device: key of the device whose rows are preferred; without enough of them the device with most is taken.
+        roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
+        models: to take the first of that there are rows for.
+    """
+    newest = newest_cases(rows)
+    fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
+    return next((fit for fit in fits if fit is not None), None)
+
+
+def _fit(
+    rows: Sequence[Row], model: Model, names: tuple[str, str, str, str], device: str | None, roofs: str
+) -> Fit | None:
+    op, impl, mode, dtype = names
+    kind = model.kind(*names)
+    alike = [row for row in rows if kind is not None and model.kind(row["op"], row["impl"], mode, dtype) == kind]
+    taken = of_device([row for row in alike if (row["op"], row["impl"]) == (op, impl)], device, model.min_rows)
+    taken = taken or of_device(alike, device, 1)
+    if not taken:
+        return None
+    key = str(taken[0]["device_accelerator"])
+    by_name: dict[tuple[str, str], list[Row]] = {}
+    for row in alike:
+        if row["device_accelerator"] == key:
+            by_name.setdefault((row["op"], row["impl"]), []).append(row)
+    own = _sample(by_name.pop((op, impl), []), model, mode, dtype, key, roofs)
+    number, problems = len(own.times), len(set(own.problems))
+    alone = number >= model.min_rows and problems >= MIN_PROBLEMS
+    others = [] if alone else [_sample(each, model, mode, dtype, key, roofs) for each in by_name.values()]
+    others = [each for each in others if len(each.times)]
+    few = model is not LAUNCHES and not others and (number >= MIN_PROBLEMS or problems >= FEWEST_PROBLEMS)
+    if alone or few:
+        constants = fitted(own.terms, own.times)
+        groups = {name: [row[name] for row in own.rows] for name in model.left_out}
+        ratios = {name: left_out_ratios(own.terms, own.times, each) for name, each in groups.items()}
+        by_problem = left_out_ratios(own.terms, own.times, own.problems)
+        low_ratio, high_ratio = likely_ratios(by_problem, problems)
+        ratios = ratios or {"problem": by_problem}
+    elif others and number + sum(len(each.times) for each in others) > len(model.constants):
+        constants, half, apart = _pooled(own, others, model.min_rows)
+        low_ratio, high_ratio, ratios = math.exp(-half), math.exp(half), {"implementation": apart}
+    else:
+        return None
+    if high_ratio > USELESS * low_ratio:
+        return None
+    median_error, worst_error = errors_of([ratio for each in ratios.values() for ratio in each])
+    fitted_rows = [row for each in (own, *others) for row in each.rows]
+    extents = [_extent(row) for row in fitted_rows]
+    return Fit(
+        model=model,
+        accelerator=key,
+        roofs=roofs,
+        constants=MappingProxyType(dict(zip(model.constants, map(float, constants), strict=True))),
+        rows=number,
+        others=len(others),
+        errors=MappingProxyType({name: errors_of(each) for name, each in ratios.items()}),
+        median_error=median_error,
+        worst_error=worst_error,
+        low_ratio=low_ratio,
+        high_ratio=high_ratio,
+        best_share=None if model is LAUNCHES else max(each.share for each in ([own] if number else others)),
+        stands_in=next((row["stands_in"] for row in fitted_rows if "stands_in" in row), None),
+        measured={name: (min(e[name] for e in extents), max(e[name] for e in extents)) for name in extents[0]},
+    )
+
+
+def _extent(sizes: Row) -> dict[str, int]:
+    """Return the sizes that a fit is extrapolated in."""
+    names = ("seq_len", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
+    found = {name: int(sizes[name]) for name in names if is_set(sizes.get(name))}
+    return found | {"tokens": int(sizes["batch"]) * found["seq_len"]}
+
+
+def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, roofs: str) -> _Sample:
+    """Return the terms and times of an implementation's rows on an accelerator."""
+    import numpy as np
+
+    cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
+    terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
+    counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
+    problems = [tuple(str(row[name]) for name in SIZE_COLUMNS if name != "chunk_size") for _, row in counted]
+    times = np.array([float(row["time_ms"]) for _, row in counted])
+    matrix = np.array([found for found, _ in counted]).reshape(-1, len(model.constants))
+    return _Sample([row for _, row in counted], matrix, times, problems)
+
+
+@functools.cache
+def _terms_of_row(
+    model: str, op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Any, key: str, roofs: str
+) -> tuple[float, ...] | None:
+    """Return the terms of a measured case, which are asked for again by every fit."""
+    (found,) = (each for each in MODELS if each.name == model)
+    return found.terms((op, impl, mode, dtype, state_dtype, dict(sizes)), accelerator_of(key, roofs))
+
+
+def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
+    """Return the constants of an implementation with few rows, the half width of its interval, and by how much rows
+    are off from what the others say of them, beyond the factor of their implementation.
+
+    Implementations of a kind follow one model, each as many times as slow as it is itself. How these factors differ,
+    and how well the model of all others fits each, says what is to be expected of this one; its own rows, and how they
+    scatter, count against that as their number tells (James and Stein). Widths are in logarithms.
+    """
+    import numpy as np
+
+    everyone = [*others, *([own] if len(own.times) else [])]
+    residuals = []
+    for left_out in everyone:
+        constants = _common([each for each in everyone if each is not left_out] or everyone)
+        residuals.append(np.log(left_out.times / np.maximum(left_out.terms @ constants, TINY_MS)))
+    scatter = [float(np.var(each, ddof=1)) for each in residuals if len(each) > 1]
+    within = float(np.median(scatter)) if scatter else LEAST_BETWEEN
+    means = [float(each.mean()) for each in residuals[: len(others)]]
+    between = max(float(np.var(means, ddof=1)), LEAST_BETWEEN) if len(means) > 1 else BETWEEN
+    constants, shift, variance = _common(everyone), 0.0, within + between
+    if number := len(set(own.problems)):
+        off = np.log(own.times / np.maximum(own.terms @ constants, TINY_MS))
+        within = (KIND_COUNTS * within + float(((off - off.mean()) ** 2).sum())) / (KIND_COUNTS + len(off) - 1)
+        share = between / (between + within / number)
+        shift = share * float(off.mean())
+        variance = within + between * (1 - share)
+    half = student(len(others) - 1 + number) * math.sqrt(variance)
+    # Implementations of many rows decide the model: without them it is another one.
+    apart = [each for each in residuals if 1 < len(each) < few] or [each for each in residuals if len(each) > 1]
+    ratios = [float(ratio) for each in apart for ratio in np.exp(each - each.mean())]
+    return constants * math.exp(shift), half, ratios or [float(np.exp(each[0])) for each in residuals]
+
+
+def _common(samples: Sequence[_Sample]) -> np.ndarray:
+    """Return the constants that fit several implementations, each of which counts alike and has a factor of its own."""
+    import numpy as np
+
+    terms = np.vstack([each.terms for each in samples])
+    weights = np.concatenate([np.full(len(each.times), len(each.times) ** -0.5) for each in samples])
+    factors = np.zeros(len(samples))
+    for _ in range(3):
+        times = np.concatenate([each.times / math.exp(f) for each, f in zip(samples, factors, strict=True)])
+        constants = fitted(terms, times, weights)
+        apart = [np.log(each.times / np.maximum(each.terms @ constants, TINY_MS)).mean() for each in samples]
+        factors = np.array(apart) - np.mean(apart)
+    return np.asarray(constants * math.exp(np.mean(apart)))
 
 
 def case_of(row: Row, impl: str, mode: str, dtype: str) -> Case:
@@ -72,11 +344,6 @@ def case_of(row: Row, impl: str, mode: str, dtype: str) -> Case:
 def accelerator_of(key: str, roofs: str) -> Accelerator:
     """Return an accelerator with its roofs, which are read once."""
     return with_roofs(get_accelerator(key), roofs)
-
-
-def hashable(case: Case) -> tuple[str, str, str, str, str | None, Sizes]:
-    """Return a case with its sizes as :data:`Sizes`."""
-    return (*case[:5], tuple(case[5].items()))
 
 
 def is_set(value: Any) -> bool:
@@ -96,7 +363,7 @@ def of_device(rows: Sequence[Row], device: str | None, least: int) -> list[Row]:
 def errors_of(ratios: Sequence[float]) -> tuple[float, float]:
     """Return the median and worst absolute relative error of predictions, given measured over predicted times."""
     errors = [abs(1 / ratio - 1) for ratio in ratios]
-    return percentile(errors, 50), max(errors)
+    return median(errors), max(errors)
 
 
 def newest_cases(rows: Iterable[Row]) -> list[Row]:
@@ -137,38 +404,55 @@ def student(freedom: int) -> float:
     return sum(term / d**n for n, term in enumerate(terms))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated linearly between order statistics."""
+def fitted(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return the constants of least relative error, that of a launch (the first) :data:`.runtime_model.LAUNCH_MS`.
+
+    It is fitted like the others only where the times are :data:`FAR_APART` and the squared error is :data:`WORSE`
+    without. In rows of much the same work any share of the time might as well be that of a launch, and other work would
+    take no longer.
+    """
     import numpy as np
 
-    return float(np.percentile(values, percent))
+    def error(constants: np.ndarray) -> float:
+        return float((((matrix @ constants / times - 1) * weights) ** 2).sum())
+
+    usual = np.append(LAUNCH_MS, relative_fit(matrix[:, 1:], times, weights, times - LAUNCH_MS * matrix[:, 0]))
+    if times.max() < FAR_APART * times.min():
+        return usual
+    free = relative_fit(matrix, times, weights)
+    return free if error(usual) > WORSE * error(free) else usual
 
 
-def relative_fit(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+def relative_fit(
+    matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | float = 1.0, left: np.ndarray | None = None
+) -> np.ndarray:
     """Return x >= 0 of least sum of (w (matrix x - t) / t)^2, by Lawson and Hanson's active sets.
 
     Args:
         matrix: one row an observation, one column a term, all >= 0.
         times: the observations, > 0.
         weights: of each observation.
+        left: what of each observation the terms are to explain, in place of t in the difference.
     """
     import numpy as np
 
     ones = np.ones(len(times)) * weights
+    goal = ones if left is None else ones * left / times
     scaled = matrix * (ones / times)[:, None]
     norms = np.linalg.norm(scaled, axis=0)
     norms[norms == 0] = 1
     scaled = scaled / norms
-    columns = scaled.shape[1]
+    # The normal equations: a few terms of many rows.
+    gram, aim, columns = scaled.T @ scaled, scaled.T @ goal, scaled.shape[1]
     free, x = np.zeros(columns, dtype=bool), np.zeros(columns)
     for _ in range(10 * columns):
-        gradient = np.where(free, -np.inf, scaled.T @ (ones - scaled @ x))
+        gradient = np.where(free, -np.inf, aim - gram @ x)
         if gradient.max() <= 1e-9:
             break
         free[gradient.argmax()] = True
         while True:
             solution = np.zeros(columns)
-            solution[free] = np.linalg.lstsq(scaled[:, free], ones, rcond=None)[0]
+            solution[free] = np.linalg.lstsq(gram[np.ix_(free, free)], aim[free], rcond=None)[0]
             negative = free & (solution <= 0)
             if not negative.any():
                 break
@@ -182,14 +466,14 @@ def relative_fit(matrix: np.ndarray, times: np.ndarray, weights: np.ndarray | fl
 def left_out_ratios(matrix: np.ndarray, times: np.ndarray, groups: Sequence[Hashable]) -> list[float]:
     """Return measured over predicted time of every row, predicted by a fit without any row of its group.
 
-    Where all rows are of one group, single rows are left out. Rows of the group None are never left out.
+    Where all rows are of one group, single rows are left out.
     """
     import numpy as np
 
     names = list(groups) if len(set(groups)) > 1 else list(range(len(times)))
     ratios: list[float] = []
-    for name in dict.fromkeys(each for each in names if each is not None):
+    for name in dict.fromkeys(names):
         held = np.array([each == name for each in names])
-        predicted = matrix[held] @ relative_fit(matrix[~held], times[~held])
+        predicted = np.maximum(matrix[held] @ fitted(matrix[~held], times[~held]), TINY_MS)
         ratios += [float(ratio) for ratio in times[held] / predicted]
     return ratios

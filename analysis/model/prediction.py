@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import load_rows
-from ..accelerators.known import Accelerator, get_accelerator
-from ..accelerators.roofs import with_roofs
-from ..counts import Count, count_case
-from .efficiency import FormulationFit, fit_efficiency, sequential_steps
-from .fit import ROW_COLUMNS, Case, Row
-from .launch_model import LaunchFit, fit_launches
-from .runtime_model import RuntimeModel, floor_ms, runtime_model
-from .schedule import launches_of
-
-NO_FIT: Mapping[str, Any] = MappingProxyType(
-    {"model": "formulation"}
-    | dict.fromkeys(
-        ("fitted_on", "fitted_rows", "launch_ms", "step_ms", "flops_efficiency", "bytes_efficiency", "median_error",
-         "worst_error")
-    )
-)  # fmt: skip
-"""What a table says where there is no fit."""
-
-AnyFit = FormulationFit | LaunchFit
+from ..accelerators.known import Accelerator
+from ..counts import count_case
+from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
+from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
+from .terms import Case
 
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
@@ -47,7 +32,6 @@ class Prediction:
             than the one that was measured, and never below what the accelerator allows.
         time_ms: the fitted time, None without a fit.
         model: the runtime model's times.
-        fit: the fit, or None.
         interval: what the interval means, in words.
     """
 
@@ -55,7 +39,6 @@ class Prediction:
     high_ms: float
     time_ms: float | None
     model: RuntimeModel
-    fit: AnyFit | None
     interval: str
 
 
@@ -65,7 +48,7 @@ def stored_rows(results: Sequence[Path], mode: str, dtype: str) -> list[dict[str
 
 
 def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, list[dict[str, Any]]]:
-    """Return status -> the rows of a mode and dtype.
+    """Return status -> the rows of a mode and dtype, those that stand in for others (:func:`_stand_ins`) included.
 
     Reads few columns and no pandas, so that the command line answers at once.
     """
@@ -73,45 +56,84 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
     columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, "status")))
     for row in load_rows(results, columns, {"mode": mode, "dtype": dtype}) if results else ():
         found.setdefault(row["status"], []).append(row)
-    return found
+    measured = {(row["op"], row["impl"]) for row in found.get("ok", [])}
+    added = [row for row in _stand_ins(results, mode, dtype) if (row["op"], row["impl"]) not in measured]
+    return found | {"ok": [*found.get("ok", []), *added]} if added else found
 
 
-def fit_to(
-    rows: Sequence[Row], op: str, impl: str, mode: str, dtype: str, *, device: str, roofs: str = "spec"
-) -> tuple[AnyFit | None, int]:
-    """Return a fit to measured rows, of the launches where these are known, and how many rows there are.
+def _stand_ins(results: Sequence[Path], mode: str, dtype: str) -> list[dict[str, Any]]:
+    """Return rows of other modes and dtypes for what has none of its own, each with ``stands_in``, how it came about.
 
-    Args:
-        rows: of every implementation, as :func:`stored_rows` returns them; none gives no fit.
-        device: key of the accelerator whose rows are preferred.
-        roofs: of the rates that the fit refers to, as the accelerator has them.
-
-    Returns:
-        The fit, None where there are too few rows, and the number of the operation's rows.
+    A backward call takes what a forward and backward call takes longer than a forward one; fp16 as long as bf16, whose
+    elements are as large and multiply at the same rate.
     """
-    same = [row for row in rows if row["impl"] == impl]
-    fit: AnyFit | None = fit_launches(same, op, impl, mode, dtype, device=device, roofs=roofs)
-    fit = fit or fit_efficiency(rows, op, impl, mode, dtype, device=device, roofs=roofs)
-    return fit, sum(row["op"] == op for row in same)
+    if mode == "bw":
+        columns = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
+        fw, both = (
+            {tuple(row[name] for name in columns): row for row in newest_cases(stored_rows(results, each, dtype))}
+            for each in ("fw", "fwbw")
+        )
+        found = []
+        for problem, row in both.items():
+            if problem in fw and row["time_ms"] > fw[problem]["time_ms"]:
+                how = ", ".join(["fwbw minus fw", *([row["stands_in"]] if "stands_in" in row else [])])
+                found.append({**row, "time_ms": row["time_ms"] - fw[problem]["time_ms"], "stands_in": how})
+        return found
+    if dtype == "fp16":
+        return [{**row, "stands_in": "bf16"} for row in stored_rows(results, mode, "bf16")]
+    return []
 
 
-def predict_case(
-    case: Case, accelerator: Accelerator, fit: AnyFit | None, measured_ms: float | None = None
-) -> Prediction:
-    """Return the predicted time of a case (op, impl, mode, dtype, state_dtype, sizes) by a fit or the model's bounds.
+def stored_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return sizes as rows have them: an MLP's tokens are the length of one sequence."""
+    return {**sizes, "batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"]} if "d_model" in sizes else {**sizes}
+
+
+def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured: Row | None = None) -> Prediction:
+    """Return the predicted time of a case by a fit or the model's bounds.
 
     Args:
-        measured_ms: as :func:`predict`.
+        fit: to measurements of this accelerator or of another that they are carried over from.
+        measured: the row of this very case on the accelerator that was fitted, if it is another one, or a row that
+            stands in for it: this time is then carried over, not the fitted one, and may be as far off as the fit is
+            in the median.
 
     Raises:
         ValueError: the operation is not counted in that mode.
     """
-    op, impl, mode, dtype, _, sizes = case
+    op, impl, mode, dtype, *_ = case
     count = count_case(*case)
     if count is None:
         raise ValueError(f"mode must be one that is counted for {op} {impl}, got {mode!r}")
-    serial = launches_of(*case) if isinstance(fit, LaunchFit) else sequential_steps(op, impl, mode, dtype, sizes)
-    return predict(count, accelerator, dtype, fit, serial, measured_ms)
+    model = runtime_model(count, accelerator, dtype)
+    if fit is None:
+        launches = launches_ms(count, accelerator)
+        return Prediction(
+            low_ms=max(model.lower_ms, launches),
+            high_ms=max(model.upper_ms, launches),
+            time_ms=None,
+            model=model,
+            interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
+        )
+    time_ms, (low_ms, high_ms, carried) = fit.time_ms(case, accelerator), fit.carried_ms(case, accelerator)
+    (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
+    if measured is not None:
+        off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))
+        low_ratio, high_ratio = 1 / (1 + fit.median_error), 1 + fit.median_error
+        time_ms, low_ms, high_ms = off * time_ms, off * low_ms, off * high_ms
+        how = f" ({measured['stands_in']})" if "stands_in" in measured else ""
+        basis = f"{measured['time_ms']:.4g} ms on {fit.accelerator}{how}"
+    # What a fit has not seen, a slow memory where all rows were slowed by products, it has no term for: there a kernel
+    # does not reach a larger share of the roof than in any row, and is never below what the accelerator allows.
+    least = floor_ms(count, accelerator, dtype)
+    likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
+    return Prediction(
+        low_ms=max(low_ratio * low_ms, least),
+        high_ms=max(high_ratio * high_ms * likely_ms / time_ms, least),
+        time_ms=likely_ms,
+        model=model,
+        interval=basis + carried,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +142,13 @@ class Answer:
 
     Attributes:
         case: what is asked about.
+        accelerator: where.
         predicted: what the model says.
         measured: the newest row of the very case on the accelerator, or None.
     """
 
     case: Case
+    accelerator: Accelerator
     predicted: Prediction
     measured: Row | None
 
@@ -169,21 +193,35 @@ class Answer:
         states = last.byte_parts.get("recurrent store", 0.0)
         return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
 
-    def order(self) -> tuple[bool, float]:
-        """Return by what implementations are ranked: the most that they are likely to take; bounds are behind.
+    @property
+    def does_not_fit(self) -> str | None:
+        """Why the memory of the accelerator is too small, None where it is not: what was measured there did fit."""
+        capacity = self.accelerator.memory_bytes
+        if self.measured or capacity is None or self.memory_bytes <= capacity:
+            return None
+        return f"does not fit in {capacity / 1e9:.4g} GB (needs {self.memory_bytes / 1e9:.3g} at least)"
+
+    def order(self) -> tuple[bool, bool, float]:
+        """Return by what implementations are ranked: the most that they are likely to take; behind are bounds, and last
+        what does not fit in memory.
 
         So one of which little is known is not preferred to one that was measured.
         """
-        return self.basis == "bound", self.interval_ms[1]
+        return self.does_not_fit is not None, self.basis == "bound", self.interval_ms[1]
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
-    """Return the chunk length to take: the fastest measured one, else the one of least time by the model."""
+    """Return the chunk length to take: the fastest measured one, else of those that fit the one of least time by the
+    model, else the one that needs least memory.
+    """
     measured = [each for each in answers if each.measured]
-    return min(measured or answers, key=lambda each: each.interval_ms[1] if each.time_ms is None else each.time_ms)
+    fitting = measured or [each for each in answers if not each.does_not_fit]
+    if not fitting:
+        return min(answers, key=lambda each: each.memory_bytes)
+    return min(fitting, key=lambda each: each.interval_ms[1] if each.time_ms is None else each.time_ms)
 
 
-def answer(case: Case, accelerator: Accelerator, fit: AnyFit | None, rows: Sequence[Row]) -> Answer:
+def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence[Row]) -> Answer:
     """Return what a case takes on an accelerator.
 
     Args:
@@ -193,49 +231,13 @@ def answer(case: Case, accelerator: Accelerator, fit: AnyFit | None, rows: Seque
         ValueError: the operation is not counted in that mode.
     """
     op, impl, *_, state_dtype, sizes = case
-    # The tokens of an MLP are stored as the length of one sequence.
-    tokens = {"batch": 1, "seq_len": sizes["batch"] * sizes["seq_len"]} if "d_model" in sizes else {}
     wanted: dict[str, Any] = {"op": op, "impl": impl, "state_dtype": state_dtype, "suspect": None}
-    wanted |= {**dict.fromkeys(SIZE_COLUMNS), **sizes, **tokens}
+    wanted |= {**dict.fromkeys(SIZE_COLUMNS), **stored_sizes(sizes)}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     # By device, the newest last.
     newest = {row["device_accelerator"]: row for row in sorted(found, key=lambda row: row["measured_at"] or "")}
-    fitted_on = None if fit is None or fit.accelerator == accelerator.key else newest.get(fit.accelerator)
-    predicted = predict_case(case, accelerator, fit, fitted_on["time_ms"] if fitted_on else None)
-    return Answer(case=case, predicted=predicted, measured=newest.get(accelerator.key))
-
-
-def predict(
-    count: Count,
-    accelerator: Accelerator,
-    dtype: str,
-    fit: AnyFit | None = None,
-    serial: Any = 1,
-    measured_ms: float | None = None,
-) -> Prediction:
-    """Return the predicted time of ``count`` on ``accelerator``.
-
-    Args:
-        fit: to measurements of this accelerator or of another that they are carried over from.
-        serial: what the fit asks for beside the count: :func:`sequential_steps` of the problem, or its launches.
-        measured_ms: of this very case on the accelerator that was fitted, if it is another one: this time is then
-            carried over, not the fitted one, and may be as far off as the fit is in the median.
-    """
-    model = runtime_model(count, accelerator, dtype)
-    if fit is None:
-        interval = "full overlap to no overlap at full rate, which is what an ideal kernel takes"
-        return Prediction(
-            low_ms=model.lower_ms, high_ms=model.upper_ms, time_ms=None, model=model, fit=None, interval=interval
-        )
-    time_ms = fit.time_ms(serial, accelerator, count)
-    low_ms, high_ms, carried = fit.carried_ms(serial, accelerator, count)
-    factors, basis = (1.0, fit.low_ratio, fit.high_ratio), fit.basis()
-    if measured_ms is not None:
-        there = with_roofs(get_accelerator(fit.accelerator), fit.roofs)
-        off, error = measured_ms / fit.time_ms(serial, there, count), fit.median_error
-        factors, basis = (off, off / (1 + error), off * (1 + error)), f"{measured_ms:.4g} ms on {fit.accelerator}"
-    least = floor_ms(count, accelerator, dtype)
-    time_ms, low_ms, high_ms = (
-        max(each * factor, least) for each, factor in zip((time_ms, low_ms, high_ms), factors, strict=True)
-    )
-    return Prediction(low_ms=low_ms, high_ms=high_ms, time_ms=time_ms, model=model, fit=fit, interval=basis + carried)
+    here = newest.get(accelerator.key)
+    measured = None if here is None or "stands_in" in here else here
+    known = newest.get(fit.accelerator) if fit else None
+    predicted = predict_case(case, accelerator, fit, None if known is measured else known)
+    return Answer(case=case, accelerator=accelerator, predicted=predicted, measured=measured)

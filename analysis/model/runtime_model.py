@@ -11,13 +11,26 @@ that hit the L2 cost nothing. The strict bounds are :func:`suspect_reason`'s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..accelerators.known import Accelerator
 from ..counts import Count
+from ..counts.problem import PASSES
 
-LAUNCH_MS = 0.0068
-"""The shortest call of the committed rows, one launch on an H200: no call of any kernel takes less."""
+LAUNCH_MS = 0.005
+"""Time of a launch beside its work: what rows of kernels of one launch (RG-LRU's fused, WKV's scan; H200) come to where
+the work goes to nothing, 5 to 8 microseconds."""
+
+_LAUNCHES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "walk": (2, 6),
+        **dict.fromkeys(("chunkwise", "sweep", "chunked"), (3, 4)),
+        **dict.fromkeys(("lightning1", "lightning2"), (1, 3)),
+    }
+)
+"""Formulation -> launches of a forward and of a backward pass, the fewest that hardware counters saw; one elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +78,24 @@ def runtime_model(count: Count, accelerator: Accelerator, dtype: str) -> Runtime
     )
 
 
+def launch_count(count: Count) -> int:
+    """Return how many launches a call makes, at least."""
+    forward, backward = _LAUNCHES.get(count.formulation, (1, 1))
+    return sum(backward if name == "backward" else forward for name in PASSES[count.mode])
+
+
+def launches_ms(count: Count, accelerator: Accelerator) -> float:
+    """Return the time that the launches of a call take, however small the problem; a CPU has none."""
+    return 0.0 if accelerator.key == "cpu" else launch_count(count) * LAUNCH_MS
+
+
 def model_time_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return the time that rows store as ``model_time_ms``: the upper one.
+    """Return the time that rows store as ``model_time_ms``: the upper one, and at least that of the launches.
 
     It is the paper's model of TFLA (eq. 118): its kernels write all states, then start the parallel part, so that
     computation and traffic hardly overlap.
     """
-    return runtime_model(count, accelerator, dtype).upper_ms
+    return max(runtime_model(count, accelerator, dtype).upper_ms, launches_ms(count, accelerator))
 
 
 def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_ms: float) -> float | None:
@@ -86,7 +110,8 @@ def roofline_fraction(count: Count, accelerator: Accelerator, dtype: str, time_m
 
 
 def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
-    """Return the time below which no kernel gets: executed matrix products at full rate, or compulsory bytes.
+    """Return the time below which no kernel gets: its launches, executed matrix products at full rate, or compulsory
+    bytes.
 
     As in :func:`suspect_reason`, bytes that the last cache may hold count for nothing, and a CPU has no limits.
     """
@@ -95,7 +120,8 @@ def floor_ms(count: Count, accelerator: Accelerator, dtype: str) -> float:
     rate = accelerator.peak_flops(dtype)
     multiplied = count.executed_tensor_flops or count.tensor_flops
     moved = count.compulsory_bytes if count.compulsory_bytes > 2 * accelerator.l2_bytes else 0.0
-    return 1e3 * max(moved / accelerator.bandwidth_bytes_s, multiplied / rate if rate else 0.0)
+    work_ms = 1e3 * max(moved / accelerator.bandwidth_bytes_s, multiplied / rate if rate else 0.0)
+    return max(work_ms, launches_ms(count, accelerator))
 
 
 SUSPECT_MARGIN = 1.02

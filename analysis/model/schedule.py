@@ -64,20 +64,10 @@ def launches_of(
     Args:
         sizes: the case's size columns, as :func:`.counts.count_case` takes them.
     """
-    run = _run(op, impl, mode, dtype, state_dtype, sizes)
-    return None if run is None else tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
-
-
-def launches_known(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> bool:
-    """Whether the launches of a case are written down here, as far as its names and its chunk length say."""
-    has_chunks = mode != "step" and sizes.get("chunk_size") is not None
-    return has_chunks and formulation_of(op, impl, mode, dtype) == "walk"
-
-
-def _run(op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> Run | None:
-    if not launches_known(op, impl, mode, dtype, sizes):
+    if sizes.get("chunk_size") is None or formulation_of(op, impl, mode, dtype) != "walk":
         return None
-    return run_of(case_problem(op, impl, mode, dtype, state_dtype, sizes))
+    run = run_of(case_problem(op, impl, mode, dtype, state_dtype, sizes))
+    return None if run is None else tuple(launch for direction in PASSES[mode] for launch in _pass(run, direction))
 
 
 class _Parts:

@@ -7,6 +7,7 @@ would.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from ...results.names import current_name
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import load_rows
 from ..accelerators.known import get_accelerator
-from .fit import Row, case_of, errors_of, newest_cases
-from .prediction import Prediction, answer, fit_to, stored_rows
+from .fit import Row, case_of, errors_of, fit_rows, newest_cases
+from .prediction import Prediction, answer, stored_rows
+from .terms import FORMULATION
 
 FOLDS = 10
 """Problems of more than these are left out several at a time."""
@@ -49,7 +51,7 @@ class Coverage:
 
 
 def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: str | None = None) -> Iterator[Coverage]:
-    """Yield the coverage of each implementation's 90 % intervals, mode by mode.
+    """Yield the coverage of each implementation's 90 % intervals, mode by mode; not of what is no longer declared.
 
     Args:
         results: result files and folders.
@@ -61,7 +63,8 @@ def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: st
         rows = newest_cases(stored_rows(results, mode, dtype))
         devices = dict.fromkeys(row["device_accelerator"] for row in rows)
         for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
-            if (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
+            declared = FORMULATION.kind(op, name, mode, dtype) is not None
+            if declared and (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
                 for here in devices:
                     for fitted_on in devices:
                         found = _predicted(rows, op, name, mode, dtype, fitted_on, here)
@@ -74,7 +77,11 @@ def _predicted(
 ) -> list[tuple[Row, Prediction]]:
     """Return an implementation's rows on an accelerator with what fits without them predict."""
     others = [row for row in rows if row["device_accelerator"] == fitted_on]
-    own = [row for row in rows if (row["op"], row["impl"], row["device_accelerator"]) == (op, impl, here)]
+    own = [
+        row
+        for row in rows
+        if (row["op"], row["impl"], row["device_accelerator"]) == (op, impl, here) and "stands_in" not in row
+    ]
     problems = [tuple(row[name] for name in SIZE_COLUMNS if name != "chunk_size") for row in own]
     fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(problems))}
     # A fit to another accelerator has seen none of these rows anyway.
@@ -85,7 +92,7 @@ def _predicted(
     for fold in dict.fromkeys(folds):
         held_out = [row for row, its in zip(own, folds, strict=True) if its == fold]
         seen = [row for row in others if not any(row is each for each in held_out)]
-        fit, _ = fit_to(seen, op, impl, mode, dtype, device=fitted_on)
+        fit = fit_rows(seen, op, impl, mode, dtype, device=fitted_on)
         for row in held_out:
             found.append((row, answer(case_of(row, impl, mode, dtype), get_accelerator(here), fit, seen).predicted))
     return found
@@ -111,29 +118,53 @@ def _coverage(names: tuple[str, ...], found: Sequence[tuple[Row, Prediction]]) -
     )
 
 
+def by_chance(rows: int) -> tuple[int, int]:
+    """Return how few and how many of so many rows intervals hold that hold 85 to 95 % in the long run.
+
+    Fewer, or more, have a chance below 5 %: of 6 rows that is fewer than 4. Rows of one problem err alike, so that
+    chance has somewhat more room than this.
+    """
+
+    def at_least(held: int, share: float) -> float:
+        return sum(math.comb(rows, n) * share**n * (1 - share) ** (rows - n) for n in range(held, rows + 1))
+
+    few = next(held for held in range(rows + 1) if at_least(held + 1, 0.85) <= 0.95)
+    return few, next(held for held in range(rows, -1, -1) if at_least(held, 0.95) >= 0.05)
+
+
 def by_implementation(found: Sequence[Coverage]) -> list[dict[str, Any]]:
     """Return a row per implementation and accelerator, all modes together, the least held first.
 
-    The median error and the width, high over low end, are those of the worst mode. ``fit`` says from which accelerator
-    to which, where there is more than one.
+    ``chance`` is between which shares intervals of 85 to 95 % hold of so many rows (:func:`by_chance`). The median
+    error and the width, high over low end, are those of the worst mode. ``fit`` says from which accelerator to which,
+    where there is more than one.
     """
+    groups = _groups(found)
+    several = len({fit for *_, fit in groups}) > 1
+    rows = []
+    for names, group in groups.items():
+        counted, held = sum(each.rows for each in group), sum(each.held for each in group)
+        rows.append(
+            {
+                **dict(zip(("op", "impl", *(("fit",) if several else ())), names, strict=False)),
+                "rows": counted,
+                "held": f"{held / counted:.0%}",
+                "chance": "{:.0%} to {:.0%}".format(*(each / counted for each in by_chance(counted))),
+                "error": f"{max(each.median_error or 0.0 for each in group):.0%}",
+                "width": f"{max(each.width or 0.0 for each in group):.3g}",
+            }
+        )
+    return sorted(rows, key=lambda row: float(row["held"].rstrip("%")))
+
+
+def _groups(found: Sequence[Coverage]) -> dict[tuple[str, str, str], list[Coverage]]:
+    """Return what was found of each implementation and pair of accelerators that there was a fit for."""
     groups: dict[tuple[str, str, str], list[Coverage]] = {}
     for each in found:
-        carried = "" if each.fitted_on == each.held_out_on else f"{each.fitted_on} to "
-        groups.setdefault((each.op, each.impl, carried + each.held_out_on), []).append(each)
-    counted = {names: sum(each.rows for each in group) for names, group in groups.items()}
-    held = {names: sum(each.held for each in groups[names]) / rows for names, rows in counted.items() if rows}
-    several = len({fit for *_, fit in held}) > 1
-    return [
-        {
-            **dict(zip(("op", "impl", *(("fit",) if several else ())), names, strict=False)),
-            "rows": counted[names],
-            "held": f"{share:.0%}",
-            "error": f"{max(each.median_error or 0.0 for each in groups[names]):.0%}",
-            "width": max(each.width or 0.0 for each in groups[names]),
-        }
-        for names, share in sorted(held.items(), key=lambda item: item[1])
-    ]
+        if each.rows:
+            carried = "" if each.fitted_on == each.held_out_on else f"{each.fitted_on} to "
+            groups.setdefault((each.op, each.impl, carried + each.held_out_on), []).append(each)
+    return groups
 
 
 def in_words(found: Sequence[Coverage]) -> str:
@@ -146,5 +177,13 @@ def in_words(found: Sequence[Coverage]) -> str:
             lines.append(f"{what}: {held / rows:.1%} of {rows} rows left out lie in their 90 % intervals")
         else:
             lines.append(f"{what}: no rows")
+    totals = [(sum(each.rows for each in group), sum(each.held for each in group)) for group in _groups(found).values()]
+    if totals:
+        few = sum(held < by_chance(rows)[0] for rows, held in totals)
+        many = sum(held > by_chance(rows)[1] for rows, held in totals)
+        lines.append(
+            f"of {len(totals)} implementations {len(totals) - few - many} hold as many as 85 to 95 % come to by "
+            f"chance, {few} fewer, {many} more"
+        )
     unfitted = sum(each.unfitted for each in found)
     return "\n".join([*lines, *([f"no fit for {unfitted} rows"] if unfitted else [])])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows
 from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report, chunks_taken
-from ..model.fit import ROW_COLUMNS
-from ..model.launch_model import LaunchFit, fit_launches
+from ..model.fit import ROW_COLUMNS, Fit, fit_rows
+from ..model.terms import LAUNCHES
 from .markup import ABSENT, Cell, Html, numeric, size, table
 from .subject import Subject, name_cell, problem_in_words
 
@@ -74,7 +74,7 @@ def choices(subject: Subject) -> list[Choice]:
     return [choice for choice in found if choice is not None]
 
 
-Fits = dict[tuple[str, str, str, str], LaunchFit]
+Fits = dict[tuple[str, str, str, str], Fit]
 """By operation, implementation, mode and dtype."""
 
 
@@ -85,7 +85,7 @@ def _fits(subject: Subject, rows: pd.DataFrame) -> Fits:
         records = group[[*ROW_COLUMNS]].to_dict("records")
         for op in group["op"].unique():
             case = (op, FUSED_CHUNK, mode, dtype)
-            if fit := fit_launches(records, *case, device=subject.accelerator.key):
+            if fit := fit_rows(records, *case, device=subject.accelerator.key, models=(LAUNCHES,)):
                 fits[case] = fit
     return fits
 
@@ -108,7 +108,6 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
             mode=best.mode,
             impl=best.impl,
             fit=fits.get((best.op, best.impl, best.mode, best.dtype)),
-            by_launches=True,
         )
     except ValueError:
         # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk, or an

@@ -21,6 +21,7 @@ _attention = partial(
     op="attention",
     formulation="flash",
     kernels=("tfla", "lightning"),
+    nvidia=True,
     build="kernels.baselines.flash_attention:build",
     settings="causal, heads of 128, default scale and tiles",
     plan="kernels.baselines.plans:head_sizes",
@@ -36,6 +37,13 @@ BASELINES = (
         tested="2.8.3",
         module="flash_attn.flash_attn_interface",
         install="pip install flash-attn==2.8.3 --no-build-isolation",
+        known_bad=(
+            KnownBad(
+                reason="FlashAttention-2 is written for Ampere and later",
+                source="Dao-AILab/flash-attention, README, section FlashAttention-2, NVIDIA CUDA support",
+                architectures=("7.0",),
+            ),
+        ),
     ),
     _attention(
         name="flash_attn.v3",
@@ -49,7 +57,7 @@ BASELINES = (
             KnownBad(
                 reason="FlashAttention-3 is written for Hopper alone: wgmma and the tensor memory accelerator of sm_90",
                 source="Dao-AILab/flash-attention, README, section FlashAttention-3 beta release",
-                architectures=("8.0", "8.6", "8.9", "10.0", "10.3", "12.0", "12.1"),
+                architectures=("7.0", "8.0", "8.6", "8.9", "10.0", "10.3", "12.0", "12.1"),
             ),
         ),
     ),
@@ -63,7 +71,7 @@ BASELINES = (
             KnownBad(
                 reason="FlashAttention-4 is written for Hopper and Blackwell",
                 source="flash-attn-4 on PyPI, project description",
-                architectures=("8.0", "8.6", "8.9"),
+                architectures=("7.0", "8.0", "8.6", "8.9"),
             ),
         ),
     ),

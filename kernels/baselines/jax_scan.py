@@ -22,6 +22,7 @@ BASELINES = (
         install="pip install 'jax[cuda13]' (on a CPU: pip install jax)",
         op="wkv4",
         formulation="scan",
+        nvidia=True,
         kernels=("wkv",),
         build="kernels.baselines.jax_scan:build",
         plan="kernels.baselines.plans:channel_sizes",

@@ -20,6 +20,7 @@ _mamba = partial(
     distribution="mamba-ssm",
     tested="2.3.2.post1",
     kernels=("tfla",),
+    nvidia=True,
     install="pip install mamba-ssm==2.3.2.post1 --no-build-isolation",
     licence="Apache-2.0",
 )

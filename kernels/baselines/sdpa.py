@@ -41,6 +41,7 @@ BASELINES = (
     _attention(
         name="torch.sdpa_cudnn",
         supports="kernels.baselines.sdpa:supports_cudnn",
+        nvidia=True,
         dtypes=("bf16", "fp16"),
         settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
     ),

@@ -54,6 +54,7 @@ class Baseline(Counted):
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
             is then the package's own).
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
+        nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
         settings: the settings used and why they are the authors' own.
         licence: of the package.
@@ -74,6 +75,7 @@ class Baseline(Counted):
     devices: tuple[str, ...] = ("cuda",)
     chunk_sizes: tuple[int, ...] = ()
     supports: str | None = None
+    nvidia: bool = False
     known_bad: tuple[KnownBad, ...] = ()
     settings: str = ""
     licence: str = ""

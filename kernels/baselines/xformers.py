@@ -21,6 +21,7 @@ BASELINES = (
         tested="0.0.33.post2",
         op="gated_mlp",
         formulation="fused_save",
+        nvidia=True,
         kernels=("gated-mlp",),
         plan="kernels.baselines.plans:mlp_sizes",
         build="kernels.baselines.xformers:build",

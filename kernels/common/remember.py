@@ -25,7 +25,6 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
-from .device import scratch
 from .sizes import REMEMBERED, cdiv
 
 Kernel = TypeVar("Kernel")
@@ -52,8 +51,7 @@ MAX_PLANS = 32
 """Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
 
 HAS_LAUNCH = triton.__version__.startswith("3.6.") and torch.version.hip is None
-"""Whether a compiled kernel's launcher has a function ``launch`` that takes scratch memory, and need not be asked to
-allocate it."""
+"""Whether a compiled kernel's launcher has the function ``launch`` that plans call; elsewhere there are no plans."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -186,7 +184,7 @@ def run_planned(
     plan = plans.get(key)
     if plan is not None and not any(plan.hooks):
         return *plan(tensors), plan
-    if key in plans or len(plans) >= MAX_PLANS:
+    if not HAS_LAUNCH or key in plans or len(plans) >= MAX_PLANS:
         return *run(), None
     # Of tensors that overlap, nobody can tell into which of them a pointer points.
     given = sorted(_source(GIVEN, x) for x in tensors if x is not None)
@@ -297,8 +295,6 @@ class Plan:
         values += self.constants
         for members in self.tuples:
             values.append(members(values))
-        if not HAS_LAUNCH:
-            triton.set_allocator(scratch)
         for launch, arguments in self.launches:
             launch(*arguments(values))
         for x in exchanged:
@@ -399,19 +395,17 @@ class _Recorder(TorchDispatchMode):
         x, y, z = (*grid, 1, 1)[:3]
         constants = [self._constant(keywords.get(x.name, x.default)) for x in others]
         nothing = self._constant(None)
-        about = [self._constant(compiled.packed_metadata), nothing, nothing, nothing]
-        if HAS_LAUNCH:
-            self.fits &= not launcher.profile_scratch_size
-            size, memory = x * y * z * launcher.num_ctas * launcher.global_scratch_size, nothing
-            if size:
-                # No tensor points there.
-                self.sources.append(_Source(ALLOCATED, -size, size))
-                memory = self._at(len(self.sources) - 1, 0)
-            flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
-            about = [*map(self._constant, flags), memory, nothing, *about]
+        self.fits &= not launcher.profile_scratch_size
+        size, memory = x * y * z * launcher.num_ctas * launcher.global_scratch_size, nothing
+        if size:
+            # No tensor points there.
+            self.sources.append(_Source(ALLOCATED, -size, size))
+            memory = self._at(len(self.sources) - 1, 0)
+        flags = map(self._constant, (launcher.launch_cooperative_grid, launcher.launch_pdl))
+        about = [*flags, memory, nothing, self._constant(compiled.packed_metadata), nothing, nothing, nothing]
         begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function)]
         entries = [*begin, *about, *map(self._entry, args), *constants]
-        self.launches.append((launcher.launch if HAS_LAUNCH else launcher, entries))
+        self.launches.append((launcher.launch, entries))
         self.hooks.append(kernel.pre_run_hooks)
 
     def asked(self, function: Callable[..., Any], x: Tensor, *args: Any) -> tuple[Any, ...]:

@@ -116,6 +116,13 @@ def killed(*tensors: Tensor, **options: Any) -> Tensor:
     raise AssertionError("unreachable")
 
 
+def kills_its_node(*tensors: Tensor, **options: Any) -> Tensor:
+    """Kill the process that started this worker."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    raise AssertionError("unreachable")
+
+
 def aborts(*tensors: Tensor, **options: Any) -> Tensor:
     """Abort the process as a compiler does."""
     os.write(2, b"LLVM ERROR: operation destroyed but still has uses\nStack dump:\n0. Program arguments\n")

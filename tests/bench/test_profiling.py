@@ -182,7 +182,12 @@ def test_a_dry_run_prints_the_command_and_leaves_its_requests(
     code, out, _ = profile("--dry-run")
     words = shlex.split(out)
     assert (code, words[0], "PYTHONSAFEPATH=1" in words) == (0, "env", True)
-    assert words[-3:] == ["lrbench.bench.worker", str(tmp_path / "requests.jsonl"), str(tmp_path / "replies.jsonl")]
+    assert words[-4:] == [
+        "lrbench.bench.serve",
+        "files",
+        str(tmp_path / "requests.jsonl"),
+        str(tmp_path / "replies.jsonl"),
+    ]
     assert {"--clock-control", ",".join(ncu.METRICS)} < set(words[words.index("ncu") :])
     requests = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [request["items"][0]["case"]["seq_len"] for request in requests] == [1024, 2048, 4096]

@@ -238,7 +238,7 @@ def wait_for_cases(process: subprocess.Popen[str], count: int) -> None:
         assert process.stdout.readline() == "started\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_keeps_what_is_measured(tmp_path: Path, number: signal.Signals) -> None:
     process = start_sweep(tmp_path, "slow")
     wait_for_cases(process, 4)
@@ -266,6 +266,42 @@ def test_a_second_interrupt_keeps_no_row_from_its_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [outcome.path]
 
 
+def test_an_interrupt_of_the_final_write_keeps_no_row_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = store.write_parquet
+
+    def interrupted(*arguments: Any, **keywords: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        write(*arguments, **keywords)
+
+    monkeypatch.setattr(store, "write_parquet", interrupted)
+    outcome = run(tmp_path, [faults.planned("right")])
+    assert (outcome.interrupted, len(outcome.records)) == (False, 1)
+    assert list(tmp_path.iterdir()) == [outcome.path]
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runner._interrupted_once():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; WorkerProcess()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONSAFEPATH": "1"})
+    (child,) = wait_for_children(process.pid)
+    process.kill()
+    process.wait()
+    wait_for_end([child])
+
+
 def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
     process = start_sweep(tmp_path, "hangs")
     wait_for_cases(process, 1)
@@ -283,10 +319,7 @@ def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> 
     children = wait_for_children(process.pid)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while any(is_running(child) for child in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_running(child) for child in children)
+    wait_for_end(children)
     outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True)
     assert len(outcome.recovered) == 1
     assert store.read_results(outcome.recovered[0]).num_rows >= 3
@@ -303,6 +336,13 @@ def wait_for_children(pid: int) -> list[int]:
             return children
         time.sleep(0.05)
     raise AssertionError("the sweep started no worker")
+
+
+def wait_for_end(children: Sequence[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(is_running(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(child) for child in children)
 
 
 def is_running(pid: int) -> bool:

@@ -99,6 +99,11 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
         (RuntimeError("CUDA error: out of memory"), "oom", "CUDA error: out of memory"),
         (MemoryError(), "oom", "MemoryError"),
         (ModuleNotFoundError("No module named 'fla'"), "unavailable", "import failed: No module named 'fla'"),
+        (
+            ImportError("libtriton.so: failed to map segment from shared object"),
+            "oom",
+            "libtriton.so: failed to map segment from shared object",
+        ),
         (ValueError("chunk_size must be a power of two"), "error", "ValueError: chunk_size must be a power of two"),
         (RuntimeError(""), "error", "RuntimeError: RuntimeError"),
         (worker.CaseFailure("incorrect", "output is wrong"), "incorrect", "output is wrong"),

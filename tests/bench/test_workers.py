@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import os
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from lrbench.bench import workers
-from lrbench.bench.run import get_executor
-from lrbench.bench.workers import Limits, LocalExecutor, ReplaceableWorker, decode_request, encode_request
+from lrbench.bench import executors, workers
+from lrbench.bench.executors import LocalExecutor, Queue
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.workers import Limits, ReplaceableWorker, decode_request, encode_request
+from lrbench.kernels.baselines import get_baseline
+from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults
 
 
@@ -61,36 +65,58 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 
 
 def test_several_workers_at_once() -> None:
-    groups = [[faults.planned("right", seq_len=32 + n)] for n in range(3)]
-    executor = LocalExecutor(workers_per_device=2)
-    outcomes = list(executor.run(groups, Limits(timeout_s=120.0), lambda _: None))
-    assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [32, 33, 34]
+    """The cases of one implementation too are spread."""
+    cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
+    outcomes = list(LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=120.0), lambda _: None))
+    assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [*range(32, 40)]
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
 
 
+def named(item: PlannedCase, name: str, baseline: bool = False) -> PlannedCase:
+    target = get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging") if baseline else item.target
+    return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
+
+
+def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
+    items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
+    ours, other, theirs = items[:4], [named(x, "b") for x in items[4:6]], [named(x, "c", True) for x in items[6:9]]
+    cases = Queue([*ours, *other, *theirs])
+    first, second, third = cases.take(), cases.take(), cases.take()
+    assert (first, second, third) == (ours[0], other[0], theirs[0])
+    # Each goes on with its own; who has none left helps where most is left, but not with an outside package's.
+    assert cases.take(second) == other[1]
+    assert cases.take(other[1]) == ours[1]
+    assert cases.take(third) == theirs[1]
+    # What a lost worker had comes first, and anybody may take it.
+    cases.put_back(theirs[1])
+    assert cases.take(other[1]) == theirs[1]
+    assert [cases.take(first), cases.take(ours[2]), cases.take(ours[3])] == [ours[2], ours[3], None]
+    assert [cases.take(third), cases.take(third)] == [theirs[2], None]
+
+
+def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(executors, "gpu_uuids", lambda names: {name: f"GPU-{name}" for name in names})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert executors.visible_gpus(2) == ["0", "1"]
+    with executors.hold_gpus(2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
+        assert executors.visible_gpus(5) == ["2", "1"]
+        with executors.hold_gpus(1):
+            pass
+        with pytest.raises(HeldError, match=f"GPU 1 is in use by another lrbench: process {os.getpid()} "):
+            executors.hold_gpus(2).__enter__()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with executors.hold_gpus(1):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_closing_several_workers_stops_them() -> None:
-    groups = [[faults.planned("right")], [faults.planned("hangs")]]
-    outcomes = LocalExecutor(workers_per_device=2).run(groups, Limits(timeout_s=600.0), lambda _: None)
+    cases = Queue([faults.planned("right"), faults.planned("hangs")])
+    outcomes = LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=600.0), lambda _: None)
     item, _ = next(outcomes)
     assert item.case.impl == "right"
     begin = time.monotonic()
     outcomes.close()
     assert time.monotonic() - begin < 20
-
-
-def test_ray_missing_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"the ray executor needs ray: pip install 'lrbench\[cluster\]'"):
-        get_executor("ray")
-
-
-def test_ray_runs_groups_and_survives_a_killed_worker() -> None:
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'lrbench[cluster]'")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    try:
-        groups = [[faults.planned("right")], [faults.planned("killed"), faults.planned("raises")]]
-        outcomes = get_executor("ray").run(groups, Limits(timeout_s=120.0), lambda _: None)
-        statuses = {item.case.impl: reply["status"] for item, reply in outcomes}
-    finally:
-        ray.shutdown()
-    assert statuses == {"right": "ok", "killed": "crash", "raises": "error"}

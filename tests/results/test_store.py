@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,10 +140,20 @@ def test_recover_keeps_the_rows_after_a_damaged_first_line(tmp_path: Path, first
     assert aside.read_bytes() == first + line_of(RECORD)
 
 
-def test_text_that_utf8_cannot_encode_is_kept_as_its_escape(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "kept_text"),
+    [
+        ("no file \udcff here: ä", "no file \\udcff here: ä"),
+        ("\x1b[2Jred\r\x9b", "\\x1b[2Jred\\r\\x9b"),
+        ("a\tb\nc", "a\tb\nc"),
+    ],
+)
+def test_text_that_utf8_or_a_terminal_cannot_take_is_kept_as_its_escape(
+    tmp_path: Path, text: str, kept_text: str
+) -> None:
     """Undecodable bytes, of a file's name say, are half a surrogate pair in Python's text."""
-    broken = dataclasses.replace(FAILED, reason="no file \udcff here: ä")
-    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason="no file \\udcff here: ä"))]
+    broken = dataclasses.replace(FAILED, reason=text)
+    kept = [dataclasses.asdict(row) for row in (RECORD, dataclasses.replace(FAILED, reason=kept_text))]
     path = write(tmp_path, RECORD, broken)
     assert rows(path) == kept
     assert [each.name for each in tmp_path.iterdir()] == ["run.parquet"]
@@ -253,6 +264,26 @@ def test_a_full_disk_keeps_whole_rows_only(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["sweep-run.jsonl"]
     (path,) = store.recover(tmp_path)
     assert [row["case_id"] for row in rows(path)] == [RECORD.case_id]
+
+
+@pytest.mark.parametrize("what", ["journal", "folder"])
+@pytest.mark.parametrize("when", ["before a row", "before the end"])
+def test_rows_outlive_a_deleted_journal_or_folder(tmp_path: Path, what: str, when: str) -> None:
+    folder = tmp_path / "out"
+    writer = store.RunWriter(folder, "sweep-run")
+    writer.append(RECORD)
+    if what == "journal":
+        writer.journal.unlink()
+    else:
+        shutil.rmtree(folder)
+    if when == "before a row":
+        writer.append(FAILED)
+        assert journalled(writer) == [dataclasses.asdict(each) for each in (RECORD, FAILED)]
+        assert store.recover(folder) == []
+    expected = [dataclasses.asdict(record) for record in writer.records]
+    assert writer.close() == folder / "sweep-run.parquet"
+    assert rows(folder) == expected
+    assert [path.name for path in folder.iterdir()] == ["sweep-run.parquet"]
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_specification_is_complete_and_plausible(key: str) -> None:
     assert 50 < accelerator.intensity("fp16") < 700
     assert accelerator.l2_bytes >= 2**20 > accelerator.smem_bytes >= 32 * 1024
     assert accelerator.sms >= 80
+    assert f"{accelerator.memory_bytes / 1e9:g} GB" in accelerator.part
 
 
 def test_paper_table_18_is_kept_and_the_parts_agree_with_it() -> None:

@@ -23,6 +23,8 @@ bandwidth_bytes_s = 3.9e12
 l2_bytes = 62914560
 smem_bytes = 232448
 sms = 132
+memory_bytes = 94_000_000_000
+capability = "9.0"
 """
 
 
@@ -38,6 +40,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_an_accelerator_like_any_other(named: Path) -> None:
     mine = get_accelerator("H100-NVL")
     assert (mine.key, mine.part, mine.sms) == ("h100_nvl", "H100 94 GB HBM3 PCIe", 132)
+    assert (mine.memory_bytes, mine.capability) == (94_000_000_000, "9.0")
     assert mine.peak_flops("bf16") == 835e12
     assert mine.peak_flops("fp64") is None
     assert "h100_nvl" in known_accelerators()
@@ -88,6 +91,8 @@ def test_where_the_file_is_looked_up(named: Path, tmp_path: Path, monkeypatch: p
             ("smem_bytes = 232448", "smem_bytes = 227"),
             "h100_nvl.smem_bytes must be an integer .* 1024, got 227",
         ),
+        (("94_000_000_000", "94"), r"h100_nvl.memory_bytes must be an integer of at least 1e\+09, got 94"),
+        (('"9.0"', '"sm_90"'), "h100_nvl.capability must be a compute capability such as \"9.0\", got 'sm_90'"),
         (("l2_bytes = 62914560", "l2_bytes = 6.2e7"), "h100_nvl.l2_bytes must be an integer of at least 1024"),
         (("= 3.9e12", "= 3900"), r"h100_nvl.bandwidth_bytes_s must be a number of bytes/s, at least 1e\+09, got 3900"),
         (("= 3.9e12", "= inf"), "h100_nvl.bandwidth_bytes_s must be a number of bytes/s, .* got inf"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_time(new: tuple[float, float], old: tuple[float, float], expected: str)
         ({"peak_memory_bytes": int(1.005 * GIB)}, {}, "ok"),
         ({"peak_memory_bytes": int(1.02 * GIB)}, {}, "regression"),
         ({"peak_memory_bytes": int(0.9 * GIB)}, {}, "improved"),
-        ({"peak_memory_bytes": None}, {}, "ok"),
+        ({"peak_memory_bytes": None}, {}, "failed"),
         ({"rel_error": 2.5e-3}, {}, "ok"),
         ({"rel_error": 4e-3}, {}, "regression"),
         ({"rel_error": 4e-3, "checked": "T=256"}, {}, "ok"),
@@ -120,6 +121,22 @@ def test_time_on_the_host(new: float | None, old: float | None, expected: str) -
     assert worth_measuring_again(found) == [case.row] * (expected == "regression")
     assert ("host_ms" in case.reason) == (expected != "ok")
     assert "host_ms" in {metric.name for metric in case.metrics} or None in (new, old)
+
+
+@pytest.mark.parametrize("column", ["time_ms", "rel_error"])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, -1.0, 0.0])
+def test_a_value_that_nothing_measures_is_a_failure(column: str, value: float | None) -> None:
+    good = measured(**SMALL)
+    bad = {**good, column: value}
+    (case,) = judge(bad, good).cases
+    if column == "rel_error" and value == 0:
+        assert case.verdict == "improved"
+    else:
+        assert case.verdict == "failed"
+        assert case.reason.startswith(f"{column} is {'missing' if value is None else f'{value:g}'}, was ")
+    if value:
+        (case,) = judge(good, bad).cases
+        assert (case.verdict, case.reason) == ("not measured", f"the baseline's {column} is {value:g}")
 
 
 def test_only_growth_beyond_the_threshold_fails() -> None:

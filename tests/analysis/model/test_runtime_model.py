@@ -5,7 +5,10 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import FORMULATIONS, count, is_chunked
 from lrbench.analysis.model.runtime_model import (
+    LAUNCH_MS,
+    floor_ms,
     flop_rate,
+    launches_ms,
     model_time_ms,
     roofline_fraction,
     runtime_model,
@@ -41,7 +44,8 @@ def test_equations_114_to_116_for_every_count(op: str, formulation: str) -> None
         flops_ms, bytes_ms = 1e3 * result.flops / rate, 1e3 * result.bytes / accelerator.bandwidth_bytes_s
         model = runtime_model(result, accelerator, "bf16")
         assert (model.flops_ms, model.bytes_ms) == pytest.approx((flops_ms, bytes_ms))
-        assert model.upper_ms == pytest.approx(flops_ms + bytes_ms) == model_time_ms(result, accelerator, "bf16")
+        assert model.upper_ms == pytest.approx(flops_ms + bytes_ms)
+        assert model_time_ms(result, accelerator, "bf16") == max(model.upper_ms, launches_ms(result, accelerator))
         assert model.lower_ms == pytest.approx(max(flops_ms, bytes_ms))
         assert model.bound == ("compute" if flops_ms > bytes_ms else "memory")
 
@@ -85,3 +89,12 @@ def test_problems_that_fit_the_cache_may_beat_the_memory() -> None:
     small = count("selective_scan", seq_len=64, head_dim_qk=16, channels=64)
     assert small.compulsory_bytes < H200.l2_bytes
     assert suspect_reason(small, H200, "bf16", 0.5e3 * small.compulsory_bytes / H200.bandwidth_bytes_s) is None
+
+
+def test_no_kernel_is_faster_than_its_launches() -> None:
+    tiny = {"batch": 1, "seq_len": 64, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16}
+    for mode, chunk, launches in (("fw", 64, 3), ("fwbw", 64, 7)):
+        result = count("mlstm_sig", mode=mode, chunk_size=chunk, **tiny)
+        times = [f(result, H200, "bf16") for f in (floor_ms, model_time_ms)]
+        assert times == pytest.approx([launches * LAUNCH_MS] * 2)
+        assert launches_ms(result, get_accelerator("cpu")) == 0

@@ -10,7 +10,7 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.runtime_model import runtime_model
-from lrbench.analysis.model.validation import Coverage, by_implementation, in_words, validate
+from lrbench.analysis.model.validation import Coverage, by_chance, by_implementation, in_words, validate
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -33,8 +33,14 @@ def test_nine_of_ten_committed_rows_lie_in_the_intervals_of_fits_without_them(op
         by_name.setdefault((each.op, each.impl), []).append(each)
     counted = {name: held(group) for name, group in by_name.items() if any(each.rows for each in group)}
     assert all(share >= 0.85 for rows, share in counted.values() if rows >= 20)
+    assert in_words(found).splitlines()[2].endswith(" come to by chance, 0 fewer, 0 more")
     # A width says how much a prediction is worth: those of much measured kernels are narrow.
     assert all(each.width < 2.6 for each in found if each.rows > 30)
+
+
+def test_what_so_few_rows_can_tell() -> None:
+    """Of 6 rows 3 would be too few: at 85 % that has a chance of 4.7 %, and 4 one of 22 %."""
+    assert [by_chance(rows) for rows in (1, 6, 58, 59, 300)] == [(0, 1), (4, 6), (45, 58), (45, 58), (245, 291)]
 
 
 def rows_of(impl: str, accelerator: str, factor: float, noise: float) -> list[dict[str, object]]:

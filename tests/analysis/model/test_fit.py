@@ -12,10 +12,10 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.model.efficiency import MIN_ROWS, FormulationFit, fit_efficiency, sequential_steps
-from lrbench.analysis.model.fit import ROW_COLUMNS, case_of, likely_ratios, relative_fit
-from lrbench.analysis.model.prediction import fit_to, predict, predict_case, stored_rows
+from lrbench.analysis.model.fit import ROW_COLUMNS, Fit, case_of, fit_rows, likely_ratios, relative_fit
+from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
+from lrbench.analysis.model.terms import FORMULATION, sequential_steps
 from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
 
@@ -23,7 +23,7 @@ from .. import rows as made
 
 H200, B200 = get_accelerator("h200"), get_accelerator("b200")
 CASE = made.case("mlstm_sig", "fused_chunk")
-COUNT = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", CASE.sizes)
+AT_64_STEPS = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", {**CASE.sizes, "seq_len": 64 * CASE.chunk_size})
 
 
 def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
@@ -37,6 +37,7 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
                     "mlstm_sig",
                     "fused_chunk",
                     seq_len=seq_len,
+                    batch=8,
                     chunk_size=chunk,
                     num_heads=4096 // head_dim,
                     head_dim_v=head_dim,
@@ -44,21 +45,21 @@ def measured(noise: float, *, step_ms: float = 0.002) -> pd.DataFrame:
                 counted = count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
                 model = runtime_model(counted, H200, "bf16")
                 steps = sequential_steps(case.op, case.impl, case.mode, case.dtype, case.sizes)
-                time_ms = 0.03 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
+                time_ms = 2 * 0.015 + steps * step_ms + 2.5 * model.flops_ms + 1.4 * model.bytes_ms
                 rows.append(made.row(case, time_ms=time_ms * (1 + generator.uniform(-noise, noise))))
     return made.frame(rows)
 
 
-def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> FormulationFit:
-    fit = fit_efficiency(frame.to_dict("records"), op, "fused_chunk", "fw", "bf16", **options)
+def fit_of(frame: pd.DataFrame, op: str = "mlstm_sig", **options: str) -> Fit:
+    fit = fit_rows(frame.to_dict("records"), op, "fused_chunk", "fw", "bf16", models=(FORMULATION,), **options)
     assert fit is not None
     return fit
 
 
 def test_a_fit_recovers_the_factors() -> None:
     fit = fit_of(measured(0.0))
-    factors = (fit.launch_ms, fit.step_ms, fit.flops_factor, fit.bytes_factor)
-    assert factors == pytest.approx((0.03, 0.002, 2.5, 1.4), rel=1e-6)
+    assert tuple(fit.constants) == ("launch_ms", "step_ms", "flops_factor", "bytes_factor")
+    assert tuple(fit.constants.values()) == pytest.approx((0.015, 0.002, 2.5, 1.4), rel=1e-6)
     assert fit.rows == 30
     assert fit.accelerator == "h200_sxm"
     assert fit.worst_error < 1e-6
@@ -77,26 +78,25 @@ def test_an_interval_covers_what_was_measured() -> None:
     inside = 0
     for row in frame.to_dict("records"):
         case = case_of(row, "fused_chunk", "fw", "bf16")
-        steps = sequential_steps(*case[:4], case[-1])
-        prediction = predict(count_case(*case), H200, "bf16", fit, steps)
+        prediction = predict_case(case, H200, fit)
         assert prediction.low_ms < prediction.time_ms < prediction.high_ms
         inside += prediction.low_ms <= row["time_ms"] <= prediction.high_ms
     assert inside >= 0.85 * len(frame)
 
 
 def test_without_measurements_the_bounds_are_the_interval() -> None:
-    prediction = predict(COUNT, B200, "bf16")
+    prediction = predict_case(AT_64_STEPS, B200, None)
     assert prediction.time_ms is None
     assert (prediction.low_ms, prediction.high_ms) == (prediction.model.lower_ms, prediction.model.upper_ms)
 
 
 def test_a_fit_is_carried_to_another_accelerator() -> None:
     fit = fit_of(measured(0.05))
-    here, there = (predict(COUNT, part, "bf16", fit, 64) for part in (H200, B200))
+    here, there = (predict_case(AT_64_STEPS, part, fit) for part in (H200, B200))
     assert there.time_ms < here.time_ms
     assert there.time_ms > there.model.lower_ms
     # From the vector units' 1.12 to the matrix units' 2.28, but for latency, which no rate shortens.
-    latency_ms = fit.launch_ms + 64 * fit.step_ms
+    latency_ms = 2 * fit.constants["launch_ms"] + 64 * fit.constants["step_ms"]
     gains = (2250 / 989, 75 / 66.9)
     expected = [
         ratio * (latency_ms + (here.time_ms - latency_ms) / gain)
@@ -115,17 +115,17 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     on_measured = fit_of(frame, roofs="measured")
     reached = with_roofs(H200, "measured")
     share = reached.peak_flops("bf16") / H200.peak_flops("bf16")
-    assert on_measured.flops_factor == pytest.approx(on_spec.flops_factor * share, rel=1e-6)
+    assert on_measured.constants["flops_factor"] == pytest.approx(on_spec.constants["flops_factor"] * share, rel=1e-6)
     times = (
-        predict(COUNT, H200, "bf16", on_spec, 64).time_ms,
-        predict(COUNT, reached, "bf16", on_measured, 64).time_ms,
+        predict_case(AT_64_STEPS, H200, on_spec).time_ms,
+        predict_case(AT_64_STEPS, reached, on_measured).time_ms,
     )
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 
 
 def test_rows_of_the_asked_device_are_preferred_and_suspect_ones_left_out() -> None:
     frame = measured(0.0)
-    few = frame.head(MIN_ROWS).assign(device_accelerator="b200")
+    few = frame.head(FORMULATION.min_rows).assign(device_accelerator="b200")
     both = pd.concat([frame, few], ignore_index=True)
     assert fit_of(both).accelerator == "h200_sxm"
     assert fit_of(both, device="b200").accelerator == "b200"
@@ -150,7 +150,7 @@ def test_committed_results_are_fitted() -> None:
         for mode in ("fw", "fwbw"):
             key = {"op": op, "impl": "fused_chunk", "mode": mode, "dtype": "bf16", "status": "ok"}
             rows = load_rows(committed_results(), ROW_COLUMNS, key)
-            fit = fit_efficiency(rows, op, "fused_chunk", mode, "bf16", device="h200_sxm")
+            fit = fit_rows(rows, op, "fused_chunk", mode, "bf16", device="h200_sxm", models=(FORMULATION,))
             assert fit.rows > 100
             assert fit.median_error < 0.25
             assert fit.low_ratio < 1 < fit.high_ratio
@@ -158,7 +158,9 @@ def test_committed_results_are_fitted() -> None:
 
 def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     """Another operation's kernel of the same formulation, half as fast: each further own row narrows the interval."""
-    fit = functools.partial(fit_efficiency, op="mlstm_sig", impl="fused_chunk", mode="fw", dtype="bf16")
+    fit = functools.partial(
+        fit_rows, op="mlstm_sig", impl="fused_chunk", mode="fw", dtype="bf16", models=(FORMULATION,)
+    )
     rows = measured(0.05).to_dict("records")
     kind = [
         {**row, "op": op, "case_id": f"{op} {row['case_id']}", "time_ms": factor * row["time_ms"]}
@@ -173,13 +175,15 @@ def test_few_rows_are_fitted_with_those_of_their_kind() -> None:
     inside = []
     for row in rows[4:]:
         case = case_of(row, "fused_chunk", "fw", "bf16")
-        found = predict(count_case(*case), H200, "bf16", fits[-1], sequential_steps(*case[:4], case[-1]))
+        found = predict_case(case, H200, fits[-1])
         inside.append(found.low_ms < row["time_ms"] < found.high_ms)
     assert np.mean(inside) > 0.85
     assert "from 4 rows of its own and those of 3 like it" in found.interval
     assert fit([*kind, *rows]).others == 0, "rows enough of its own"
     assert fit(rows[:4]) is None
-    assert fit_efficiency(rows, "rglru", "fused", "fw", "bf16") is None, "another kind"
+    alone = fit([row for row in rows if row["chunk_size"] == 256][:4])
+    assert (alone.rows, alone.others) == (4, 0) and alone.high_ratio > 1.1 * widths[-1] ** 0.5
+    assert fit_rows(rows, "rglru", "fused", "fw", "bf16") is None, "another kind"
 
 
 @pytest.mark.parametrize(("problems", "widest"), [(3, 3.0), (12, 1.5), (40, 1.2)])
@@ -198,7 +202,7 @@ def test_no_interval_is_below_what_the_accelerator_allows() -> None:
     """An H200's fit carried to a slower part whose rates differ by more than the fit knows."""
     rows, part = stored_rows(committed_results(), "fw", "bf16"), get_accelerator("rtx_4090")
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
-    fit, _ = fit_to(rows, "gated_mlp", "fused", "fw", "bf16", device=part.key)
+    fit = fit_rows(rows, "gated_mlp", "fused", "fw", "bf16", device=part.key)
     found = predict_case(("gated_mlp", "fused", "fw", "bf16", None, sizes), part, fit)
     flops = 4 * 65536 * 4096 * 14336
     assert found.low_ms >= 1e3 * flops / part.peak_flops("bf16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,18 +16,11 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.model.chunk_size import chunk_size_report
-from lrbench.analysis.model.fit import ROW_COLUMNS, left_out_ratios
-from lrbench.analysis.model.launch_model import (
-    CONSTANTS,
-    LEFT_OUT,
-    MIN_ROWS,
-    LaunchFit,
-    fit_launches,
-    terms,
-)
-from lrbench.analysis.model.prediction import fit_to, predict, predict_case, stored_rows
+from lrbench.analysis.model.fit import ROW_COLUMNS, Fit, fit_rows, left_out_ratios
+from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import floor_ms
 from lrbench.analysis.model.schedule import Launch, launches_of
+from lrbench.analysis.model.terms import FORMULATION, LAUNCHES, terms_of_launches
 from lrbench.results.schema import SIZE_COLUMNS
 from lrbench.results.select import load_rows
 
@@ -35,6 +29,9 @@ from .. import rows as made
 H200, H100, B200 = (get_accelerator(key) for key in ("h200", "h100", "b200"))
 STORED = (Path(__file__).parents[3] / "results/h200_sxm",)
 SIZES = {"batch": 8, "seq_len": 8192, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256, "chunk_size": 512}
+CASE = ("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
+CONSTANTS = LAUNCHES.constants
+fit_launches = functools.partial(fit_rows, models=(LAUNCHES,))
 FITTED = [(op, mode) for op in ("mlstm_sig", "mlstm_exp") for mode in ("fw", "fwbw")]
 
 
@@ -44,14 +41,14 @@ def launches(op: str = "mlstm_sig", mode: str = "fw", **sizes: int) -> tuple[Lau
     return found
 
 
-def stored_launches(op: str, mode: str) -> LaunchFit:
-    fit, rows = fit_to(stored_rows(STORED, mode, "bf16"), op, "fused_chunk", mode, "bf16", device="h200_sxm")
-    assert isinstance(fit, LaunchFit) and rows > 0
+def stored_launches(op: str, mode: str) -> Fit:
+    fit = fit_rows(stored_rows(STORED, mode, "bf16"), op, "fused_chunk", mode, "bf16", device="h200_sxm")
+    assert fit is not None and fit.model is LAUNCHES
     return fit
 
 
 @pytest.fixture(scope="module")
-def fits() -> dict[tuple[str, str], LaunchFit]:
+def fits() -> dict[tuple[str, str], Fit]:
     return {case: stored_launches(*case) for case in FITTED}
 
 
@@ -62,8 +59,10 @@ def made_rows(op: str, constants: Iterable[float], *, times: float = 1.0, **chan
         for head_dim in (64, 128, 256, 512):
             for chunk in (64, 256, 1024):
                 dims = {"num_heads": 4096 // head_dim, "head_dim_qk": head_dim // 2, "head_dim_v": head_dim}
-                case = made.case(op, "fused_chunk", seq_len=seq_len, chunk_size=chunk, **dims)
-                found = terms(launches(op, "fw", **case.sizes), H200, "bf16")
+                case = made.case(
+                    op, "fused_chunk", seq_len=seq_len, batch=max(1, 16384 // seq_len), chunk_size=chunk, **dims
+                )
+                found = LAUNCHES.terms((op, "fused_chunk", "fw", "bf16", "fp32", case.sizes), H200)
                 time_ms = times * sum(x * y for x, y in zip(constants, found, strict=True))
                 row = made.row(case, time_ms=time_ms, suspect=None, measured_at="2026-12-01T00:00:00+00:00")
                 rows.append({**row, **changes})
@@ -135,11 +134,11 @@ def test_a_fit_recovers_its_constants_and_counts_waves() -> None:
     fit = fit_launches(made_rows("mlstm_exp", constants), "mlstm_exp", "fused_chunk", "fw", "bf16")
     assert tuple(fit.constants.values()) == pytest.approx(constants, rel=1e-5)
     assert tuple(fit.constants) == CONSTANTS
-    assert (fit.rows, fit.ops) == (60, ("mlstm_exp",))
-    assert set(fit.errors) == set(LEFT_OUT) and fit.worst_error < 1e-6 < fit.formulation_median_error
+    assert (fit.rows, fit.others) == (60, 0)
+    assert set(fit.errors) == {"seq_len", "head_dim_v", "chunk_size"} and fit.worst_error < 1e-6
     at = {
-        programs: terms([Launch(name="h", kind="walk", programs=programs, steps=9)], H200, "bf16")[
-            CONSTANTS.index("walk_step_ms")
+        programs: terms_of_launches([Launch(name="h", kind="walk", programs=programs, steps=9)], H200, "bf16")[
+            CONSTANTS.index("step_ms")
         ]
         for programs in (264, 265)
     }
@@ -153,7 +152,7 @@ def test_what_a_fit_leaves_out() -> None:
     suspect = [{**row, "suspect": "above the roof", "case_id": row["case_id"] + "s"} for row in wrong]
     fit = fit_launches([*newer, *wrong, *suspect], "mlstm_sig", "fused_chunk", "fw", "bf16")
     assert fit.rows == 60 and fit.worst_error < 1e-6
-    assert fit_launches(good[: MIN_ROWS - 1], "mlstm_sig", "fused_chunk", "fw", "bf16") is None
+    assert fit_launches(good[: LAUNCHES.min_rows - 1], "mlstm_sig", "fused_chunk", "fw", "bf16") is None
     assert fit_launches(good, "mlstm_exp", "fused_chunk", "fw", "bf16") is None, "other kernels"
     b200 = [{**row, "device_accelerator": "b200", "device_name": "NVIDIA B200"} for row in good[:40]]
     chosen = [
@@ -163,19 +162,21 @@ def test_what_a_fit_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(("op", "mode"), FITTED)
-def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str, str], LaunchFit]) -> None:
+def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str, str], Fit]) -> None:
     fit = fits[op, mode]
-    assert fit.rows >= 140 and fit.ops == (op,)
+    assert fit.rows >= 140 and not fit.others
     assert fit.median_error <= 0.05 and fit.worst_error <= 0.3
     assert all(median <= 0.07 and worst <= 0.3 for median, worst in fit.errors.values())
-    assert fit.formulation_median_error > 2 * fit.median_error
+    rows = stored_rows(STORED, mode, "bf16")
+    by_formulation = fit_rows(rows, op, "fused_chunk", mode, "bf16", models=(FORMULATION,))
+    assert by_formulation.median_error > 2 * fit.median_error
     assert all(value >= 0 for value in fit.constants.values())
 
 
 def test_operations_with_few_rows_share_their_kernels_fit() -> None:
     fit = stored_launches("retention", "fw")
-    assert set(fit.ops) == {"mlstm_sig", "simple_gla", "retention", "gated_retention", "mamba2_ssd", "lightning"}
-    assert set(fit.errors) == {"op"}
+    assert (fit.rows, fit.others) == (3, 5), "mlstm_sig, simple_gla, gated_retention, mamba2_ssd and lightning"
+    assert set(fit.errors) == {"implementation"}
     assert fit.median_error <= 0.07 and fit.worst_error <= 0.2
 
 
@@ -202,73 +203,67 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
                 mode=mode,
                 rows=stored_rows(STORED, mode, "bf16"),
                 fit=fit,
-                by_launches=True,
             )
             current = [c for c in report["candidates"] if c["measured_ms"] is not None]
             if len(current) > 1:
-                chosen = min(current, key=lambda c: c["launches_ms"])
+                chosen = min(current, key=lambda c: c["predicted_ms"])
                 regrets.append(chosen["measured_ms"] / min(c["measured_ms"] for c in current) - 1)
     assert len(regrets) >= 24
     assert np.median(regrets) <= 0.01 and max(regrets) <= 0.12
 
 
-def test_report_follows_the_model_that_was_asked_for(fits: dict[tuple[str, str], LaunchFit]) -> None:
-    arguments: dict[str, Any] = {
-        "head_dim_v": 256,
-        "head_dim_qk": 128,
-        "rows": stored_rows(STORED, "fw", "bf16"),
-        "fit": fits["mlstm_sig", "fw"],
-    }
-    paper, launched = (chunk_size_report("mlstm_sig", H200, by_launches=each, **arguments) for each in (False, True))
+def test_report_follows_the_fit(fits: dict[tuple[str, str], Fit]) -> None:
+    arguments = {"head_dim_v": 256, "head_dim_qk": 128, "rows": stored_rows(STORED, "fw", "bf16")}
+    paper, launched = (
+        chunk_size_report("mlstm_sig", H200, fit=f, **arguments) for f in (None, fits["mlstm_sig", "fw"])
+    )
     assert (paper["model"], launched["model"]) == ("formulation", "launches")
     assert paper["runtime_optimal_feasible"] == 512 and launched["runtime_optimal_feasible"] == 8192
     assert launched["regret_ms"] == 0 < paper["regret_ms"]
-    assert paper["launches"] == launched["launches"]
-    without = chunk_size_report("mlstm_sig", H200, **{**arguments, "fit": None}, by_launches=True)
-    assert (without["model"], without["launches"]) == ("formulation", None)
+    assert paper["fitted"] is None and launched["fitted"]["model"] == "launches"
 
 
-def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], LaunchFit]) -> None:
+def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], Fit]) -> None:
     case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     fit = fits["mlstm_sig", "fwbw"]
     here, there = (predict_case(case, each, fit) for each in (H200, B200))
     for each in (here, there):
         assert 0 < each.low_ms < each.time_ms < each.high_ms
-        assert isinstance(each.fit, LaunchFit) and each.fit.accelerator == "h200_sxm"
     assert there.high_ms / there.low_ms > 1.5 * here.high_ms / here.low_ms
     assert there.time_ms < here.time_ms, "more multiprocessors, and rates"
     assert "carried to b200" in there.interval and "carried" not in here.interval
     slow = predict_case(case, H100, fit)
     assert slow.time_ms > here.time_ms, "states wait for a narrower memory"
     bounds = predict_case(case, H200, None)
-    assert bounds.fit is None and bounds.low_ms == bounds.model.lower_ms
+    assert bounds.time_ms is None and bounds.low_ms == bounds.model.lower_ms
 
 
 def test_no_time_is_below_the_roofline() -> None:
     rows = made_rows("mlstm_sig", [1e-9] * len(CONSTANTS))
     fit = fit_launches(rows, "mlstm_sig", "fused_chunk", "fw", "bf16")
     count = count_case("mlstm_sig", "fused_chunk", "fw", "bf16", "fp32", SIZES)
-    found = predict(count, H200, "bf16", fit, launches())
-    assert found.low_ms == found.time_ms == found.high_ms == floor_ms(count, H200, "bf16")
+    found = predict_case(CASE, H200, fit)
+    assert found.low_ms == found.time_ms == floor_ms(count, H200, "bf16") == pytest.approx(found.high_ms)
     assert floor_ms(count, H200, "bf16") == pytest.approx(1e3 * count.compulsory_bytes / H200.bandwidth_bytes_s)
 
 
 def test_a_dtype_that_an_accelerator_does_not_multiply() -> None:
     with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
-        terms(launches(), get_accelerator("v100"), "bf16")
+        LAUNCHES.terms(CASE, get_accelerator("v100"))
 
 
-def test_rows_of_no_group_are_never_left_out() -> None:
-    matrix, times = np.ones((4, 1)), np.array([1.0, 1.0, 1.0, 2.0])
-    assert left_out_ratios(matrix, times, [None, None, None, "b"]) == pytest.approx([2.0])
+def test_single_rows_of_one_group_are_left_out() -> None:
+    matrix, times = np.array([[0.0, 1.0]] * 4), np.array([1.0, 1.0, 1.0, 2.0])
+    assert left_out_ratios(matrix, times, ["a"] * 3 + ["b"])[-1] == pytest.approx(2.0)
     assert len(left_out_ratios(matrix, times, ["a"] * 4)) == 4
 
 
 def test_answers_without_torch_and_pandas() -> None:
     code = (
-        "import sys, pathlib; from lrbench.analysis.model.prediction import fit_to, stored_rows;"
+        "import sys, pathlib; from lrbench.analysis.model.prediction import stored_rows;"
+        "from lrbench.analysis.model.fit import fit_rows;"
         f"rows = stored_rows((pathlib.Path({str(STORED[0])!r}),), 'fw', 'bf16');"
-        "assert fit_to(rows, 'mlstm_sig', 'fused_chunk', 'fw', 'bf16', device='h200_sxm')[0].rows;"
+        "assert fit_rows(rows, 'mlstm_sig', 'fused_chunk', 'fw', 'bf16', device='h200_sxm').rows;"
         "print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

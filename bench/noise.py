@@ -1,0 +1,144 @@
+"""What else the machine did while a case was sampled: why not to trust its time.
+
+Load lengthens all samples of a case alike, by any factor, which no interval of the samples shows. Looked at are
+
+* the time for which threads of this process were ready to run while others had their core, which is what load on the
+  cores that it wants costs it (``/proc/self/task/*/schedstat``, to the nanosecond). Where the kernel does not tell,
+  the load average, which is of the last minute;
+* on a CPU a yardstick: the time of the same short computation on all of torch's threads, before the samples and after
+  every few. It tells how fast the cores are, which nothing else does where a hypervisor or another virtual machine on
+  their second hyperthreads takes of them, or clocks are lowered. The row keeps it, so that rows can be told apart that
+  were measured at different speeds (:func:`.select.with_slowness`);
+* on a GPU, by NVML, the other processes that computed on it, and clocks lowered for heat or for the power supply. Those
+  lowered by the power cap are not named: most of an H200's large products run at it. What NVML refuses is not said;
+* the samples of the last third beside those of the first.
+
+What the limits rest on: of two quiet sweeps on two cores (``tests/analysis/check/test_noise.py``) one case of 32 is
+marked, of three beside two busy loops all 48, which waited for 1.26 s per s and more. When the host slowed the cores
+without a trace in ``/proc``, the yardstick took 1.13 ms, not 0.75, and a case 3.3 ms, not 2.3. Of 3196 rows of an H200,
+one drifts by more than 1.25x.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..analysis.check.statistics import MIN_SAMPLES, median
+from ..results.schema import DeviceState
+from ..results.select import MAX_SLOWDOWN
+
+MAX_WAITING = 0.1
+"""Seconds per second that threads may wait for a core."""
+
+MAX_DRIFT = 1.25
+"""Factor between the medians of the first and the last third of the samples."""
+
+YARDSTICK_ELEMENTS = 32768
+"""Of each thread: torch splits a computation into parts of no fewer."""
+
+RECENT_S = 1.0
+"""How far back NVML is asked for the use of the GPU at least: it samples that several times a second."""
+
+POWER_CAP = "software power cap"
+
+
+class Watch:
+    """Looks at the machine from when it is made until :meth:`noise` is called; ``gpu``: torch computes on a GPU."""
+
+    def __init__(self, *, gpu: bool) -> None:
+        import torch
+
+        self.gpu, self._yardsticks_ms = gpu, list[float]()
+        self._numbers = torch.linspace(0, 4, 1 if gpu else YARDSTICK_ELEMENTS * torch.get_num_threads())
+        self._result = torch.empty_like(self._numbers)
+        self.look()
+        self._begin, self._waited = time.time(), _waited_s()
+
+    def look(self) -> None:
+        """Take the yardstick, between samples; not on a GPU."""
+        if not self.gpu:
+            # The first may have to wake threads.
+            self._yardsticks_ms.append(min(self._compute_ms() for _ in range(2)))
+
+    def _compute_ms(self) -> float:
+        from torch.special import i0e
+
+        start = time.perf_counter()
+        # Its scalar arithmetic keeps a core's units busy: beside another hyperthread it takes half as long again.
+        i0e(self._numbers, out=self._result)
+        return (time.perf_counter() - start) * 1e3
+
+    @property
+    def yardstick_ms(self) -> float | None:
+        """The median of the yardstick's times; None on a GPU."""
+        return median(self._yardsticks_ms) if self._yardsticks_ms else None
+
+    def noise(self, samples_ms: Sequence[float], state: DeviceState) -> str | None:
+        """Return what was noticed, each as "kind: numbers", joined by "; "; None where nothing was."""
+        device = self._others_on_gpu() if self.gpu else self._slowness()
+        return "; ".join(filter(None, (self._load(), device, _lowered(state), _drifted(samples_ms)))) or None
+
+    def _load(self) -> str | None:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+        machine = f"load {load:.1f} on {cores} core{'s' * (cores > 1)}"
+        waited = _waited_s()
+        if waited is None or self._waited is None:
+            return f"busy CPU: {machine}" if load > cores + 0.5 else None
+        waiting = (waited - self._waited) / max(time.time() - self._begin, 1e-9)
+        return f"busy CPU: waited {waiting:.2f} s per s for a core, {machine}" if waiting > MAX_WAITING else None
+
+    def _slowness(self) -> str | None:
+        ratio = median(self._yardsticks_ms) / min(self._yardsticks_ms)
+        return f"slow CPU: {ratio:.2f}x slower than at other times" if ratio > MAX_SLOWDOWN else None
+
+    def _others_on_gpu(self) -> str | None:
+        import pynvml
+
+        from .environment import nvml_handle
+
+        since = int(1e6 * min(self._begin, time.time() - RECENT_S))
+        try:
+            handle = nvml_handle()
+            computing = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+            used = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+        except pynvml.NVMLError:
+            return None
+        # A process that only holds memory does no harm. In a container without the host's process ids, ours is not
+        # among them, and nobody's can be told.
+        others = {each.pid for each in used if each.smUtil} & computing - {os.getpid()}
+        count = len(others) if os.getpid() in computing else 0
+        return f"busy GPU: {count} other process{'es' * (count > 1)} on it" if count else None
+
+
+def commonest(noises: Sequence[str]) -> str:
+    """Return the first reason of the kind that most rows' ``noise`` names."""
+    reasons = [reason for noise in noises for reason in noise.split("; ")]
+    ((kind, _),) = Counter(reason.partition(":")[0] for reason in reasons).most_common(1)
+    return next(reason for reason in reasons if reason.startswith(kind))
+
+
+def _waited_s() -> float | None:
+    """Return for how long threads of this process were ready and did not run; None where the kernel does not tell."""
+    waits = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            waits.append(int(path.read_text().split()[1]))
+    return sum(waits) / 1e9 if waits else None
+
+
+def _lowered(state: DeviceState) -> str | None:
+    reasons = [reason for reason in (state.throttled or "").split(", ") if reason not in ("", POWER_CAP)]
+    return f"lowered clocks: {', '.join(reasons)}" if reasons else None
+
+
+def _drifted(samples_ms: Sequence[float]) -> str | None:
+    third = len(samples_ms) // 3 if len(samples_ms) >= MIN_SAMPLES else len(samples_ms)
+    first, last = median(samples_ms[:third]), median(samples_ms[-third:])
+    drifted = max(first, last) > MAX_DRIFT * min(first, last) > 0
+    return f"drift: the last samples take {last / first:.2f}x the first" if drifted else None

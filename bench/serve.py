@@ -1,0 +1,65 @@
+"""Where a worker process begins: it ties its life to its parent's, then imports torch, which takes seconds.
+
+Requests come over a socket that only parent and worker hold, so that nothing a package prints can break the protocol;
+under a profiler requests and replies are lines of two files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve a connection to the parent, or one file's requests into another.
+
+    Args:
+        arguments: "socket", its descriptor and the parent's process id; or "files", the requests' and the replies'.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    how, source, other = arguments
+    if how == "socket":
+        _die_with(int(other))
+        from .worker import serve
+        from .workers import STACK_FILE, STACK_SIGNAL
+
+        # On STACK_SIGNAL the stack is written there, so that the parent can say where a case was that it gives up.
+        stack = open(STACK_FILE, "w")  # noqa: SIM115, open for as long as the process runs
+        faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
+        os.set_inheritable(int(source), False)
+        connection = Connection(int(source))
+        serve(_received(connection), lambda reply: connection.send_bytes(json.dumps(reply).encode()))
+        return
+    from .worker import serve
+
+    with open(source, encoding="utf-8") as lines, open(other, "w", encoding="utf-8") as replies:
+        serve(map(json.loads, lines), lambda reply: print(json.dumps(reply), file=replies, flush=True))
+
+
+def _die_with(parent: int) -> None:
+    """Ask Linux to kill this process when the parent dies, so that a hung case does not outlive a killed sweep."""
+    pr_set_pdeathsig = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _received(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield requests until the parent closes the connection."""
+    while True:
+        try:
+            yield json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,193 @@
+"""What a case's row says about the machine: load, other processes on the GPU, lowered clocks, drift."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lrbench.bench import clock, environment, noise
+from lrbench.bench.environment import DeviceState
+
+QUIET = [1.0] * 12
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine of two cores whose counters are what a test says; a watch lasts ten seconds."""
+    here = SimpleNamespace(waited_s=5.0, load=1.0, now_s=100.0, yardstick_ms=0.5)
+    monkeypatch.setattr(noise, "_waited_s", lambda: here.waited_s)
+    monkeypatch.setattr(noise, "time", SimpleNamespace(time=lambda: here.now_s))
+    monkeypatch.setattr(noise.Watch, "_compute_ms", lambda _: here.yardstick_ms)
+    monkeypatch.setattr(os, "getloadavg", lambda: (here.load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    return here
+
+
+def watched(machine: SimpleNamespace, *, gpu: bool = False, **after: float) -> str | None:
+    watch = noise.Watch(gpu=gpu)
+    vars(machine).update({"now_s": 110.0, **after})
+    watch.look()
+    return watch.noise(QUIET, DeviceState())
+
+
+@pytest.mark.parametrize(
+    ("after", "on_cpu", "on_gpu"),
+    [
+        ({}, None, None),
+        ({"waited_s": 5.9, "load": 9.0}, None, None),
+        (
+            {"waited_s": 18.1, "load": 3.1},
+            "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores",
+            "busy CPU: waited 1.31 s per s for a core, load 3.1 on 2 cores",
+        ),
+        ({"yardstick_ms": 0.65}, None, None),
+        ({"yardstick_ms": 0.75}, "slow CPU: 1.25x slower than at other times", None),
+    ],
+)
+def test_load(
+    machine: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    after: dict[str, float],
+    on_cpu: str | None,
+    on_gpu: str | None,
+) -> None:
+    monkeypatch.setattr(noise.Watch, "_others_on_gpu", lambda _: None)
+    before = dict(vars(machine))
+    assert watched(machine, **after) == on_cpu
+    vars(machine).update(before)
+    assert watched(machine, gpu=True, **after) == on_gpu
+
+
+@pytest.mark.parametrize(("load", "expected"), [(2.4, None), (3.1, "busy CPU: load 3.1 on 2 cores")])
+def test_where_the_kernel_tells_nothing_the_load_average_counts(
+    machine: SimpleNamespace, load: float, expected: str | None
+) -> None:
+    machine.waited_s = None
+    assert watched(machine, load=load) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system pins no process to a core")
+def test_a_loaded_core_is_noticed() -> None:
+    """Two processes on one core: each waits for half of the time."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            try:
+                time.sleep(0.2)
+                watch, end = noise.Watch(gpu=False), time.perf_counter() + 0.5
+                while time.perf_counter() < end:
+                    pass
+                found = watch.noise(QUIET, DeviceState())
+            finally:
+                other.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert found is not None
+    assert found.startswith("busy CPU: waited ")
+
+
+class Nvml:
+    """NVML with processes that computed on the GPU, each with its use of it in %."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, processes: dict[int, int], refused: str | None = None) -> None:
+        self.processes, self.refused = processes, refused
+
+    def _answer(self, name: str) -> list[SimpleNamespace]:
+        if name == self.refused:
+            raise self.NVMLError
+        return [SimpleNamespace(pid=pid, smUtil=use) for pid, use in self.processes.items()]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> list[SimpleNamespace]:
+        return self._answer("processes")
+
+    def nvmlDeviceGetProcessUtilization(self, handle: object, since_us: int) -> list[SimpleNamespace]:
+        # The call wants microseconds; the watch began at 100 s.
+        assert since_us == 100_000_000
+        return self._answer("use")
+
+
+HERE = os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("processes", "refused", "expected"),
+    [
+        ({HERE: 90}, None, None),
+        ({HERE: 90, 7: 0}, None, None),
+        ({HERE: 90, 7: 3}, None, "busy GPU: 1 other process on it"),
+        ({HERE: 90, 7: 3, 8: 40}, None, "busy GPU: 2 other processes on it"),
+        # Ids of the host's name space: nobody knows whose they are.
+        ({6: 90, 7: 40}, None, None),
+        ({}, None, None),
+        ({HERE: 90, 7: 40}, "handle", None),
+        ({HERE: 90, 7: 40}, "processes", None),
+        ({HERE: 90, 7: 40}, "use", None),
+    ],
+)
+def test_other_processes_on_the_gpu(
+    machine: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: dict[int, int],
+    refused: str | None,
+    expected: str | None,
+) -> None:
+    nvml = Nvml(processes, refused)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(environment, "nvml_handle", lambda: nvml._answer("handle"))
+    assert watched(machine, gpu=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("throttled", "expected"),
+    [
+        (None, None),
+        ("software power cap", None),
+        ("software power cap, hardware thermal slowdown", "lowered clocks: hardware thermal slowdown"),
+        ("hardware slowdown, hardware power brake", "lowered clocks: hardware slowdown, hardware power brake"),
+    ],
+)
+def test_lowered_clocks(machine: SimpleNamespace, throttled: str | None, expected: str | None) -> None:
+    assert noise.Watch(gpu=False).noise(QUIET, DeviceState(throttled=throttled)) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([1.0, 3.0] * 6, None),
+        ([1.0] * 4 + [2.0] * 4 + [1.24] * 4, None),
+        ([1.0] * 6 + [1.8] * 4, "drift: the last samples take 1.80x the first"),
+        ([2.0] * 4 + [1.0] * 6, "drift: the last samples take 0.50x the first"),
+        ([1.0, 9.0], None),
+        ([0.0] * 10, None),
+    ],
+)
+def test_drift(machine: SimpleNamespace, samples: list[float], expected: str | None) -> None:
+    assert noise.Watch(gpu=False).noise(samples, DeviceState()) == expected
+
+
+def test_the_commonest_kind_is_named_with_its_first_numbers() -> None:
+    assert noise.commonest(["busy GPU: d", "drift: a", "busy CPU: b; drift: c"]) == "drift: a"
+
+
+@pytest.mark.parametrize(("rounds", "marked"), [(None, True), (12, False)])
+def test_what_is_measured_alone_is_marked(machine: SimpleNamespace, rounds: int | None, marked: bool) -> None:
+    """In turn, load falls on all calls alike, and comparing them is what the samples are for."""
+
+    def call(_: Any) -> None:
+        machine.waited_s += 1.0
+        time.sleep(0.001)
+
+    sampling = clock.Sampling(rounds=rounds)
+    (timing,) = clock.measure(clock.CpuClock(), [clock.Call(call=call)], sampling)
+    assert timing.failure is None
+    assert (timing.noise is not None, timing.yardstick_ms) == ((True, 0.5) if marked else (False, None))

@@ -1,0 +1,105 @@
+"""Cases on a real Ray cluster of this machine's CPU: lost workers and nodes lose no case, dead addresses are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbench.bench import run as runner
+from lrbench.bench.executors import Queue
+from lrbench.bench.ray import RayExecutor
+from lrbench.bench.run import Settings, get_executor
+from lrbench.bench.workers import Limits
+from lrbench.tests.bench import faults
+from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.test_run import Silent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one CPU each, and a head that runs nothing."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'lrbench[cluster]'")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path) -> None:
+    """Of what the driver takes itself for, nothing is in the rows; a fault is a row, and the next case is clean."""
+    wrong = dataclasses.replace(PROCESSOR, device_name="another processor", torch_version="0")
+    planned = [faults.planned(name) for name in ("right", "killed", "raises")]
+    settings = Settings(output=tmp_path, budget_s=0.0, executor="ray", devices=2)
+    outcome = runner.sweep(planned, wrong, settings, Silent())
+    statuses = {record.impl: record.status for record in outcome.records}
+    assert statuses == {"right": "ok", "killed": "crash", "raises": "error"}
+    here = RayExecutor().environment()
+    assert {(r.device_name, r.torch_version) for r in outcome.records} == {(here.device_name, here.torch_version)}
+    assert here.device_name != wrong.device_name
+
+
+def test_a_lost_node_loses_no_case(cluster: Any) -> None:
+    """One of two nodes is killed while both are busy: its case runs on the other."""
+    cases = [faults.planned("slow", seq_len=32 + n) for n in range(6)]
+    outcomes = RayExecutor(devices=2).run(Queue(cases), Limits(timeout_s=120.0), lambda _: None)
+    done = [next(outcomes)]
+    node = cluster.add_node(num_cpus=1)
+    for lost in [each for each in cluster.list_all_nodes() if each not in (cluster.head_node, node)][:1]:
+        cluster.remove_node(lost, allow_graceful=False)
+    done += outcomes
+    assert sorted(item.case.seq_len or 0 for item, _ in done) == [*range(32, 38)]
+    assert {reply["status"] for _, reply in done} == {"ok"}
+
+
+def test_a_case_that_loses_its_worker_again_and_again_gets_a_row(cluster: Any) -> None:
+    cases = Queue([faults.planned("kills_its_node"), faults.planned("right")])
+    outcomes = {
+        item.case.impl: reply for item, reply in RayExecutor().run(cases, Limits(timeout_s=120.0), lambda _: None)
+    }
+    assert (outcomes["kills_its_node"]["status"], outcomes["right"]["status"]) == ("crash", "ok")
+
+
+def test_the_address_of_a_cluster_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    executor = RayExecutor()
+    monkeypatch.setattr(executor._ray, "is_initialized", lambda: False)
+    with pytest.raises(
+        ValueError, match=r"RAY_ADDRESS must be a cluster that answers, got 127\.0\.0\.1:9, which does not"
+    ):
+        executor.environment()
+
+
+def test_a_cluster_is_started_where_the_last_one_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray keeps the last cluster's address on disk, and would try for minutes to reach it."""
+    executor = RayExecutor()
+    asked: list[str] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(executor._ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(executor._ray, "init", lambda address, **_: asked.append(address))
+    executor._connect()
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+    executor._connect()
+    assert asked == ["local", "local"]
+    assert "the one at 127.0.0.1:9, named in" in capsys.readouterr().err
+
+
+def test_ray_missing_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"the ray executor needs ray: pip install 'lrbench\[cluster\]'"):
+        get_executor("ray")

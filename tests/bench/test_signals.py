@@ -1,0 +1,99 @@
+"""Sweeps that are ended by signals at random moments: no row that was told of is lost, none is there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lrbench.bench import run as runner
+from lrbench.bench.executors import Outcomes, Queue
+from lrbench.bench.plan import PlannedCase, Request, plan
+from lrbench.bench.run import Outcome, Settings
+from lrbench.bench.workers import Limits
+from lrbench.results import lock, store
+from lrbench.tests.bench.environments import PROCESSOR
+
+PLANNED = plan(
+    Request(ops=("mlstm_sig",), impls=("torch",), modes=("fw",), dtypes=("fp32",), seq_lens=tuple(range(16, 3216, 16))),
+    device_kind="cpu",
+)
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Instant:
+    """An executor whose cases take no time, as here what becomes of their rows is looked at."""
+
+    def environment(self) -> object:
+        raise AssertionError("not asked")
+
+    def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
+        item = cases.take()
+        while item is not None:
+            yield item, {"status": "ok", "reason": None, "columns": {"time_ms": 1.0}}
+            item = cases.take(item)
+
+
+class Telling:
+    """Progress that says on standard output, unbuffered, which rows are safe."""
+
+    def begin(self, total: int, what: str) -> None:
+        os.write(1, b"begin\n")
+
+    def started(self, item: PlannedCase) -> None: ...
+
+    def finished(self, item: PlannedCase, status: str) -> None:
+        os.write(1, f"{item.case.case_id}\n".encode())
+
+    def end(self) -> None: ...
+
+
+def sweep(folder: Path) -> Outcome:
+    """Sweep as a user does who gives --resume."""
+    runner.get_executor = lambda *_, **__: Instant()  # type: ignore[assignment]
+    lock.temporary_folder()
+    return runner.sweep(PLANNED, PROCESSOR, Settings(output=folder, budget_s=0.0, resume=True), Telling())
+
+
+def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]:
+    """Start a sweep, send it a signal so long after its begin, and return the cases that it had told of."""
+    code = "import sys, pathlib; from lrbench.tests.bench.test_signals import sweep; sweep(pathlib.Path(sys.argv[1]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": str(folder.parent)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begin\n"
+    time.sleep(after_s)
+    process.send_signal(number)
+    told = process.stdout.read().splitlines()
+    process.wait()
+    return told
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_sweeps_ended_at_random_moments(tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "get_executor", runner.get_executor)
+    draw = random.Random(0)
+    for n in range(times):
+        folder = tmp_path / str(n) / "out"
+        told = end_sweep(folder, SIGNALS[n % len(SIGNALS)], draw.uniform(0, 0.6))
+        assert len(set(told)) == len(told)
+        outcome = sweep(folder)
+        assert (outcome.interrupted, outcome.remaining) == (False, 0)
+        assert set(told) <= {record.case_id for record in outcome.resumed}
+        cases = store.read_results(folder, ("case_id",))["case_id"].to_pylist()
+        assert sorted(cases) == sorted(item.case.case_id for item in PLANNED)
+        assert {path.suffix for path in folder.iterdir()} == {".parquet"}
+        # What a killed sweep left behind, the next one here removes.
+        left = [path for path in folder.parent.iterdir() if path != folder]
+        assert len(left) <= (SIGNALS[n % len(SIGNALS)] == signal.SIGKILL)

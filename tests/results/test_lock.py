@@ -1,0 +1,99 @@
+"""Locks go with the process that holds them, and what a killed process leaves behind stops nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lrbench.results import lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from lrbench.results import lock
+{setup}
+print({shown}, flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def another_process(setup: str, shown: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    code = HOLD.format(setup=setup, shown=shown)
+    environ = {**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": tempfile.gettempdir()}
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environ)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+HELD = "held = lock.hold(Path(sys.argv[1]), 'it'); held.__enter__()"
+
+
+def test_the_holder_is_named_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with another_process(HELD, "0", str(path)) as (process, _):
+        with pytest.raises(lock.HeldError, match=f"the folder x is in use by another lrbench: process {process.pid} "):
+            lock.hold(path, "the folder x").__enter__()
+        process.kill()
+        process.wait()
+        assert path.exists()
+        with lock.hold(path, "the folder x"):
+            pass
+    assert not path.exists()
+
+
+def test_who_waits_is_told_once_and_gets_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "POLL_S", 0.01)
+    told: list[str] = []
+    path = tmp_path / "lock"
+    with another_process(HELD, "0", str(path)) as (process, _):
+        threading.Timer(0.3, process.kill).start()
+        with lock.hold(path, "it", told.append):
+            assert len(told) == 1
+
+
+def test_a_lock_given_up_between_opening_and_locking_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was opened is gone by then: a lock on it would keep nobody out."""
+    path, flock = tmp_path / "lock", lock.fcntl.flock
+    first = lock.hold(path, "it")
+    first.__enter__()
+
+    def lock_late(*arguments: object) -> None:
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        first.__exit__(None, None, None)
+        flock(*arguments)
+
+    monkeypatch.setattr(lock.fcntl, "flock", lock_late)
+    with lock.hold(path, "it"), pytest.raises(lock.HeldError):
+        lock.hold(path, "it").__enter__()
+
+
+def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock.temporary_folder.cache_clear()
+    not_ours = tmp_path / "lrbench-profile-x"
+    not_ours.mkdir()
+    shown = "lock.temporary_folder()"
+    with another_process("", shown) as (dead, left), another_process("", shown) as (_, alive):
+        (Path(left) / "worker").mkdir()
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        assert Path(left).exists()
+        own = lock.temporary_folder()
+        assert set(tmp_path.iterdir()) == {not_ours, Path(alive), own}
+    lock.temporary_folder.cache_clear()
