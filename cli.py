@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from .bench import note
-from .results.arguments import check_size, one_of, parse_names, parse_size, parse_sizes
+from .results.arguments import check_size, one_of, parse_names, parse_shard, parse_size, parse_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -464,6 +464,7 @@ def sweep(
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
     resume: Annotated[bool, option("Leave out cases --output has from this commit.", "--resume")] = False,
+    shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
         bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
     ] = False,
@@ -486,6 +487,7 @@ def sweep(
     from .bench import display, session
 
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
+    request = dataclasses.replace(request, shard=parse_shard(shard))
     if dry_run:
         rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume)
         if format == "table" and not every:

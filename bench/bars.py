@@ -337,7 +337,7 @@ def compile_first(families: Families, environment: Environment) -> None:
                         kinds[kind] += 1
     runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
     note(f"compiling: {len(runnable)} cases are called")
-    compile_ahead(runnable, default_jobs("cuda"), DEFAULT_TIMEOUT_S, lambda _: None, lambda _: None)
+    compile_ahead(runnable, default_jobs("cuda"), DEFAULT_TIMEOUT_S)
 
 
 def measure_bars(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
 from .executors import LocalExecutor, Queue, implementation_of
 from .plan import PlannedCase
-from .workers import Limits, Started
+from .workers import Limits
 
 MAX_COMPILE_JOBS = 8
 MAX_COMPILE_ELEMENTS = 2**26
@@ -43,18 +43,10 @@ def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None)
     too_long: dict[tuple[Any, ...], PlannedCase] = {}
     by_config: dict[tuple[Any, ...], dict[Any, PlannedCase]] = {}
     for item in sorted(planned, key=lambda item: item.case.seq_len or 0):
-        case, target = item.case, item.target
-        if isinstance(target, Implementation):
-            if "triton" not in target.requires:
-                continue
-            sizes = tuple((n, v) for n, v in case.sizes.items() if n not in ("batch", "seq_len"))
-        elif case.provider == "torch":
+        key = _key(item)
+        if key is None:
             continue
-        else:
-            sizes = tuple(case.sizes.items())
-        # A forward-backward pass compiles the forward kernels too.
-        mode = "fwbw" if case.mode == "bw" else case.mode
-        key = (case.op, case.impl, case.dtype, case.state_dtype, mode, sizes)
+        case = item.case
         shortest = chosen.setdefault(key, item)
         by_config.setdefault(key, {}).setdefault(_choice(item, capability), item)
         longer = (case.seq_len or 0) > (longest.get(key, shortest).case.seq_len or 0)
@@ -70,6 +62,22 @@ def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None)
             if config not in chosen_there:
                 others.append(item if _may_be_called(item, shortest) else replace(shortest, config_of=item.case))
     return [*chosen.values(), *further.values(), *others]
+
+
+def _key(item: PlannedCase) -> tuple[Any, ...] | None:
+    """Return what is the same for cases of the same compiled code; None where nothing is compiled."""
+    case, target = item.case, item.target
+    if isinstance(target, Implementation):
+        if "triton" not in target.requires:
+            return None
+        sizes = tuple((name, size) for name, size in case.sizes.items() if name not in ("batch", "seq_len"))
+    elif case.provider == "torch":
+        return None
+    else:
+        sizes = tuple(case.sizes.items())
+    # A forward-backward pass compiles the forward kernels too.
+    mode = "fwbw" if case.mode == "bw" else case.mode
+    return case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
 
 
 def _choice(item: PlannedCase, capability: str | None) -> Any:
@@ -107,7 +115,7 @@ def process_of(item: PlannedCase) -> Hashable:
     return implementation_of(item) if isinstance(item.target, Baseline) else "lrbench"
 
 
-def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float, started: Started, ended: Started) -> None:
+def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float) -> None:
     """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
 
     Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
@@ -115,6 +123,50 @@ def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float, sta
     """
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     executor = LocalExecutor(workers_per_device=jobs)
-    with contextlib.closing(executor.run(Queue(cases, process_of), limits, started)) as outcomes:
-        for item, _ in outcomes:
-            ended(item)
+    with contextlib.closing(executor.run(Queue(cases, process_of), limits, lambda _: None)) as outcomes:
+        for _ in outcomes:
+            pass
+
+
+class Compiler:
+    """Compiles what a sweep is about to measure, while nothing is timed: little at first, so that rows come soon.
+
+    A batch is four times as large as the one before, as each starts processes.
+
+    Args:
+        planned: what is measured, in this order.
+        capability: see :func:`compile_cases`.
+        jobs: processes that compile.
+        tell: told of each batch how many cases it has.
+    """
+
+    def __init__(
+        self,
+        planned: Sequence[PlannedCase],
+        capability: str | None,
+        jobs: int,
+        timeout_s: float,
+        tell: Callable[[int], None],
+    ) -> None:
+        self._jobs, self._timeout_s, self._tell = jobs, timeout_s, tell
+        order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
+        self._cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
+        self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
+        self._done, self._next = 0, jobs
+
+    def compile_for(self, item: PlannedCase) -> None:
+        """Compile what a case needs, and what others will need with it, unless that is done."""
+        self._compile(self._ends.get(_key(item), 0))
+
+    def compile_all(self) -> None:
+        """Compile what all cases need."""
+        self._next = len(self._cases)
+        self._compile(len(self._cases))
+
+    def _compile(self, end: int) -> None:
+        if end > self._done:
+            batch = self._cases[self._done : max(end, self._done + self._next)]
+            self._tell(len(batch))
+            compile_ahead(batch, self._jobs, self._timeout_s)
+            self._done += len(batch)
+            self._next *= 4

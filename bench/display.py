@@ -200,15 +200,12 @@ class SweepProgress:
         self._statuses: Counter[str] = Counter()
         self._total = 0
         self._what = ""
-        self._printed = self._began = self._left = 0.0
-        self._alike = True
+        self._printed = self._began = self._left = self._whole = 0.0
 
-    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
+    def begin(self, total: int, what: str) -> None:
         """A pass over ``total`` cases begins."""
         self._total, self._what, self._statuses = total, what, Counter()
-        self._alike = alike or not self._expected_s
-        self._left = total if self._alike else sum(self._expected_s.values())
-        self._whole = self._left
+        self._left = self._whole = sum(self._expected_s.values()) or total
         self._began = self._printed = time.monotonic()
         if not self._console.is_terminal:
             return
@@ -224,6 +221,14 @@ class SweepProgress:
         self._task = self._bar.add_task("", total=total, what=what, left="-:--:--")
         self._bar.start()
 
+    def compiling(self, count: int) -> None:
+        """So many cases are compiled before the next is measured."""
+        text = f"compiling {count} case{'s' * (count > 1)}"
+        if self._bar is not None:
+            self._bar.case = text
+        else:
+            self._console.print(text)
+
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
         if self._bar is not None:
@@ -232,7 +237,7 @@ class SweepProgress:
     def finished(self, item: PlannedCase, status: str) -> None:
         """A case has its outcome."""
         self._statuses[status] += 1
-        self._left -= 1 if self._alike else self._expected_s.get(item.case.case_id, 0.0)
+        self._left -= self._expected_s.get(item.case.case_id, 0.0) if self._expected_s else 1
         if self._bar is not None:
             self._bar.failures = self._failures()
             self._bar.update(self._task, advance=1, left=timedelta(seconds=round(self._seconds_left())))
@@ -245,7 +250,7 @@ class SweepProgress:
 
     def _seconds_left(self) -> float:
         """Return what is expected of the cases that are left, as much longer or shorter as those before took."""
-        known = 0.0 if self._alike else EXPECTED_S
+        known = EXPECTED_S if self._expected_s else 0.0
         return self._left * (time.monotonic() - self._began + known) / (self._whole - self._left + known)
 
     def _failures(self) -> str:

@@ -37,6 +37,7 @@ class Request:
         channels: of operations that mix each channel on its own.
         d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
         tokens: batch * seq_len held constant; ``batch`` fixes the batch instead, and the two exclude each other.
+        shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
 
     kernel: str = "tfla"
@@ -57,6 +58,7 @@ class Request:
     d_ffs: tuple[int, ...] | None = None
     tokens: int | None = None
     batch: int | None = None
+    shard: tuple[int, int] = (1, 1)
 
 
 SIZE_AXES = {
@@ -160,7 +162,8 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
             raise ValueError(
                 f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
             )
-    return _deduplicate(planned)
+    first, step = request.shard
+    return _deduplicate(planned)[first - 1 :: step]
 
 
 def not_planned(request: Request, device_kind: str) -> list[str]:

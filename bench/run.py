@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import signal
 import tempfile
@@ -30,7 +29,7 @@ from ..results.arguments import unknown
 from ..results.lock import temporary_folder
 from ..results.schema import CASE_COLUMNS, Case, Record
 from ..results.select import Row
-from .compile_ahead import compile_ahead, compile_cases
+from .compile_ahead import Compiler
 from .derived import Run, build_record
 from .environment import Environment, version_of
 from .executors import Executor, LocalExecutor, Queue
@@ -93,8 +92,11 @@ class Outcome:
 class Progress(Protocol):
     """What a sweep tells whoever watches."""
 
-    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
-        """A pass over ``total`` cases begins; ``alike``: each takes about as long as another."""
+    def begin(self, total: int, what: str) -> None:
+        """A pass over ``total`` cases begins."""
+
+    def compiling(self, count: int) -> None:
+        """So many cases are compiled before the next is measured."""
 
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
@@ -181,14 +183,19 @@ def _outcomes(
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
     runnable, refused = separate(todo, environment)
-    ahead = settings.jobs > 1 and environment.device_kind == "cuda"
-    if cases := compile_cases(runnable, environment.capability) if ahead else []:
-        progress.begin(len(cases), "compiling", alike=True)
-        # Whether it compiled shows when it is measured; a failure is counted once, there.
-        ended = functools.partial(progress.finished, status="ok")
-        compile_ahead(cases, settings.jobs, settings.timeout_s, progress.started, ended)
-        progress.end()
+    compiler = None
+    if settings.jobs > 1 and environment.device_kind == "cuda" and settings.executor == "local":
+        compiler = Compiler(runnable, environment.capability, settings.jobs, settings.timeout_s, progress.compiling)
+
+    def start(item: PlannedCase) -> None:
+        # With several devices another may be timing just now, so all is compiled before.
+        if compiler is not None and settings.devices == 1:
+            compiler.compile_for(item)
+        progress.started(item)
+
     progress.begin(len(todo), "measuring")
+    if compiler is not None and settings.devices > 1:
+        compiler.compile_all()
     yield from refused
     with tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-") as shared:
         limits = Limits(
@@ -197,7 +204,7 @@ def _outcomes(
             shared=shared,
             device_kind=environment.device_kind,
         )
-        with contextlib.closing(executor.run(Queue(runnable), limits, progress.started)) as outcomes:
+        with contextlib.closing(executor.run(Queue(runnable), limits, start)) as outcomes:
             for outcome in outcomes:
                 yield outcome
                 if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:

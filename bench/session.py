@@ -214,6 +214,8 @@ def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
     planned = plan.plan(request, device_kind=environment.device_kind)
     if planned:
         return planned
+    if request.shard != (1, 1):
+        raise ValueError("no case is left: --shard has more parts than the sweep has cases")
     elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
     names = dict.fromkeys(item.case.impl for item in plan.plan(request, device_kind=elsewhere))
     if names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
@@ -45,6 +46,15 @@ def check_size(value: int, what: str) -> int:
 def parse_sizes(text: str, what: str = "a size") -> tuple[int, ...]:
     """Return a comma-separated list of sizes, "1k,8k" as (1024, 8192)."""
     return tuple(parse_size(part, what) for part in text.split(","))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return "2/8" as (2, 8); ValueError where it is no part of a whole."""
+    part, _, parts = text.partition("/")
+    with contextlib.suppress(ValueError):
+        if 1 <= int(part) <= int(parts):
+            return int(part), int(parts)
+    raise ValueError(f"--shard must be I/N with I from 1 to N, such as 2/8, got {text!r}")
 
 
 def parse_names(text: str, what: str = "a list of names") -> tuple[str, ...]:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.plan import Request, plan
+from lrbench.bench.executors import Outcomes, Queue
+from lrbench.bench.plan import PlannedCase, Request, plan
+from lrbench.bench.workers import Limits
+from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.test_run import Silent
 
 
 def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
@@ -50,3 +60,50 @@ def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> No
     chosen = [(i.case.impl, i.case.mode, i.case.seq_len) for i in compile_cases(plan(axes, device_kind="cuda"))]
     assert len(set(chosen)) == len(chosen)
     assert {mode for _, mode, _ in chosen} == {"fwbw"}
+
+
+def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches grow, and are cut where a case needs no more; what is compiled is what one pass would compile."""
+    planned = plan(Request(preset="default"), device_kind="cuda")
+    batches: list[list[PlannedCase]] = []
+    told: list[int] = []
+    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    for n, item in enumerate(planned):
+        compiler.compile_for(item)
+        if n == 0:
+            assert [len(batch) for batch in batches] == [8]
+        key = compile_ahead._key(item)
+        done = [case for batch in batches for case in batch if compile_ahead._key(case) == key]
+        assert key is None or done
+    assert told == [len(batch) for batch in batches]
+    assert len(batches) < 6
+    assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
+    # With several devices nothing is compiled while another times.
+    batches.clear()
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    compiler.compile_all()
+    compiler.compile_for(planned[-1])
+    assert len(batches) == 1
+
+
+def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(Request(ops=("mlstm_sig",), impls=("fused_chunk",), preset="quick"), device_kind="cuda")
+    events: list[str] = []
+    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: events.append("compile"))
+    monkeypatch.setattr(run, "refuse", lambda *_: None)
+
+    class Executor:
+        def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
+            item = cases.take()
+            while item is not None:
+                started(item)
+                events.append("measure")
+                yield item, {"status": "ok", "reason": None, "columns": {}}
+                item = cases.take(item)
+
+    monkeypatch.setattr(run, "get_executor", lambda *_, **__: Executor())
+    environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_count=1, capability="9.0")
+    run.sweep(planned, environment, run.Settings(output=tmp_path, jobs=2), Silent())
+    assert events[:2] == ["compile", "measure"]
+    assert 2 <= events.count("compile") < len(planned) == events.count("measure")

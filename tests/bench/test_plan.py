@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 
 import pytest
 
@@ -156,6 +157,21 @@ def test_operations_are_planned_over_the_sizes_they_have() -> None:
 def test_a_size_that_no_operation_has_is_refused(axes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cases(kernel="mixers", **axes)
+
+
+def test_shards_are_all_cases_each_once() -> None:
+    whole = cases(kernel="rglru")
+    shards = [cases(kernel="rglru", shard=(part, 3)) for part in (1, 2, 3)]
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    assert sorted(map(str, itertools.chain(*shards))) == sorted(map(str, whole))
+
+
+@pytest.mark.speed
+def test_100_000_cases_are_planned_within_seconds() -> None:
+    axes = {"preset": "default", "seq_lens": tuple(range(128, 128 * 216, 128)), "head_dims": (64, 128, 256, 512)}
+    start = time.process_time()
+    assert len(cases("cuda", **axes)) >= 100_000
+    assert time.process_time() - start < 3.0
 
 
 def test_one_implementation_after_the_other_and_shared_problems_side_by_side() -> None:

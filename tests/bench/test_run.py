@@ -45,8 +45,11 @@ class Silent:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def begin(self, total: int, what: str, *, alike: bool = False) -> None:
+    def begin(self, total: int, what: str) -> None:
         self.told.append(f"{total} {what}")
+
+    def compiling(self, count: int) -> None:
+        self.told.append(f"compiling {count}")
 
     def started(self, item: PlannedCase) -> None:
         self.told.append("started")

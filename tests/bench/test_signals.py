@@ -47,6 +47,8 @@ class Telling:
     def begin(self, total: int, what: str) -> None:
         os.write(1, b"begin\n")
 
+    def compiling(self, count: int) -> None: ...
+
     def started(self, item: PlannedCase) -> None: ...
 
     def finished(self, item: PlannedCase, status: str) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from lrbench.results.arguments import MAX_SIZE, check_size, one_of, parse_names, parse_size, parse_sizes, unknown
+from lrbench.results.arguments import (
+    MAX_SIZE,
+    check_size,
+    one_of,
+    parse_names,
+    parse_shard,
+    parse_size,
+    parse_sizes,
+    unknown,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +38,13 @@ def test_parse_size_has_an_upper_bound(text: str) -> None:
 
 def test_parse_sizes() -> None:
     assert parse_sizes("1k,8k,300") == (1024, 8192, 300)
+
+
+def test_parse_shard() -> None:
+    assert parse_shard("2/8") == (2, 8)
+    for text in ("0/8", "9/8", "2", "2/", "a/b", "-1/8", "1/2/3", "9" * 5000 + "/1"):
+        with pytest.raises(ValueError, match="--shard must be I/N with I from 1 to N, such as 2/8, got"):
+            parse_shard(text)
 
 
 def test_check_size() -> None:
