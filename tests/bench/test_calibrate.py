@@ -7,6 +7,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,8 +163,8 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False, recovered=[])
     monkeypatch.setattr(calibrate, "calibrate", lambda **given: seen.update(asked=given) or answer)
     monkeypatch.setattr(session, "sweep", lambda _, __, settings, ___: seen.update(roofs=settings.roofs) or done)
-    monkeypatch.setattr(session, "probe_environment", lambda: short.environment)
-    monkeypatch.setattr(session, "get_executor", lambda name, devices: None)
+    executor = SimpleNamespace(environment=lambda: short.environment)
+    monkeypatch.setattr(session, "get_executor", lambda name, devices: executor)
     code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
     assert (code, seen.get("asked")) == (0, asked)
     assert seen["roofs"] == (tuple(answer.rows) if asked else ())

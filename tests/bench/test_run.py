@@ -312,7 +312,7 @@ def test_an_interrupt_ends_a_hanging_worker(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert output.split() == ["interrupted", "True", "60", "None"]
-    assert not any(is_running(child) for child in children)
+    wait_for_end(children)
     assert list(tmp_path.iterdir()) == []
 
 
