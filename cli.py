@@ -862,7 +862,7 @@ def _accelerator(gpu: str | None, roofs: str) -> Accelerator:
     return accelerator
 
 
-@command(DRAW, "plot runtime results/local --op mlstm_sig --head-dim 256 -o runtime.svg")
+@command(DRAW, "plot runtime results/h200_sxm --op mlstm_sig --head-dim 256 -o runtime.svg")
 def plot(
     shown: Shown,
     kind: Annotated[
@@ -915,7 +915,7 @@ def plot(
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
 
-@command(DRAW, "roofline results/local --gpu h200 -o roofline.svg")
+@command(DRAW, "roofline results/h200_sxm --gpu h200 -o roofline.svg")
 def roofline(
     shown: Shown,
     results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
@@ -939,7 +939,7 @@ def roofline(
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 
-@command(DRAW, "report results/local -o report.html")
+@command(DRAW, "report results/h200_sxm -o report.html")
 def report(
     results: Annotated[
         list[Path] | None,
@@ -1057,7 +1057,7 @@ def compare(
     show_comparison(found, a, b, every=every, output_format=format)
 
 
-@command(COMPARE, "check results/local --baseline results/h200_sxm --allow-missing")
+@command(COMPARE, "check run:c0d954a9 --baseline run:ff7ac4fb")
 def check(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The run: a file, a folder, or terms: run:c0d954a9.")],
     baseline: Annotated[str, option("What it is compared with, given in the same way.")],
@@ -1088,6 +1088,8 @@ def check(
     from .analysis.check.thresholds import load_thresholds
     from .bench import session
     from .bench.shown import show_check
+    from .results.contents import cases_left
+    from .results.select import is_path
     from .results.store import HERE
 
     summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if summary else None
@@ -1098,6 +1100,9 @@ def check(
     for flag, path, _, _ in reports:
         session.check_file(path, flag)
     again = functools.partial(session.measure_again, timeout_s=timeout, budget_s=budget)
+    left = cases_left(Path(new)) if is_path(new) else 0
+    if left:
+        note(f"warning: the run was stopped: {left} or more of its cases have no row")
     found = session.run_check(
         _selected(new, results),
         _selected(baseline, results),
@@ -1106,6 +1111,7 @@ def check(
         allow_missing=allow_missing,
         fail_unclear=fail_unclear,
         min_compared=min_compared,
+        left=left,
     )
     unwritten = False
     for flag, path, mode, text in reports:
@@ -1218,7 +1224,7 @@ def kernels(
     display.show(inventory.kernel_rows(kernel), format)
 
 
-@command(LIST, "results results/local")
+@command(LIST, "results results/h200_sxm")
 def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
@@ -1304,17 +1310,19 @@ def _names(text: str | None, what: str) -> tuple[str, ...] | None:
 def main() -> None:
     """Run the command line.
 
-    Exit 0 when all is well, 1 when a check failed or a sweep timed nothing, 2 on bad usage or input, 130 on Ctrl-C.
+    Exit 0 when all is well, 1 when a check failed, a sweep timed nothing or a device does not work, 2 on bad usage or
+    input and where something cannot be written, 130 on Ctrl-C.
     """
     if sys.stdout is None:
         # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
         sys.stdout = io.StringIO()
     try:
-        app()
-    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        # By its name alone completion finds it, also as python -m lrbench.
+        app(prog_name="lrbench")
+    except (ValueError, OSError) as error:
         note(f"lrbench: {error}")
         sys.exit(2)
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:
         note(f"lrbench: {error}")
         sys.exit(1)
     except KeyboardInterrupt:

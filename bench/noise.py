@@ -141,4 +141,4 @@ def _drifted(samples_ms: Sequence[float]) -> str | None:
     third = len(samples_ms) // 3 if len(samples_ms) >= MIN_SAMPLES else len(samples_ms)
     first, last = median(samples_ms[:third]), median(samples_ms[-third:])
     drifted = max(first, last) > MAX_DRIFT * min(first, last) > 0
-    return f"drift: the last samples take {last / first:.2f}x the first" if drifted else None
+    return f"drift: the last samples take {last / first:.2g}x the first" if drifted else None

@@ -190,15 +190,18 @@ def _begin(
         # Of a run that died the rows are still in its journal.
         for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
             note(line)
-        done = store.finished_cases(
+        finished = store.finished_cases(
             output,
             device_name=environment.device_name,
             git_commit=environment.git_commit,
             git_dirty=environment.git_dirty,
         )
-        left = [item for item in planned if item.case.case_id not in done]
+        left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
-        note(f"{there} of {len(planned)} cases were already there, measured at this commit on this device")
+        done = f"{there} of {len(planned)} cases were already there, measured at this commit on this device"
+        note(done if left else f"{done}: nothing is left to measure")
+        if not left:
+            return accelerator, planned, {}
     preset = plan.preset_for(request, environment.device_kind)
     expected_s = dict(zip((item.case.case_id for item in left), cases_s(left, environment), strict=True))
     seconds = sum(expected_s.values()) + compile_s(left, environment, jobs)
@@ -269,7 +272,8 @@ def conclusion(outcome: Outcome) -> list[str]:
             f"warning: {len(noisy)} of {len(outcome.records)} cases were measured on a busy machine, mostly "
             f"{commonest(noisy)}. A check calls them unclear; the same command measures them again when it is idle"
         )
-    lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
+    if outcome.path or not outcome.resumed:
+        lines.append(f"results: {outcome.path}" if outcome.path else "no row was written")
     return lines
 
 
@@ -434,18 +438,19 @@ def run_check(
     allow_missing: bool,
     fail_unclear: bool,
     min_compared: float,
+    left: int = 0,
     rerun: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Row]] | None = None,
 ) -> CheckResult:
     """Compare a run with a baseline; what a second measurement may settle is measured again where ``rerun`` is given.
 
     Args:
         baseline: its rows; those of the run itself, which a folder may hold too, are left out.
-        allow_missing, fail_unclear, min_compared: see :func:`.regression.check`.
+        allow_missing, fail_unclear, min_compared, left: see :func:`.regression.check`.
         rerun: measures the cases of rows again and returns the new rows by case id.
     """
     own = {row["run_id"] for row in rows}
     old = [row for row in baseline if row["run_id"] not in own] or baseline
-    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear, min_compared=min_compared)
+    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear, min_compared=min_compared, left=left)
     found = judge(rows, old, thresholds)
     unsettled = worth_measuring_again(found) if rerun else []
     again = rerun(unsettled) if rerun and unsettled else {}

@@ -86,8 +86,10 @@ class Worker:
                         raise
                     reply |= {"status": failure.status, "reason": failure.reason}
                 one = self.make_ready(item)
-                use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
-                reply["columns"] |= {"compile_s": one.compile_s, **dataclasses.asdict(use)}
+                reply["columns"]["compile_s"] = one.compile_s
+                if not isinstance(item.target, Baseline) or item.target.torch_memory:
+                    use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
+                    reply["columns"] |= dataclasses.asdict(use)
                 ready[n] = one
             except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
                 reply = failed(error)

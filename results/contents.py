@@ -10,7 +10,7 @@ from typing import Any
 
 from .schema import ProfileRow, RoofRow
 from .select import device_of, load_rows, newest
-from .store import JOURNAL_SUFFIX, is_complete, read_file, read_journal, result_files, row_set
+from .store import JOURNAL_SUFFIX, is_complete, planned_rows, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
 """(family, operation, implementation) -> the kinds of devices that it runs on."""
@@ -89,6 +89,23 @@ def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
         }
         for run_id, rows in newest_first
     ]
+
+
+def cases_left(path: Path) -> int:
+    """Return how many cases the newest run of a file or folder planned and has no row of; 1 where that is not known.
+
+    Raises:
+        ValueError: as :func:`.store.read_results`.
+    """
+    sizes = {}
+    for file in result_files(path):
+        rows = load_rows(file, ("measured_at",))
+        sizes[max((row["measured_at"] for row in rows), default="")] = file, len(rows)
+    newest_file, size = sizes[max(sizes)]
+    planned = planned_rows(newest_file)
+    if planned is None:
+        return int(is_complete(newest_file) is False)
+    return max(0, planned - size)
 
 
 def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[str, Any]]:

@@ -36,8 +36,8 @@ HERE = Path(__file__).resolve().parent
 """Where the results that come with the package lie, in a folder for each accelerator; nothing is written here."""
 
 JOURNAL_SUFFIX = ".jsonl"
-COMPLETE = "lrbench.complete"
-"""Key of a file's metadata: yes or no."""
+COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
+"""Keys of a file's metadata: yes or no, and how many rows its run planned."""
 
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
@@ -151,7 +151,8 @@ class RunWriter:
             if self.records:
                 complete = not self.failed and self.planned in (None, len(self.records))
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_parquet((dataclasses.asdict(record) for record in self.records), self.path, complete=complete)
+                rows = (dataclasses.asdict(record) for record in self.records)
+                write_parquet(rows, self.path, complete=complete, planned=self.planned)
             self.journal.unlink(missing_ok=True)
         finally:
             with contextlib.suppress(OSError):
@@ -160,19 +161,26 @@ class RunWriter:
 
 
 def write_parquet(
-    rows: Iterable[Mapping[str, Any]], path: Path, row: type = Record, *, complete: bool | None = None
+    rows: Iterable[Mapping[str, Any]],
+    path: Path,
+    row: type = Record,
+    *,
+    complete: bool | None = None,
+    planned: int | None = None,
 ) -> None:
     """Write rows of a row set as parquet under ``path`` by atomic rename: readers see the whole file or none.
 
     Args:
         complete: whether the rows are all that their run planned, which the file's metadata keep; None: it is not said.
+        planned: how many these are, likewise.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist([_encodable(each) for each in rows], schema=arrow_schema(row))
     if complete is not None:
-        table = table.replace_schema_metadata({COMPLETE: "yes" if complete else "no"})
+        number = {} if planned is None else {PLANNED: str(planned)}
+        table = table.replace_schema_metadata({COMPLETE: "yes" if complete else "no", **number})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
@@ -314,9 +322,19 @@ def _files_in(folder: Path) -> list[Path]:
 
 def is_complete(path: Path) -> bool | None:
     """Return whether a file holds all rows that its run planned; None where it does not say."""
-    with _opened(path) as file:
-        said = (file.metadata.metadata or {}).get(COMPLETE.encode())
+    said = _said(path).get(COMPLETE.encode())
     return None if said is None else said == b"yes"
+
+
+def planned_rows(path: Path) -> int | None:
+    """Return how many rows the run of a file planned; None where it does not say."""
+    said = _said(path).get(PLANNED.encode())
+    return None if said is None else int(said)
+
+
+def _said(path: Path) -> Mapping[bytes, bytes]:
+    with _opened(path) as file:
+        return file.metadata.metadata or {}
 
 
 def committed_results(accelerator: str | None = None) -> list[Path]:

@@ -73,13 +73,25 @@ def test_an_operation_that_needs_another_device_is_said(tmp_path: Path) -> None:
     assert "fla.chunk_gla, fla.fused_chunk_gla run on cuda" in finished.stderr
 
 
+def test_a_full_disk_is_no_regression() -> None:
+    """Exit 1 is what a check says that found one."""
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run([sys.executable, "-m", "lrbench", "gpus"], stdout=full, stderr=subprocess.PIPE)
+    assert (finished.returncode, finished.stderr) == (2, b"lrbench: [Errno 28] No space left on device\n")
+
+
+def test_completion_as_a_module_is_of_the_command() -> None:
+    shown = call("--show-completion", "bash").stdout
+    assert "complete -o default -F _lrbench_completion lrbench" in shown and "python" not in shown
+
+
 def test_resume_has_nothing_left(tiny_sweep: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     folder = tiny_sweep[1]
     before = set(folder.iterdir())
     finished = call(*TINY, "--output", str(folder), "--resume")
     assert finished.returncode == 0, finished.stderr
-    assert "3 of 3 cases were already there" in finished.stderr
-    assert "beside 1 that is there" in finished.stderr
+    assert finished.stderr.splitlines()[-1].startswith("3 of 3 cases were already there, ")
+    assert finished.stderr.endswith(": nothing is left to measure\n")
     assert set(folder.iterdir()) == before
     assert "cases: 3 ok" in finished.stdout
     more = call(*TINY, "--chunk-size", "32,64", "--output", str(folder), "--resume", "--format", "json")

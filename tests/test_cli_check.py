@@ -20,6 +20,7 @@ from lrbench.bench import run
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
+from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, one_line
 
@@ -290,6 +291,20 @@ def test_compare_live_keeps_what_was_measured_before_it_died(
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("live-tfla-")
     assert pq.read_table(path)["reason"].to_pylist() == ["no memory"]
+
+
+@pytest.mark.parametrize(
+    ("said", "planned"),
+    [({"complete": False, "planned": 5}, 5), ({"complete": False}, 3), ({"complete": True}, 2), ({}, 2)],
+)
+def test_a_check_counts_what_a_stopped_run_planned(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, said: dict[str, Any], planned: int
+) -> None:
+    new = tmp_path / "stopped.parquet"
+    store.write_parquet(run_of(2, seed=8, noise=0.002), new, **said)
+    code, out, err = lrbench("check", new, "--baseline", runs["old"], "--allow-missing", "--format", "json")
+    assert (code, json.loads(out)["compared"], json.loads(out)["planned"]) == (2 if planned == 5 else 0, 2, planned)
+    assert (f"the run was stopped: {planned - 2} or more of its cases have no row" in err) == (planned > 2)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class CheckResult:
         cases: the worst first; those of the run, and those of the baseline that the run lacks.
         environment: what differs between the two, a line each.
         failing: the verdicts that fail the check.
-        planned: cases of the run, whatever their status.
+        planned: cases that the run planned, whatever their status.
         min_compared: share of them that must be compared.
     """
 
@@ -154,6 +154,7 @@ def check(
     allow_missing: bool = False,
     fail_unclear: bool = False,
     min_compared: float = 0.5,
+    left: int = 0,
     measured_again: Iterable[str] = (),
 ) -> CheckResult:
     """Compare a run with a baseline; of cases that were measured repeatedly the newest row counts.
@@ -162,6 +163,7 @@ def check(
         allow_missing: whether cases of the baseline may be absent from the run.
         fail_unclear: whether unclear cases fail the check.
         min_compared: share of the run's cases, 0 to 1, that must be compared; never less than one case.
+        left: cases that the run planned and has no row of.
         measured_again: ids of the cases whose new rows were measured again.
 
     Raises:
@@ -193,7 +195,7 @@ def check(
         accelerator=device,
         environment=tuple(environment_differences([(before[each], after[each]) for each in common])),
         failing=failing,
-        planned=len(after),
+        planned=len(after) + left,
         min_compared=min_compared,
     )
 

@@ -56,6 +56,7 @@ class Baseline(Counted):
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
+        torch_memory: whether its memory is torch's, so that it can be measured.
         settings: the settings used and why they are the authors' own.
         licence: of the package.
     """
@@ -77,6 +78,7 @@ class Baseline(Counted):
     supports: str | None = None
     nvidia: bool = False
     known_bad: tuple[KnownBad, ...] = ()
+    torch_memory: bool = True
     settings: str = ""
     licence: str = ""
 

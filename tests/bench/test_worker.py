@@ -14,6 +14,7 @@ from lrbench.bench.clock import CpuClock
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.workers import Limits, encode_request
 from lrbench.kernels import get_operation
+from lrbench.kernels.baselines import get_baseline
 from lrbench.kernels.gated_mlp.validate import is_k_major
 from lrbench.results.schema import Case
 from lrbench.tests.bench import faults
@@ -57,6 +58,20 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
         # With gradients one more tensor is there before the call: that of the output.
         assert columns["input_bytes"] == 4 * (4 * 8 + 2 * 8 * 16 + (4 * 16 if mode == "fwbw" else 0))
         assert columns["input_bytes"] == direct["input_bytes"]
+
+
+def test_memory_that_is_not_torch_s_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX has an allocator of its own: torch's would say that it needs nothing."""
+    item = faults.planned("right")
+    here = worker.Worker("cpu")
+    monkeypatch.setattr(here, "verify", lambda item: {})
+    monkeypatch.setattr(here, "make_ready", lambda _: worker.Ready(call=len, prepare=tuple, inputs=[], compile_s=0.1))
+    (reply,) = here.run(
+        [dataclasses.replace(item, target=get_baseline("wkv4", "jax.associative_scan"))], Limits(timeout_s=1.0)
+    )
+    assert reply["status"] == "ok"
+    assert reply["columns"]["time_ms"] > 0
+    assert "peak_memory_bytes" not in reply["columns"]
 
 
 @pytest.mark.parametrize("mode", ["fw", "fwbw", "bw"])
