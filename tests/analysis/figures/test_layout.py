@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from lrbench.analysis.figures.layout import Drawing, Line, Panel
 from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import curve_style, save_figure, series_style
+from lrbench.analysis.figures.style import curve_style, series_style
 from lrbench.results.select import load_results
 
 from .drawing import plot, roofline
@@ -102,10 +102,3 @@ def test_a_constant_line_has_ticks() -> None:
     figure = Drawing(grid=flat(0.33), title="Constant", setting="a test").at()
     low, high = figure.axes[0].get_ylim()
     assert any(low <= tick <= high for tick in figure.axes[0].get_yticks())
-
-
-def test_bad_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"width must be at least 2.5 inches, got 1"):
-        Drawing(grid=flat(), title="t", setting="s").at(1.0)
-    with pytest.raises(ValueError, match="dpi must be positive, got 0"):
-        save_figure(Drawing(grid=flat(), title="t", setting="s").at(), tmp_path / "a.png", dpi=0)
