@@ -181,10 +181,17 @@ def write_parquet(
     if complete is not None:
         number = {} if planned is None else {PLANNED: str(planned)}
         table = table.replace_schema_metadata({COMPLETE: "yes" if complete else "no", **number})
+    with replacing(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` when it has been written: readers see the old one, or the whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -18,7 +18,7 @@ from lrbench.kernels.baselines import BASELINES
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "bench", "kernels", "notebooks", "results")
 ROOT_MODULES = ("__init__.py", "__main__.py", "cli.py")
-PACKAGE_DATA = {"analysis": (".j2", ".mplstyle"), "notebooks": (".ipynb",), "results": (".toml", ".parquet")}
+PACKAGE_DATA = {"analysis": (".j2", ".mplstyle", ".toml"), "notebooks": (".ipynb",), "results": (".toml", ".parquet")}
 
 
 def source_files() -> list[str]:

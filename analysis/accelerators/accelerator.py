@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 from ...results.arguments import unknown
+from ...results.toml_tables import Must
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,43 +30,63 @@ class Roofs:
     vector_flops: float | None = None
 
 
+MIN_RATE, MIN_BYTES = 1e9, 1024
+"""Rates and sizes below these are slips of units: TFLOP/s for FLOP/s, MiB for bytes."""
+
+
+def _at_least(least: float, words: str) -> Must:
+    return Must(f"{words} at least {least:g}", lambda value: value >= least)
+
+
+_Text = Annotated[str, Must("a text", lambda value: bool(value.strip()))]
+_Flops = Annotated[float, _at_least(MIN_RATE, "a number of FLOP/s,")]
+_DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp64")
+_Dtype = Annotated[str, Must(" or ".join(map(repr, _DTYPES)), _DTYPES.__contains__)]
+_Capability = Annotated[str, Must('a compute capability such as "9.0"', re.compile(r"\d+\.\d").fullmatch)]
+_Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """What one accelerator can do.
+class Specification:
+    """What is stated of an accelerator, which is also its table in a TOML file.
 
     Attributes:
-        key: name on the command line and in the results, lower case.
         name: name for people.
         part: which part exactly (form factor, memory size); rates differ between parts that share a name.
+        source: where the figures are stated.
+        device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
         matrix_flops: dtype (fp16, bf16, tf32, fp32, fp64) -> dense FLOP/s with fp32 accumulation (fp64 for fp64) on the
             fastest unit that multiplies this dtype exactly; a dtype that the part cannot multiply is missing.
         vector_flops: FLOP/s of the fp32 vector units (a fused multiply-add is 2).
         bandwidth_bytes_s: bytes/s of the device memory.
         memory_bytes: size of the device memory as the maker states it, 80 GB being 80e9: what the driver reports beyond
             that, contexts and allocators take. None where it is not known.
+        capability: CUDA's compute capability such as "9.0", None of others and where it is not known.
         l2_bytes: last cache before the device memory that all processors share.
         smem_bytes: shared memory (local data share, L1 on a CPU) that one thread block can use.
         sms: multiprocessors, compute units or cores.
-        source: where the figures are stated.
-        capability: CUDA's compute capability such as "9.0", None of others and where it is not known.
-        measured: rates measured on this part, or None.
-        device_names: what the driver calls the part, exactly; the specified parts are told by :func:`match_device`.
     """
 
-    key: str
-    name: str
-    part: str
-    matrix_flops: Mapping[str, float]
-    vector_flops: float
-    bandwidth_bytes_s: float
-    l2_bytes: int
-    smem_bytes: int
-    sms: int
-    source: str
-    capability: str | None = None
-    memory_bytes: int | None = None
-    measured: Roofs | None = None
+    name: _Text
+    part: _Text
+    source: _Text
     device_names: tuple[str, ...] = ()
+    matrix_flops: Annotated[Mapping[_Dtype, _Flops], Must("a table of FLOP/s per dtype", bool)]
+    vector_flops: _Flops
+    bandwidth_bytes_s: Annotated[float, _at_least(MIN_RATE, "a number of bytes/s,")]
+    memory_bytes: Annotated[int, _at_least(MIN_RATE, "an integer of")] | None = None
+    capability: _Capability | None = None
+    l2_bytes: _Bytes
+    smem_bytes: _Bytes
+    sms: Annotated[int, _at_least(1, "an integer of")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator(Specification):
+    """What one accelerator can do: its specification, its key (lower case), and rates measured on the part, or None."""
+
+    key: str
+    measured: Roofs | None = None
 
     def peak_flops(self, dtype: str) -> float | None:
         """Return the highest FLOP/s at which operands stored as ``dtype`` can be multiplied, or None if they cannot.

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...kernels.common.cache import cache_folder
+from ...results.store import replacing
 from .accelerator import Accelerator, Roofs
 
 _KIB, _MIB = 1024, 1024**2
@@ -50,14 +51,11 @@ def remember(roofs: Roofs) -> Path | None:
         "bandwidth_bytes_s": roofs.bandwidth_bytes_s,
         "source": roofs.source,
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(data, indent=2), encoding="utf-8")
-        os.replace(partial, path)
+        with replacing(path) as file:
+            file.write(json.dumps(data, indent=2).encode())
     except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         return None
     return path
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from ...results.arguments import unknown
 from .accelerator import Accelerator, Roofs
 from .cpu import local_cpu
-from .specified import ACCELERATORS, ALIASES, PAPER_TABLE_18
+from .specified import ACCELERATORS, ALIASES
 from .user_file import user_accelerators
 
 __all__ = [
     "ACCELERATORS",
     "ALIASES",
-    "PAPER_TABLE_18",
     "USUAL",
     "Accelerator",
     "Roofs",

@@ -17,7 +17,7 @@ The file is the one that the variable LRBENCH_ACCELERATORS names (set but empty:
     memory_bytes = 94_000_000_000               # optional: else nothing is said not to fit
     capability = "9.0"                          # optional, of NVIDIA's: else code for this part alone is left out
 
-The keys are the fields of :class:`.accelerator.Accelerator`, rates in FLOP/s and bytes/s.
+The keys are the fields of :class:`.accelerator.Specification`, rates in FLOP/s and bytes/s.
 """
 
 from __future__ import annotations
@@ -26,24 +26,15 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from ...results.toml_tables import Must, read_toml
+from ...results.toml_tables import Must
 from .accelerator import Accelerator
-from .specified import ACCELERATORS, ALIASES
+from .specified import ACCELERATORS, ALIASES, read_accelerators
 
 VARIABLE = "LRBENCH_ACCELERATORS"
-
-MIN_RATE, MIN_BYTES = 1e9, 1024
-"""Rates and sizes below these are slips of units: TFLOP/s for FLOP/s, MiB for bytes."""
-
-
-def _at_least(least: float, words: str) -> Must:
-    return Must(f"{words} at least {least:g}", lambda value: value >= least)
-
 
 _RESERVED = frozenset({*ACCELERATORS, *ALIASES, "cpu"})
 _Key = Annotated[
@@ -53,29 +44,6 @@ _Key = Annotated[
         lambda key: key not in _RESERVED and re.fullmatch(r"[a-z][a-z0-9_]*", key) is not None,
     ),
 ]
-_Text = Annotated[str, Must("a text", lambda value: bool(value.strip()))]
-_Flops = Annotated[float, _at_least(MIN_RATE, "a number of FLOP/s,")]
-_Dtype = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
-_Capability = Annotated[str, Must('a compute capability such as "9.0"', re.compile(r"\d+\.\d").fullmatch)]
-_Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """An accelerator's table in the file; its fields are those of :class:`.accelerator.Accelerator`."""
-
-    name: _Text
-    part: _Text
-    source: _Text
-    device_names: tuple[str, ...] = ()
-    matrix_flops: Annotated[Mapping[_Dtype, _Flops], Must("a table of FLOP/s per dtype", bool)]
-    vector_flops: _Flops
-    bandwidth_bytes_s: Annotated[float, _at_least(MIN_RATE, "a number of bytes/s,")]
-    memory_bytes: Annotated[int, _at_least(MIN_RATE, "an integer of")] | None = None
-    capability: _Capability | None = None
-    l2_bytes: _Bytes
-    smem_bytes: _Bytes
-    sms: Annotated[int, _at_least(1, "an integer of")]
 
 
 def user_file() -> Path | None:
@@ -106,10 +74,4 @@ def user_accelerators() -> Mapping[str, Accelerator]:
 
 @functools.lru_cache(maxsize=8)
 def _load(path: Path, _modified_ns: int) -> Mapping[str, Accelerator]:
-    tables: Mapping[str, _Table] = read_toml(path, Mapping[_Key, _Table], VARIABLE)
-    return MappingProxyType({key: _accelerator(key, table) for key, table in tables.items()})
-
-
-def _accelerator(key: str, table: _Table) -> Accelerator:
-    fields: dict[str, Any] = {name: getattr(table, name) for name in _Table.__dataclass_fields__}
-    return Accelerator(key=key, **fields | {"matrix_flops": MappingProxyType(fields["matrix_flops"])})
+    return read_accelerators(path, _Key, VARIABLE)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...results.select import COMPARED_COLUMNS, Row, device_of, load_rows, newest
-from ...results.store import result_files
+from ...results.store import replacing, result_files
 
 PROVENANCE_SUFFIX = ".baseline.json"
 
@@ -60,11 +60,10 @@ def promote(
         raise FileExistsError(f"{target} is there already: this run is part of the baseline")
     provenance = _provenance(path, rows, devices[0], by, replaced)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(target, path.read_bytes())
-    _write(
-        target.with_name(target.name.removesuffix(".parquet") + PROVENANCE_SUFFIX),
-        (json.dumps(provenance, indent=2) + "\n").encode(),
-    )
+    beside = target.with_name(target.name.removesuffix(".parquet") + PROVENANCE_SUFFIX)
+    for file, content in ((target, path.read_bytes()), (beside, (json.dumps(provenance, indent=2) + "\n").encode())):
+        with replacing(file) as written:
+            written.write(content)
     return target, provenance
 
 
@@ -145,13 +144,3 @@ def _who() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file by atomic rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -107,8 +107,8 @@ def _why_flops(count: Count, counters: Counters, ratio: float, dtype: str) -> li
     if count.recomputed_tensor_flops:
         whole = count.tensor_flops + count.recomputed_tensor_flops
         reasons.append(
-            f"the backward pass recomputes {_giga(count.recomputed_tensor_flops)} GFLOP on top, with which the ratio "
-            f"is {measured / whole:.3f}"
+            f"the backward pass recomputes {count.recomputed_tensor_flops / 1e9:.4g} GFLOP on top, with which the "
+            f"ratio is {measured / whole:.3f}"
         )
     if ratio > 1:
         reasons.append("tiles reach beyond the head dims, the sequence or the causal square, or products are repeated")
@@ -173,10 +173,6 @@ def _rereads(count: Count, beyond: float) -> list[str]:
 def _library(count: Count) -> str:
     share = (count.library_tensor_flops or 0.0) / (count.executed_tensor_flops or 1.0)
     return f"a library's products ({share:.0%} of the tensor FLOPs)"
-
-
-def _giga(value: float) -> str:
-    return f"{value / 1e9:.4g}"
 
 
 def _size(value: float) -> str:

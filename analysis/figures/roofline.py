@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...results.schema import SIZE_COLUMNS
 from ...results.select import best_rows, ok_rows
 from ..accelerators.known import Accelerator, Roofs, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
 from ..counts import count_case
+from ..model.fit import case_of
 from ..model.runtime_model import SUSPECT_MARGIN
 from .findings import in_lines, main_lines, share_of_roof
 from .layout import Drawing, Line, Panel, measured_line, write
@@ -181,9 +181,7 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
         roof = min(bandwidth * row["intensity"], alpha)
         if row["tflops"] * 1e12 > SUSPECT_MARGIN * roof:
             return f"{row['tflops']:.0f} TFLOP/s is above the measured roof of {rate(roof, 'FLOP/s')} at its intensity"
-    sizes = {name: int(row[name]) for name in SIZE_COLUMNS if row[name] == row[name] and row[name] is not None}
-    state_dtype = row["state_dtype"] if isinstance(row["state_dtype"], str) else None
-    counted = count_case(row["op"], row["impl"], row["mode"], row["dtype"], state_dtype, sizes)
+    counted = count_case(*case_of(row, row["impl"], row["mode"], row["dtype"]))
     least_ms = 0.0 if counted is None else 1e3 * counted.compulsory_bytes / bandwidth
     if row["time_ms"] * SUSPECT_MARGIN < least_ms:
         return f"{row['time_ms']:.4g} ms is less than the {least_ms:.4g} ms of the compulsory bytes"

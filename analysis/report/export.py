@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...results.store import replacing
+
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
@@ -125,9 +127,8 @@ def build(parameters: Mapping[str, Any], output: Path, tell: Callable[[str], Non
 
     page = to_html(execute(notebook, begins=begins))
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f".{output.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(output)
+    with replacing(output) as file:
+        file.write(page.encode())
     return output
 
 

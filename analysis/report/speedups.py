@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from ...results.schema import SIZE_COLUMNS
@@ -155,12 +155,6 @@ def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> lis
 def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
     values = (getattr(row, name) for name in by)
     return tuple(map(known, values))
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def speedup_table(subject: Subject, found: list[Speedup]) -> Html:

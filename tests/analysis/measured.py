@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from lrbench.results.schema import Record
-from lrbench.results.store import write_parquet
 
 from .rows import case, row
 
@@ -62,10 +58,3 @@ def run_of(
         )
         for n in range(count)
     ]
-
-
-def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
-    """Write rows as a result file and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_parquet(rows, path, Record)
-    return path

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.model.runtime_model import model_time_ms, roofline_fraction, suspect_reason
+from lrbench.analysis.derive import derive
+from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.results.schema import Case, Record
 from lrbench.results.select import with_totals
 from lrbench.results.store import arrow_schema, write_parquet
@@ -53,14 +54,7 @@ def row(case: Case, **columns: Any) -> dict[str, Any]:
         "time_ci_low_ms": 0.99 * time_ms,
         "time_ci_high_ms": 1.01 * time_ms,
         "peak_memory_bytes": int(count.compulsory_bytes * 1.1 + 0.6 * (count.bytes - count.compulsory_bytes)),
-        "flops": count.flops,
-        "tensor_flops": count.tensor_flops,
-        "bytes": count.bytes,
-        "intensity": count.intensity,
-        "causal_factor": count.causal_factor,
-        "tflops": count.flops / (time_ms * 1e9),
-        "roofline_fraction": roofline_fraction(count, device, case.dtype, time_ms),
-        "suspect": suspect_reason(count, device, case.dtype, time_ms),
+        **derive(None, device, count, case.dtype, time_ms),
         "device_kind": "cpu" if device.key == "cpu" else "cuda",
         "device_name": device.name,
         "device_accelerator": device.key,
@@ -143,6 +137,7 @@ def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def write(rows: Iterable[Mapping[str, Any]], path: Path) -> Path:
-    """Write rows as a results file."""
+    """Write rows as a results file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(rows, path)
     return path

@@ -11,7 +11,8 @@ import pytest
 from lrbench.analysis.check.baseline import promote
 from lrbench.results.select import load_rows, newest
 
-from ..measured import failed, measured, run_of, write
+from ..measured import failed, measured, run_of
+from ..rows import write
 
 
 def run(tmp_path: Path, name: str = "new", **columns: Any) -> Path:

@@ -12,7 +12,8 @@ from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_ro
 from lrbench.analysis.check.statistics import Interval
 from lrbench.results.select import describe, matching, newest, parse_terms, select
 
-from ..measured import failed, measured, run_of, samples, write
+from ..measured import failed, measured, run_of, samples
+from ..rows import write
 
 H200 = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 

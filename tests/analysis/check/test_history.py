@@ -8,7 +8,8 @@ import pytest
 
 from lrbench.analysis.check.history import case_history, history_rows
 
-from ..measured import failed, measured, samples, write
+from ..measured import failed, measured, samples
+from ..rows import write
 
 
 @pytest.fixture

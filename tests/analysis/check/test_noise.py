@@ -17,7 +17,8 @@ from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results.select import load_rows, with_slowness
 from lrbench.tests.command_line import Lrbench
 
-from ..measured import failed, measured, samples, write
+from ..measured import failed, measured, samples
+from ..rows import write
 
 Row = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,22 @@ from lrbench.analysis.figures import plots
 from lrbench.analysis.figures import roofline as rooflines
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.theory import Theory
+from lrbench.results.select import load_results
+from lrbench.results.store import committed_results
+
+from .. import rows as made
+
+
+@functools.cache
+def committed() -> pd.DataFrame:
+    """Return the rows measured on the H200."""
+    return load_results(committed_results("h200_sxm"))
+
+
+@functools.cache
+def sweep() -> pd.DataFrame:
+    """Return made-up rows shaped like the default sweep."""
+    return made.frame(made.default_sweep())
 
 
 def plot(

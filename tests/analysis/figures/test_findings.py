@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,19 +13,13 @@ from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label, series_style
 from lrbench.analysis.figures.theory import Theory
-from lrbench.results.select import load_results
 
 from .. import rows as made
-from .drawing import lines, plot, roofline, text
+from .drawing import committed, lines, plot, roofline, text
 
 LENGTHS = (1024, 2048, 8192)
 OURS, THEIRS = "fused_chunk", "mlstm_kernels.xl_chunk_siging"
 OURS_LABEL = series_label("mlstm_sig", OURS)
-
-
-@functools.cache
-def committed() -> pd.DataFrame:
-    return load_results(Path(__file__).resolve().parents[3] / "results" / "h200_sxm")
 
 
 def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
@@ -231,7 +223,7 @@ def test_a_figure_of_the_counts_makes_one_statement(kind: str) -> None:
     assert all(len(panel.lines) <= MAX_LINES for row in shown.grid for panel in row)
 
 
-def test_the_model_stands_beside_the_fastest_measured() -> None:
+def test_the_model_stands_beside_the_fastest_committed() -> None:
     few, every = (drawing("model", committed(), theory=Theory(gpus=("h200",), every=on)) for on in (False, True))
     labels = {line.style.label for line in few.grid[0][0].lines}
     assert len(labels) <= MAX_LINES < len(every.grid[0][0].lines) + 1

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from pathlib import Path
 
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
 from lrbench.analysis.figures.layout import Drawing, Line, Panel
 from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import curve_style, save_figure, series_style
-from lrbench.results.select import load_results
+from lrbench.analysis.figures.style import curve_style, series_style
 
-from .drawing import plot, roofline
-
-RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
-
-
-@functools.cache
-def measured() -> pd.DataFrame:
-    return load_results(RESULTS)
+from .drawing import committed, plot, roofline
 
 
 def test_every_implementation_has_a_look_of_its_own() -> None:
     """Beside the others of its family, and beside the main implementations of other families."""
-    frame = measured()
+    frame = committed()
     looks: dict[str, dict[tuple[str, ...], str]] = {}
     for family, op, impl in frame[["kernel", "op", "impl"]].drop_duplicates().itertuples(index=False):
         style = series_style(op, impl)
@@ -71,7 +60,7 @@ def cut_off(figure: Figure) -> list[str]:
 
 def drawn(kind: str, width: float | None) -> Figure:
     """Draw a figure of all rows measured on the H200 at head dim 256, up to 16 implementations, or of the counts."""
-    frame = measured() if kind in (*RESULT_KINDS, MODEL, "roofline") else None
+    frame = committed() if kind in (*RESULT_KINDS, MODEL, "roofline") else None
     if kind == "roofline":
         return roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)
     return plot(kind, frame, Selection(head_dim=256 if kind != "head-dim" else None), width=width)
@@ -102,10 +91,3 @@ def test_a_constant_line_has_ticks() -> None:
     figure = Drawing(grid=flat(0.33), title="Constant", setting="a test").at()
     low, high = figure.axes[0].get_ylim()
     assert any(low <= tick <= high for tick in figure.axes[0].get_yticks())
-
-
-def test_bad_sizes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"width must be at least 2.5 inches, got 1"):
-        Drawing(grid=flat(), title="t", setting="s").at(1.0)
-    with pytest.raises(ValueError, match="dpi must be positive, got 0"):
-        save_figure(Drawing(grid=flat(), title="t", setting="s").at(), tmp_path / "a.png", dpi=0)

@@ -15,23 +15,18 @@ from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import series_label
 
 from .. import rows as made
-from .drawing import lines, roofline, text
+from .drawing import lines, roofline, sweep, text
 
 
-@pytest.fixture(scope="module")
-def sweep() -> pd.DataFrame:
-    return made.frame(made.default_sweep())
-
-
-def test_roofline_points_are_the_rows(sweep: pd.DataFrame) -> None:
-    figure = roofline(sweep, ["h200"], Selection(head_dim=256))
+def test_roofline_points_are_the_rows() -> None:
+    figure = roofline(sweep(), ["h200"], Selection(head_dim=256))
     drawn = lines(figure, 0)
-    fused_chunk = sweep[
-        (sweep["op"] == "mlstm_sig")
-        & (sweep["impl"] == "fused_chunk")
-        & (sweep["mode"] == "fw")
-        & (sweep["seq_len"] == 8192)
-        & (sweep["head_dim_v"] == 256)
+    fused_chunk = sweep()[
+        (sweep()["op"] == "mlstm_sig")
+        & (sweep()["impl"] == "fused_chunk")
+        & (sweep()["mode"] == "fw")
+        & (sweep()["seq_len"] == 8192)
+        & (sweep()["head_dim_v"] == 256)
     ].sort_values("chunk_size")
     points = [(row.intensity, pytest.approx(row.tflops)) for row in fused_chunk.itertuples()]
     assert drawn[series_label("mlstm_sig", "fused_chunk")] == points
@@ -42,36 +37,36 @@ def test_roofline_points_are_the_rows(sweep: pd.DataFrame) -> None:
     assert f"Dashed: measured, {reached}" in text(figure)
 
 
-def test_a_cpu_row_never_stands_on_a_gpus_roofline(sweep: pd.DataFrame) -> None:
+def test_a_cpu_row_never_stands_on_a_gpus_roofline() -> None:
     cpu_case = made.case("mlstm_sig", "torch", dtype="fp32")
     cpu = made.frame([made.row(cpu_case, accelerator="cpu", time_ms=50.0)])
     with pytest.raises(ValueError, match="rows measured on h200_sxm for its roofline, got rows of: cpu"):
         roofline(cpu, ["h200"])
-    figure = roofline(pd.concat([sweep, cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
+    figure = roofline(pd.concat([sweep(), cpu], ignore_index=True), ["h200"], Selection(head_dim=256))
     assert series_label("mlstm_sig", "torch") not in lines(figure, 0)
     assert "1 row measured on another device" in text(figure)
 
 
-def test_the_share_is_of_the_roof_that_is_drawn(sweep: pd.DataFrame) -> None:
-    drawn = lines(roofline(sweep, ["h200"], Selection(head_dim=256, modes=("fw",))), 1)
-    mine = sweep[(sweep["op"] == "mlstm_sig") & (sweep["impl"] == "fused_chunk") & (sweep["mode"] == "fw")]
+def test_the_share_is_of_the_roof_that_is_drawn() -> None:
+    drawn = lines(roofline(sweep(), ["h200"], Selection(head_dim=256, modes=("fw",))), 1)
+    mine = sweep()[(sweep()["op"] == "mlstm_sig") & (sweep()["impl"] == "fused_chunk") & (sweep()["mode"] == "fw")]
     mine = mine[(mine["seq_len"] == 8192) & (mine["head_dim_v"] == 256)]
     expected = {row.chunk_size: 100 * row.roofline_fraction for row in mine.itertuples()}
     assert dict(drawn[series_label("mlstm_sig", "fused_chunk")]) == pytest.approx(expected)
     # Work without matrix products is held to the vector rate; without a chunk axis it stands beyond the chunks.
     ((x, share),) = drawn[series_label("selective_scan", "mamba_ssm.selective_scan")]
-    (row,) = sweep[
-        (sweep["op"] == "selective_scan") & (sweep["mode"] == "fw") & (sweep["seq_len"] == 8192)
+    (row,) = sweep()[
+        (sweep()["op"] == "selective_scan") & (sweep()["mode"] == "fw") & (sweep()["seq_len"] == 8192)
     ].itertuples()
     assert (x, share) == (2048, pytest.approx(100 * row.roofline_fraction))
 
 
-def test_several_accelerators_in_one_figure(sweep: pd.DataFrame) -> None:
+def test_several_accelerators_in_one_figure() -> None:
     """Each one's points on its own roof; one without rows shows its roof alone, wherever it stands in the list."""
     other = made.frame(
         [made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=c), accelerator="h100") for c in (64, 128)]
     )
-    both = pd.concat([sweep, other], ignore_index=True)
+    both = pd.concat([sweep(), other], ignore_index=True)
     figure = roofline(both, ["b200", "h200", "h100"], Selection(head_dim=256, modes=("fw",)))
     assert "Roof only, nothing measured: NVIDIA B200." in text(figure)
     assert "Not on this roofline" not in text(figure)
@@ -85,15 +80,15 @@ def test_several_accelerators_in_one_figure(sweep: pd.DataFrame) -> None:
     assert peaks >= {989.0, 2250.0}
 
 
-def test_an_accelerator_named_twice_is_drawn_once(sweep: pd.DataFrame) -> None:
+def test_an_accelerator_named_twice_is_drawn_once() -> None:
     selection = Selection(head_dim=256, modes=("fw",))
-    once, twice = (roofline(sweep, gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
+    once, twice = (roofline(sweep(), gpus, selection) for gpus in ("h200", ["h200", "h200_sxm"]))
     assert lines(once, 0) == lines(twice, 0)
 
 
-def test_the_cpu_shares_no_figure_with_a_gpu(sweep: pd.DataFrame) -> None:
+def test_the_cpu_shares_no_figure_with_a_gpu() -> None:
     cpu = made.frame([made.row(made.case("mlstm_sig", "torch", dtype="fp32"), accelerator="cpu", time_ms=50.0)])
-    both = pd.concat([sweep, cpu], ignore_index=True)
+    both = pd.concat([sweep(), cpu], ignore_index=True)
     with pytest.raises(ValueError, match="gpu must not name the CPU beside others, got h200_sxm, cpu"):
         roofline(both, ["h200", "cpu"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,9 @@ from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
 from lrbench.analysis.model.runtime_model import model_time_ms
-from lrbench.results.select import load_results
 
 from .. import rows as made
-from .drawing import lines, plot, text
-
-RESULTS = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
+from .drawing import committed, lines, plot, text
 
 
 def test_chunkwise_flops_run_from_the_recurrent_to_the_parallel_forms() -> None:
@@ -103,7 +99,7 @@ def test_modelled_runtime_is_the_models() -> None:
 
 
 def test_measured_rows_stand_beside_their_accelerators_model() -> None:
-    frame = load_results(RESULTS)
+    frame = committed()
     figure = plot("model", frame, theory=Theory(gpus=("b200",), head_dim=256))
     drawn = lines(figure, 0)
     assert {"B200, model", "H200 SXM, model", "H200 SXM, fused_chunk measured"} <= set(drawn)

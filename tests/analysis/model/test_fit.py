@@ -12,11 +12,10 @@ import pytest
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.accelerators.roofs import with_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.analysis.model.fit import ROW_COLUMNS, Fit, case_of, fit_rows, likely_ratios, relative_fit
+from lrbench.analysis.model.fit import Fit, case_of, fit_rows, likely_ratios, relative_fit
 from lrbench.analysis.model.prediction import predict_case, stored_rows
 from lrbench.analysis.model.runtime_model import runtime_model
 from lrbench.analysis.model.terms import FORMULATION, sequential_steps
-from lrbench.results.select import load_rows
 from lrbench.results.store import committed_results
 
 from .. import rows as made
@@ -84,12 +83,6 @@ def test_an_interval_covers_what_was_measured() -> None:
     assert inside >= 0.85 * len(frame)
 
 
-def test_without_measurements_the_bounds_are_the_interval() -> None:
-    prediction = predict_case(AT_64_STEPS, B200, None)
-    assert prediction.time_ms is None
-    assert (prediction.low_ms, prediction.high_ms) == (prediction.model.lower_ms, prediction.model.upper_ms)
-
-
 def test_a_fit_is_carried_to_another_accelerator() -> None:
     fit = fit_of(measured(0.05))
     here, there = (predict_case(AT_64_STEPS, part, fit) for part in (H200, B200))
@@ -123,18 +116,6 @@ def test_measured_roofs_give_other_efficiencies_and_the_same_time() -> None:
     assert times[0] == pytest.approx(times[1], rel=1e-6)
 
 
-def test_rows_of_the_asked_device_are_preferred_and_suspect_ones_left_out() -> None:
-    frame = measured(0.0)
-    few = frame.head(FORMULATION.min_rows).assign(device_accelerator="b200")
-    both = pd.concat([frame, few], ignore_index=True)
-    assert fit_of(both).accelerator == "h200_sxm"
-    assert fit_of(both, device="b200").accelerator == "b200"
-    assert fit_of(both, device="a100_40").accelerator == "h200_sxm"
-    wrong = frame.copy()
-    wrong.loc[wrong.index[:5], ["time_ms", "suspect"]] = [1e-6, "too fast"]
-    assert fit_of(wrong).worst_error < 1e-6
-
-
 def test_steps_that_wait_for_one_another() -> None:
     sizes = {"seq_len": 1000, "chunk_size": 64}
     assert sequential_steps("mlstm_sig", "fused_chunk", "fw", "bf16", sizes) == 16
@@ -142,18 +123,6 @@ def test_steps_that_wait_for_one_another() -> None:
     assert sequential_steps("mlstm_sig", "parallel", "fw", "bf16", sizes) == 1
     assert sequential_steps("attention", "torch.sdpa_flash", "fw", "bf16", {"seq_len": 1000}) == 1
     assert sequential_steps("selective_scan", "mamba_ssm.selective_scan", "fw", "bf16", {"seq_len": 1000}) == 1000
-
-
-def test_committed_results_are_fitted() -> None:
-    """The residuals are reported as they are; they must stay those of a model and not of a guess."""
-    for op in ("mlstm_sig", "mlstm_exp"):
-        for mode in ("fw", "fwbw"):
-            key = {"op": op, "impl": "fused_chunk", "mode": mode, "dtype": "bf16", "status": "ok"}
-            rows = load_rows(committed_results(), ROW_COLUMNS, key)
-            fit = fit_rows(rows, op, "fused_chunk", mode, "bf16", device="h200_sxm", models=(FORMULATION,))
-            assert fit.rows > 100
-            assert fit.median_error < 0.25
-            assert fit.low_ratio < 1 < fit.high_ratio
 
 
 def test_few_rows_are_fitted_with_those_of_their_kind() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -169,7 +167,8 @@ def test_errors_on_stored_rows_left_out(op: str, mode: str, fits: dict[tuple[str
     assert all(median <= 0.07 and worst <= 0.3 for median, worst in fit.errors.values())
     rows = stored_rows(STORED, mode, "bf16")
     by_formulation = fit_rows(rows, op, "fused_chunk", mode, "bf16", models=(FORMULATION,))
-    assert by_formulation.median_error > 2 * fit.median_error
+    assert 0.25 > by_formulation.median_error > 2 * fit.median_error
+    assert by_formulation.low_ratio < 1 < by_formulation.high_ratio
     assert all(value >= 0 for value in fit.constants.values())
 
 
@@ -212,17 +211,6 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
     assert np.median(regrets) <= 0.01 and max(regrets) <= 0.12
 
 
-def test_report_follows_the_fit(fits: dict[tuple[str, str], Fit]) -> None:
-    arguments = {"head_dim_v": 256, "head_dim_qk": 128, "rows": stored_rows(STORED, "fw", "bf16")}
-    paper, launched = (
-        chunk_size_report("mlstm_sig", H200, fit=f, **arguments) for f in (None, fits["mlstm_sig", "fw"])
-    )
-    assert (paper["model"], launched["model"]) == ("formulation", "launches")
-    assert paper["runtime_optimal_feasible"] == 512 and launched["runtime_optimal_feasible"] == 8192
-    assert launched["regret_ms"] == 0 < paper["regret_ms"]
-    assert paper["fitted"] is None and launched["fitted"]["model"] == "launches"
-
-
 def test_predictions_elsewhere_are_intervals(fits: dict[tuple[str, str], Fit]) -> None:
     case = ("mlstm_sig", "fused_chunk", "fwbw", "bf16", "fp32", SIZES)
     fit = fits["mlstm_sig", "fwbw"]
@@ -247,26 +235,10 @@ def test_no_time_is_below_the_roofline() -> None:
     assert floor_ms(count, H200, "bf16") == pytest.approx(1e3 * count.compulsory_bytes / H200.bandwidth_bytes_s)
 
 
-def test_a_dtype_that_an_accelerator_does_not_multiply() -> None:
-    with pytest.raises(ValueError, match="dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"):
-        LAUNCHES.terms(CASE, get_accelerator("v100"))
-
-
 def test_single_rows_of_one_group_are_left_out() -> None:
     matrix, times = np.array([[0.0, 1.0]] * 4), np.array([1.0, 1.0, 1.0, 2.0])
     assert left_out_ratios(matrix, times, ["a"] * 3 + ["b"])[-1] == pytest.approx(2.0)
     assert len(left_out_ratios(matrix, times, ["a"] * 4)) == 4
-
-
-def test_answers_without_torch_and_pandas() -> None:
-    code = (
-        "import sys, pathlib; from lrbench.analysis.model.prediction import stored_rows;"
-        "from lrbench.analysis.model.fit import fit_rows;"
-        f"rows = stored_rows((pathlib.Path({str(STORED[0])!r}),), 'fw', 'bf16');"
-        "assert fit_rows(rows, 'mlstm_sig', 'fused_chunk', 'fw', 'bf16', device='h200_sxm').rows;"
-        "print([name for name in ('torch', 'pandas', 'triton') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 @pytest.mark.compile

@@ -196,8 +196,3 @@ def test_pdf_is_printed(page: Path, tmp_path: Path) -> None:
     content = pdf.read_bytes()
     assert content.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", content)) >= 5
-
-
-def test_a_browser_that_fails_is_told(page: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="/bin/false printed no PDF: no message"):
-        export.to_pdf(page, tmp_path / "report.pdf", "/bin/false")
