@@ -6,133 +6,214 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Formula, Passed, Problem, one_pass, value_of
+from .model import Head, Passed, Problem, Scalar, Tally, Work, one_pass
 
-ATTENTION = {
-    # As FlashAttention computes it (Dao et al. 2022, algorithm 1): scale, running maximum, subtraction, exponential and
-    # row sum; masking the tiles on the diagonal is not counted. Matrices are never stored. Key and value tiles that are
-    # read again for further query tiles are taken to hit the L2. One fp32 log-sum-exp a query is kept.
-    "forward": Formula(
-        work={
-            "scores": ("2*S*K", ""),
-            "softmax": ("", "S*(3 + max + exp) + L*(1 + log)"),
-            "outputs": ("2*S*V", "L*V"),
-        },
-        bytes={"load": "L*(2*K + V)*w", "store": "L*V*w + 4*L"},
-    ),
-    # Algorithm 4, scores made again. With these the matrix work is 2.5 times the forward pass where K = V, the figure
-    # in common use; without, as here, 2 times.
-    "backward": Formula(
-        work={
-            "delta": ("", "2*L*V"),
-            "value gradient": ("2*S*V", ""),
-            "score gradient": ("2*S*V", "2*S"),
-            "query gradient": ("2*S*K", "L*K"),
-            "key gradient": ("2*S*K", "L*K"),
-        },
-        bytes={"load": "L*(2*K + 3*V)*w + 8*L", "store": "L*(2*K + V)*w + 4*L"},
-        recomputed={"scores": ("2*S*K", "S*(2 + exp)")},
-    ),
-    # Over a cache of L keys and values, read once.
-    "step": Formula(
-        work={
-            "scores": ("", "2*L*K"),
-            "softmax": ("", "L*(3 + max + exp)"),
-            "outputs": ("", "2*L*V + V"),
-        },
-        bytes={"load": "(L*(K + V) + K)*w", "store": "V*w"},
-    ),
-}
-ATTENTION_COMPULSORY = {"forward": "L*(2*K + 2*V)*w", "backward": "L*(4*K + 4*V)*w"}
-"""q, k, v and o; backward: q, k, v, o (needed for delta), do, dq, dk, dv."""
+STATISTIC_BYTES = 4
+"""FlashAttention keeps one fp32 log-sum-exp per query."""
 
-_GLA_AGAIN = {"recurrent load": "L*(K + V)*w + L*K*g", "recurrent store": "K*V*s"}
 
-GLA_CHUNK = {
-    # Log decay per key channel (Yang et al. 2024, section 4): cumulative sums, at an addition an element, and their
-    # exponentials for q, k and the state. States are stored once a chunk and loaded once.
-    "forward": Formula(
-        work={
-            "gates": ("", "L*K*(2 + 3*exp) + K*exp"),
-            "gated queries and keys": ("", "4*L*K"),
-            "state": ("2*L*K*V", "2*K*V"),
-            "intra-chunk outputs": ("2*S*(K + V)", "S*mask"),
-            "inter-chunk outputs": ("2*L*K*V", ""),
-            "combination": ("", "L*V"),
-        },
-        bytes={
-            **_GLA_AGAIN,
-            "parallel load": "L*(2*K + V)*w + L*K*g + K*V*s",
-            "parallel store": "L*V*w",
-        },
-    ),
-    # The products of the scalar-decay backward, gates per channel: dg is the reverse cumulative sum of q dq - k dk,
-    # plus what reaches the chunk's end, through exp(b_L) <C, dC> and through k's share in the state.
-    "backward": Formula(
-        work={
-            "state gradient": ("2*L*K*V", "2*K*V"),
-            "value gradient": ("2*S*V + 2*L*K*V", "L*V"),
-            "score gradient": ("2*S*V", "S*mask"),
-            "query gradient": ("2*S*K + 2*L*K*V", "3*L*K"),
-            "key gradient": ("2*S*K + 2*L*K*V", "3*L*K"),
-            "gate gradients": ("", "7*L*K + 2*K*V + 2*K"),
-        },
-        bytes={
-            **_GLA_AGAIN,
-            "parallel load": "2*L*(K + V)*w + L*K*g + 2*K*V*s",
-            "parallel store": "L*(2*K + V)*w + L*K*g",
-        },
-        recomputed={
-            "gates": ("", "L*K*(6 + 3*exp)"),
-            "state": ("2*L*K*V", "2*K*V"),
-            "scores": ("2*S*K", "S*mask"),
-        },
-        reread=_GLA_AGAIN,
-    ),
-}
-GLA_COMPULSORY = {"forward": "L*((2*K + 2*V)*w + K*g)", "backward": "L*((4*K + 3*V)*w + 2*K*g)"}
-"""q, k, v, g and o; backward: q, k, v, g, do, dq, dk, dv, dg."""
+def attention_forward(head: Head) -> Tally:
+    """Softmax attention over ``length`` tokens as FlashAttention computes it (Dao et al. 2022, algorithm 1).
 
-_DISCRETISATION = ("", "L*V*K*(2 + exp) + L*V")
+    scores F_causal 2 T^2 d_qk; softmax F_causal T^2 (scale, running maximum F_max, subtraction, F_exp, row sum) and
+    T (1 + F_log) for the log-sum-exp; outputs F_causal 2 T^2 d_v, divided by the row sum T d_v. Masking the tiles on
+    the diagonal is not counted. Matrices are never stored: q, k, v read, o and the log-sum-exp written. Key and value
+    tiles that are read again for further query tiles are taken to hit the L2.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square = causal * length * length
+    work = {
+        "scores": Work(matrix=2 * square * d_qk),
+        "softmax": Work(vector=square * (3 + f.max + f.exp) + length * (1 + f.log)),
+        "outputs": Work(matrix=2 * square * d_v, vector=length * d_v),
+    }
+    traffic = {
+        "load": length * (2 * d_qk + d_v) * widths.qkv,
+        "store": length * d_v * widths.qkv + length * STATISTIC_BYTES,
+    }
+    return Tally(work=work, traffic=traffic)
 
-SELECTIVE_SCAN = {
-    # Mamba's, V being all channels and K the state size (Gu and Dao 2023, algorithm 2), fused. Step sizes come
-    # positive: their softplus belongs to the layer. Per token and channel dt u; per state cell exp(dt A) and the share
-    # of the input. u, dt read, y written per channel; B, C read once for all channels; A, fp32, once a sequence.
-    "forward": Formula(
-        work={"discretisation": _DISCRETISATION, "recurrence": ("", "2*L*V*K"), "outputs": ("", "2*L*V*K")},
-        bytes={"load": "L*(2*V + 2*K)*w + 4*V*K", "store": "L*V*w"},
-    ),
-    # Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC, dB, d(dt u) 2 each; d(dt A) = dx
-    # x_{t-1} exp(dt A): 2, and from it dA and d dt 2 each. Per token and channel: du 1, the share of d dt in d(dt u) 2.
-    "backward": Formula(
-        work={
-            "recurrence gradient": ("", "3*L*V*K"),
-            "input and output map gradients": ("", "6*L*V*K"),
-            "decay gradients": ("", "6*L*V*K"),
-            "token gradients": ("", "3*L*V"),
-        },
-        bytes={"load": "L*(3*V + 2*K)*w + 4*V*K", "store": "L*(2*V + 2*K)*w + 4*V*K"},
-        recomputed={"discretisation": _DISCRETISATION, "recurrence": ("", "2*L*V*K")},
-    ),
-}
+
+def attention_backward(head: Head) -> Tally:
+    """Backward of softmax attention (Dao et al. 2022, algorithm 4), scores recomputed and not counted.
+
+    delta = row sums of do o: 2T d_v; dV = P^T dO and dP = dO V^T: F_causal 4 T^2 d_v; dS = P (dP - delta):
+    F_causal 2 T^2; dQ = dS K and dK = dS^T Q: F_causal 4 T^2 d_qk, scaled. With the recomputed scores the matrix work
+    is 2.5 times the forward pass where d_qk = d_v, the figure in common use; without, as here, 2 times.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square = causal * length * length
+    work = {
+        "delta": Work(vector=2 * length * d_v),
+        "value gradient": Work(matrix=2 * square * d_v),
+        "score gradient": Work(matrix=2 * square * d_v, vector=2 * square),
+        "query gradient": Work(matrix=2 * square * d_qk, vector=length * d_qk),
+        "key gradient": Work(matrix=2 * square * d_qk, vector=length * d_qk),
+    }
+    traffic = {
+        "load": length * (2 * d_qk + 3 * d_v) * widths.qkv + 2 * length * STATISTIC_BYTES,
+        "store": length * (2 * d_qk + d_v) * widths.qkv + length * STATISTIC_BYTES,
+    }
+    recomputed = {"scores": Work(matrix=2 * square * d_qk, vector=square * (2 + f.exp))}
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
+
+
+def attention_step(head: Head) -> Tally:
+    """One decoding step of softmax attention over a cache of ``length`` keys and values, read once."""
+    length, d_qk, d_v, f, widths = head.length, head.d_qk, head.d_v, head.f, head.widths
+    work = {
+        "scores": Work(vector=2 * length * d_qk),
+        "softmax": Work(vector=length * (3 + f.max + f.exp)),
+        "outputs": Work(vector=2 * length * d_v + d_v),
+    }
+    traffic = {"load": (length * (d_qk + d_v) + d_qk) * widths.qkv, "store": d_v * widths.qkv}
+    return Tally(work=work, traffic=traffic)
+
+
+def attention_compulsory(head: Head, *, backward: bool) -> Scalar:
+    """Bytes of q, k, v and o once; backward: q, k, v, o, do, dq, dk, dv once (o is needed for delta)."""
+    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
+    return length * widths.qkv * (4 * d_qk + 4 * d_v if backward else 2 * d_qk + 2 * d_v)
+
+
+def gla_chunk_forward(head: Head) -> Tally:
+    """Gated linear attention, log decay per key channel, one chunk (Yang et al. 2024, section 4).
+
+    gates: cumulative sums, at an addition an element, and their exponentials for q, k and the state:
+    L d_qk (1 + 3 F_exp + 1) and d_qk F_exp; gated q and k: 3L d_qk, scale L d_qk; state 2D + 2LD; scores and values
+    F_causal 2 L^2 (d_qk + d_v), mask F_causal L^2; inter-chunk outputs 2LD; combination L d_v. States are stored once a
+    chunk and loaded once.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square, cells = causal * length * length, d_qk * d_v
+    work = {
+        "gates": Work(vector=length * d_qk * (2 + 3 * f.exp) + d_qk * f.exp),
+        "gated queries and keys": Work(vector=4 * length * d_qk),
+        "state": Work(matrix=2 * length * cells, vector=2 * cells),
+        "intra-chunk outputs": Work(matrix=2 * square * (d_qk + d_v), vector=square * f.mask),
+        "inter-chunk outputs": Work(matrix=2 * length * cells),
+        "combination": Work(vector=length * d_v),
+    }
+    gates = length * d_qk * widths.gate
+    traffic = {
+        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
+        "recurrent store": cells * widths.state,
+        "parallel load": length * (2 * d_qk + d_v) * widths.qkv + gates + cells * widths.state,
+        "parallel store": length * d_v * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def gla_chunk_backward(head: Head) -> Tally:
+    """Backward of one chunk of gated linear attention: the products of the scalar-decay backward, gates per channel.
+
+    dC: 2D + 2LD; dV: F_causal 2 L^2 d_v + 2LD + L d_v; dS: F_causal (2 L^2 d_v + L^2); dQ and dK: F_causal 2 L^2 d_qk
+    + 2LD + 3L d_qk each; dg: reverse cumulative sum of q dq - k dk: 4L d_qk, plus what reaches the chunk's end, through
+    exp(b_L) <C, dC> and through k's share in the state: 3L d_qk + 2D + 2 d_qk.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square, cells = causal * length * length, d_qk * d_v
+    work = {
+        "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
+        "value gradient": Work(matrix=2 * square * d_v + 2 * length * cells, vector=length * d_v),
+        "score gradient": Work(matrix=2 * square * d_v, vector=square * f.mask),
+        "query gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=3 * length * d_qk),
+        "key gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=3 * length * d_qk),
+        "gate gradients": Work(vector=7 * length * d_qk + 2 * cells + 2 * d_qk),
+    }
+    gates = length * d_qk * widths.gate
+    traffic = {
+        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
+        "recurrent store": cells * widths.state,
+        "parallel load": length * 2 * (d_qk + d_v) * widths.qkv + gates + 2 * cells * widths.state,
+        "parallel store": length * (2 * d_qk + d_v) * widths.qkv + gates,
+    }
+    recomputed_work = {
+        "gates": Work(vector=length * d_qk * (6 + 3 * f.exp)),
+        "state": Work(matrix=2 * length * cells, vector=2 * cells),
+        "scores": Work(matrix=2 * square * d_qk, vector=square * f.mask),
+    }
+    recomputed_traffic = {
+        "recurrent load": length * (d_qk + d_v) * widths.qkv + gates,
+        "recurrent store": cells * widths.state,
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
+
+
+def gla_compulsory(head: Head, *, backward: bool) -> Scalar:
+    """Bytes of q, k, v, g and o once; backward: q, k, v, g, do, dq, dk, dv, dg once."""
+    length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
+    if backward:
+        return length * ((4 * d_qk + 3 * d_v) * widths.qkv + 2 * d_qk * widths.gate)
+    return length * ((2 * d_qk + 2 * d_v) * widths.qkv + d_qk * widths.gate)
+
+
+def selective_scan_forward(head: Head) -> Tally:
+    """Mamba's selective scan over ``length`` tokens of all channels (Gu and Dao 2023, algorithm 2), fused.
+
+    Step sizes come positive: their softplus belongs to the layer. Per token and channel dt u 1; per state cell
+    exp(dt A) 1 + F_exp, the share of the input 1, the recurrence 2, the output 2. No matrix products.
+    Bytes: u, dt read, y written per channel; B, C read once for all channels; A, fp32, once a sequence.
+    """
+    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
+    cells = length * channels * state
+    work = {
+        "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
+        "recurrence": Work(vector=2 * cells),
+        "outputs": Work(vector=2 * cells),
+    }
+    traffic = {
+        "load": length * (2 * channels + 2 * state) * widths.qkv + channels * state * 4,
+        "store": length * channels * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def selective_scan_backward(head: Head) -> Tally:
+    """Backward of the selective scan, hidden states recomputed and not counted.
+
+    Per state cell: the recurrence of dx, exp(dt_{t+1} A) dx_{t+1} + C dy: 3; dC 2, dB 2, d(dt u) 2; d(dt A) = dx
+    x_{t-1} exp(dt A): 2, and from it dA 2 and d dt 2. Per token and channel: du 1, the share of d dt in d(dt u) 2.
+    Reads u, dt, B, C, dy, A; writes du, d dt, dB, dC, dA (A and dA once a sequence).
+    """
+    length, channels, state, f, widths = head.length, head.d_v, head.d_qk, head.f, head.widths
+    cells = length * channels * state
+    work = {
+        "recurrence gradient": Work(vector=3 * cells),
+        "input and output map gradients": Work(vector=6 * cells),
+        "decay gradients": Work(vector=6 * cells),
+        "token gradients": Work(vector=3 * length * channels),
+    }
+    traffic = {
+        "load": length * (3 * channels + 2 * state) * widths.qkv + channels * state * 4,
+        "store": length * (2 * channels + 2 * state) * widths.qkv + channels * state * 4,
+    }
+    recomputed = {
+        "discretisation": Work(vector=cells * (2 + f.exp) + length * channels),
+        "recurrence": Work(vector=2 * cells),
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
 def attention_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a head of softmax attention."""
-    names = problem.head.names
-    tally = ATTENTION[direction].of(names)
-    return tally, tally.bytes if direction == "step" else value_of(ATTENTION_COMPULSORY[direction], names)
+    head, backward = problem.head, direction == "backward"
+    if direction == "step":
+        step = attention_step(head)
+        return step, step.bytes
+    return (attention_backward if backward else attention_forward)(head), attention_compulsory(head, backward=backward)
 
 
 def gla_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a head of gated linear attention."""
-    tally = problem.chunks(lambda chunk: GLA_CHUNK[direction].of(chunk.names))
-    least = value_of(GLA_COMPULSORY[direction], problem.head.names)
+    backward = direction == "backward"
+    tally = problem.chunks(gla_chunk_backward if backward else gla_chunk_forward)
+    least = gla_compulsory(problem.head, backward=backward)
     return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 
 
 def selective_scan_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a whole problem of the selective scan."""
-    tally = SELECTIVE_SCAN[direction].of(problem.head.names) * problem.batch
+    formula = selective_scan_backward if direction == "backward" else selective_scan_forward
+    tally = formula(problem.head) * problem.batch
     return tally, tally.bytes

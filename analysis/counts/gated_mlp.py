@@ -1,9 +1,9 @@
 """Derived counts of a gated MLP's first half, y = silu(x W_gate) * (x W_up), for M = ``batch`` x ``length`` tokens.
 
-D is ``d_model`` and C is ``channels`` (d_ff); N = M C are the elements of y. Source: "Towards Fused Kernels for Gated
-MLP" (two projections and their product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints a total.
+D is ``d_model`` and F is ``channels`` (d_ff). Source: "Towards Fused Kernels for Gated MLP" (two projections and their
+product), after Shazeer, GLU Variants Improve Transformer (2020). Nobody prints a total.
 
-- fused: one kernel, which keeps both projections on the chip.
+- fused: one kernel, which keeps both projections on the chip: M D + 2 D F loaded, M F stored.
 - fused_save: the same kernel, which stores the projections too, for the backward pass.
 - cublas_activation: one GEMM with both weights side by side, then one kernel for the activation and the product.
 - gemms_activation: a GEMM for each projection, then one kernel for the activation and the product.
@@ -13,84 +13,107 @@ MLP" (two projections and their product), after Shazeer, GLU Variants Improve Tr
 
 from __future__ import annotations
 
-from .model import Formula, Layer, Parts, Passed, Problem, Tally, value_of
-
-_GEMMS = {"GEMMs load": "2*(M*D + D*C)*w", "GEMMs store": "2*N*w"}
-_ONE_KERNEL = {"activation and product load": "2*N*w", "activation and product store": "N*w"}
-
-FORWARD_BYTES: dict[str, Parts] = {
-    "fused": {"load": "(M*D + 2*D*C)*w", "store": "N*w"},
-    "fused_save": {"load": "(M*D + 2*D*C)*w", "store": "3*N*w"},
-    "cublas_activation": {"GEMM load": "(M*D + 2*D*C)*w", "GEMM store": "2*N*w", **_ONE_KERNEL},
-    "gemms_activation": {**_GEMMS, **_ONE_KERNEL},
-    "gemms": _GEMMS,
-    "eager": {
-        **_GEMMS,
-        "activation load": "N*w",
-        "activation store": "N*w",
-        "product load": "2*N*w",
-        "product store": "N*w",
-    },
-}
-"""Formulation -> what its kernels load and store."""
-
-# silu(g) = g sigma(g), and the product with up
-FORWARD_WORK = {
-    "projections": ("4*M*D*C", ""),
-    "activation if activates": ("", "N*(1 + sig)"),
-    "product if activates": ("", "N"),
-}
-
-# From dy: up's gradient dy silu(g) and the gate's, dy up silu'(g), with silu' = sigma (1 + g (1 - sigma)): 4. GEMMs: dx
-# and the weights' gradients; where each gradient has its own (apart), two parts of dx are added. Made again: sigma(g),
-# and silu(g) but in eager, which kept it; fused both projections as well, for which it loads x and the weights.
-# Loaded and stored: dy, up and g, both gradients (eager, a kernel each: dy and silu(g); dy and up; that and g); both
-# gradients and weights for dx, x and both gradients for the weights (apart: x and dx twice, and the addition).
-BACKWARD = Formula(
-    work={
-        "activation gradient if activates": ("", "7*N"),
-        "input gradient": ("4*M*D*C", "apart*M*D"),
-        "weight gradients": ("4*M*D*C", ""),
-    },
-    bytes={
-        "activation gradient load if activates": "loaded*N*w",
-        "activation gradient store if activates": "stored*N*w",
-        "input gradient load": "(2*(N + D*C) + 2*apart*M*D)*w",
-        "input gradient store": "(1 + 2*apart)*M*D*w",
-        "weight gradients load": "((1 + apart)*M*D + 2*N)*w",
-        "weight gradients store": "2*D*C*w",
-    },
-    recomputed={"activation if activates": ("", "N*(sig + again)"), "projections if fused": ("4*M*D*C", "")},
-    reread={"projections load if fused": "(M*D + 2*D*C)*w"},
-)
-
-COMPULSORY = {"forward": "(M*D + 2*D*C + outputs*N)*w", "backward": "(2*M*D + 4*D*C + outputs*N)*w"}
-"""x, both weights and y; backward: x, weights, dy and the gradients of x and the weights. Of projections alone, both of
-them or both their gradients in place of y or dy."""
+from .model import Layer, Passed, Problem, Scalar, Tally, Work
 
 
-def _flags(formulation: str) -> dict[str, int]:
-    """Return what the formulas say of a formulation, as numbers."""
-    loaded, stored = {"eager": (6, 3), "fused": (1, 2)}.get(formulation, (3, 2))
-    return {
-        "activates": formulation != "gemms",
-        "apart": formulation in ("eager", "gemms_activation", "gemms"),
-        "again": formulation != "eager",
-        "fused": formulation == "fused",
-        "outputs": 2 if formulation == "gemms" else 1,
-        "loaded": loaded,
-        "stored": stored,
+def forward(layer: Layer, formulation: str) -> Tally:
+    """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig).
+
+    Elements loaded and stored: fused M D + 2 D F and M F; fused_save M D + 2 D F and 3 M F; cublas_activation M D +
+    2 D F + 2 M F and 2 M F + M F; gemms_activation M D more loaded; eager 2 M D + 2 D F + M F + 2 M F and 2 M F + M F +
+    M F; gemms 2 M D + 2 D F and 2 M F.
+    """
+    inputs, weights, outputs = _sizes(layer)
+    work = {"projections": Work(matrix=4 * inputs * layer.channels)}
+    if formulation != "gemms":
+        work["activation"] = Work(vector=outputs * (1 + layer.f.sig))
+        work["product"] = Work(vector=outputs)
+    gemms = {"GEMMs load": 2 * (inputs + weights), "GEMMs store": 2 * outputs}
+    one_kernel = {"activation and product load": 2 * outputs, "activation and product store": outputs}
+    elements = {
+        "fused": {"load": inputs + 2 * weights, "store": outputs},
+        "fused_save": {"load": inputs + 2 * weights, "store": 3 * outputs},
+        "cublas_activation": {"GEMM load": inputs + 2 * weights, "GEMM store": 2 * outputs, **one_kernel},
+        "gemms_activation": {**gemms, **one_kernel},
+        "gemms": gemms,
+        "eager": {
+            **gemms,
+            "activation load": outputs,
+            "activation store": outputs,
+            "product load": 2 * outputs,
+            "product store": outputs,
+        },
+    }[formulation]
+    return Tally(work=work, traffic=layer.moved(elements))
+
+
+def backward(layer: Layer, formulation: str) -> Tally:
+    """Backward FLOPs and bytes, from dy: up's gradient dy silu(g) and the gate's, dy up silu'(g).
+
+    silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2: M F 7. GEMMs: dx and the weights' gradients, 4 M D F
+    each; where each gradient has its own GEMM, two parts of dx are added: M D.
+
+    Recomputed and not counted: sigma(g) M F F_sig, and silu(g) = g sigma(g) M F but in eager, which kept it; fused both
+    projections as well, which it did not store: 4 M D F.
+
+    Elements loaded and stored: activation dy, up and g, both gradients stored (eager, a kernel each: dy and silu(g);
+    dy and up; that and g); GEMMs both gradients and weights for dx, x and both gradients for the weights (eager and
+    gemms_activation: x and dx twice, and the addition). Fused loads x and the weights to make the projections again;
+    fused_save is cublas_activation's. Projections alone have the GEMMs of gemms_activation.
+    """
+    inputs, weights, outputs = _sizes(layer)
+    gemm = 4 * inputs * layer.channels
+    apart = formulation in ("eager", "gemms_activation", "gemms")
+    work = {
+        "activation gradient": Work(vector=7 * outputs),
+        "input gradient": Work(matrix=gemm, vector=inputs if apart else 0),
+        "weight gradients": Work(matrix=gemm),
     }
+    recomputed = {"activation": Work(vector=outputs * (layer.f.sig + int(formulation != "eager")))}
+    again: dict[str, Scalar] = {}
+    loaded, stored = {"eager": (6, 3), "fused": (1, 2)}.get(formulation, (3, 2))
+    elements: dict[str, Scalar] = {
+        "activation gradient load": loaded * outputs,
+        "activation gradient store": stored * outputs,
+        "input gradient load": 2 * (outputs + weights) + (2 * inputs if apart else 0),
+        "input gradient store": (3 if apart else 1) * inputs,
+        "weight gradients load": (2 if apart else 1) * inputs + 2 * outputs,
+        "weight gradients store": 2 * weights,
+    }
+    if formulation == "gemms":
+        work = {name: part for name, part in work.items() if "activation" not in name}
+        elements = {name: part for name, part in elements.items() if "activation" not in name}
+        recomputed = {}
+    if formulation == "fused":
+        recomputed["projections"] = Work(matrix=gemm)
+        again = {"projections load": inputs + 2 * weights}
+    return Tally(
+        work=work,
+        traffic=layer.moved(elements),
+        recomputed_work=recomputed,
+        recomputed_traffic=layer.moved(again),
+    )
 
 
-def tally(layer: Layer, formulation: str, direction: str) -> Tally:
-    """Return one pass, forward or backward."""
-    forward = Formula(work=FORWARD_WORK, bytes=FORWARD_BYTES[formulation])
-    return (BACKWARD if direction == "backward" else forward).of(layer.names | _flags(formulation))
+def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
+    """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once.
+
+    Of projections alone, both of them or both their gradients in place of y or dy.
+    """
+    inputs, weights, outputs = _sizes(layer)
+    outputs *= 2 if formulation == "gemms" else 1
+    elements = 2 * inputs + 4 * weights + outputs if backward else inputs + 2 * weights + outputs
+    return elements * layer.widths.qkv
+
+
+def _sizes(layer: Layer) -> tuple[Scalar, Scalar, Scalar]:
+    """Elements of x, of one weight and of y."""
+    tokens = layer.batch * layer.length
+    return tokens * layer.d_model, layer.d_model * layer.channels, tokens * layer.channels
 
 
 def passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a problem and its compulsory bytes."""
-    layer = problem.layer(direction)
-    least = value_of(COMPULSORY[direction], layer.names | _flags(problem.formulation))
-    return tally(layer, problem.formulation, direction), least
+    """Return one pass of a problem."""
+    layer, is_backward = problem.layer(direction), direction == "backward"
+    tally = (backward if is_backward else forward)(layer, problem.formulation)
+    return tally, compulsory(layer, problem.formulation, backward=is_backward)

@@ -1,7 +1,7 @@
 """Derived counts of Lightning Attention-1 and -2, o_t = q_t sum_{s<=t} lambda^(t-s) k_s^T v_s. Per head.
 
-Source: Qin et al., Lightning Attention-2 (2024). It prints algorithms and complexities, no totals. L is the block
-length (its B), of lightning1 the sequence length.
+Source: Qin et al., Lightning Attention-2 (2024). It prints algorithms and complexities, no totals. D = d_qk d_v, L is
+the block length (its B), T the sequence length, F_causal the share of a causal square that is computed.
 
 - lightning2: its algorithms 1 and 2. Blocks in order, the state KV on the chip, the decays of a block made once.
 - lightning1: what it says of its predecessor: quadratic, tiled as FlashAttention, the tiles' decays made on the chip.
@@ -13,75 +13,130 @@ from __future__ import annotations
 
 import dataclasses
 
-from .model import Formula, Problem, Tally
+from .model import Head, Problem, Tally, Work
 
-# M_ij = exp(-s (i - j)) masked; Lambda = exp(-s i); lambda^L Lambda^-1 = exp(-s (L - i)); lambda^L. (The source writes
-# Lambda with two ranges of exponents; this is the one that makes KV the state.)
-DECAYS = Formula(work={"decays": ("", "L*L*(2 + exp + mask) + L*(3 + 2*exp) + 1 + exp")}, bytes={})
-"""Of lightning2, once per head and pass."""
 
-_STATE = ("2*L*K*V", "2*K*V + L*K")
-_ENDS = "L*(K + V)"
+def decays(head: Head) -> Tally:
+    """FLOPs of lightning2's decays, once per head and pass, ``length`` being L.
 
-BLOCK = {
-    "forward": Formula(
-        work={
-            # [(Q K^T) * M] V; (Lambda Q) KV; their sum; KV = lambda^L KV + (lambda^L Lambda^-1 K)^T V
-            "intra-chunk outputs": ("2*S*(K + V)", "S"),
-            "inter-chunk outputs": ("2*L*K*V", "L*K"),
-            "combination": ("", "L*V"),
-            "state": _STATE,
-        },
-        bytes={"load": "L*(2*R + V)*w", "store": "L*V*w"},
-    ),
-    # A loop forward for dQ, one backward for dK and dV; the first makes KV again, the second scores and their gradient.
-    # (Both loops load O in the source, and neither uses it.)
-    "backward": Formula(
-        work={
-            # (dO V^T) * M; its product with K, (Lambda dO) KV^T, their sum; with Q, (lambda^L Lambda^-1 V) dKV^T, their
-            # sum; [(Q K^T) * M]^T dO, (lambda^L Lambda^-1 K) dKV, their sum; dKV = lambda^L dKV + (Lambda Q)^T dO,
-            # where the source updates KV: a slip
-            "score gradient": ("2*S*V", "S"),
-            "query gradient": ("2*S*K + 2*L*K*V", _ENDS),
-            "key gradient": ("2*S*K + 2*L*K*V", _ENDS),
-            "value gradient": ("2*S*V + 2*L*K*V", _ENDS),
-            "state gradient": _STATE,
-        },
-        bytes={
-            "first loop load": "L*(R + 2*V)*w",
-            "first loop store": "L*R*w",
-            "second loop load": "2*L*(R + V)*w",
-            "second loop store": "L*(R + V)*w",
-        },
-        recomputed={"state": _STATE, "scores": ("2*S*K", "S"), "score gradient": ("2*S*V", "S")},
-    ),
-}
-"""One block of lightning2."""
+    M_ij = exp(-s (i - j)) masked: L^2 (2 + F_exp + F_mask); Lambda = exp(-s i): L (1 + F_exp); lambda^L Lambda^-1 =
+    exp(-s (L - i)): L (2 + F_exp); lambda^L: 1 + F_exp. (The source writes Lambda with two ranges of exponents; this
+    is the one that makes KV the state.)
+    """
+    length, f = head.length, head.f
+    flops = length * length * (2 + f.exp + f.mask) + length * (3 + 2 * f.exp) + 1 + f.exp
+    return Tally(work={"decays": Work(vector=flops)})
 
-QUADRATIC = {
-    # [(Q K^T) * M] V, tile by tile; tiles read again are taken to hit the L2.
-    "forward": Formula(
-        work={"scores": ("2*S*K", "S"), "decays": ("", "S*(2 + exp + mask)"), "outputs": ("2*S*V", "")},
-        bytes={"load": "L*(2*R + V)*w", "store": "L*V*w"},
-    ),
-    # dV = [(Q K^T) * M]^T dO, dS = (dO V^T) * M, dQ = dS K, dK = dS^T Q; scores and decays are made again.
-    "backward": Formula(
-        work={
-            "value gradient": ("2*S*V", ""),
-            "score gradient": ("2*S*V", "S"),
-            "query gradient": ("2*S*K", ""),
-            "key gradient": ("2*S*K", ""),
-        },
-        bytes={"load": "2*L*(R + V)*w", "store": "L*(2*R + V)*w"},
-        recomputed={"scores": ("2*S*K", "S"), "decays": ("", "S*(2 + exp + mask)")},
-    ),
-}
-"""A sequence of lightning1."""
+
+def block_forward(head: Head) -> Tally:
+    """FLOPs and bytes of one block of lightning2's algorithm 1.
+
+    - intra-chunk outputs: [(Q K^T) * M] V: F_causal (2 L^2 (d_qk + d_v) + L^2)
+    - inter-chunk outputs: (Lambda Q) KV: 2LD + L d_qk
+    - combination: L d_v
+    - state: KV = lambda^L KV + (lambda^L Lambda^-1 K)^T V: 2D + 2LD + L d_qk
+
+    Q, K, V loaded, O stored.
+    """
+    length, d_qk, d_v, causal = head.length, head.d_qk, head.d_v, head.causal
+    square, cells = causal * length * length, d_qk * d_v
+    work = {
+        "intra-chunk outputs": Work(matrix=2 * square * (d_qk + d_v), vector=square),
+        "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk),
+        "combination": Work(vector=length * d_v),
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+    }
+    traffic = {
+        "load": length * (2 * head.d_qk_read + d_v) * head.widths.qkv,
+        "store": length * d_v * head.widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def block_backward(head: Head) -> Tally:
+    """FLOPs and bytes of one block of lightning2's algorithm 2: a loop forward for dQ, one backward for dK and dV.
+
+    - score gradient: (dO V^T) * M: F_causal (2 L^2 d_v + L^2)
+    - query gradient: its product with K, (Lambda dO) KV^T, their sum: F_causal 2 L^2 d_qk + 2LD + L d_v + L d_qk
+    - key gradient: the product with Q, (lambda^L Lambda^-1 V) dKV^T, their sum: the same
+    - value gradient: [(Q K^T) * M]^T dO, (lambda^L Lambda^-1 K) dKV, their sum: F_causal 2 L^2 d_v + 2LD +
+      L d_qk + L d_v
+    - state gradient: dKV = lambda^L dKV + (Lambda Q)^T dO: 2D + 2LD + L d_qk (the source updates KV there: a slip)
+
+    Recomputed and not counted: the first loop's KV, the second loop's scores and its score gradient.
+    Bytes: K, V, dO loaded and dQ stored; Q, K, V, dO loaded and dK, dV stored. (Both loops load O in the source, and
+    neither uses it.)
+    """
+    length, d_qk, d_v, causal = head.length, head.d_qk, head.d_v, head.causal
+    square, cells = causal * length * length, d_qk * d_v
+    qk, width = head.d_qk_read, head.widths.qkv
+    ends = length * (d_qk + d_v)
+    state = Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk)
+    score_gradient = Work(matrix=2 * square * d_v, vector=square)
+    work = {
+        "score gradient": score_gradient,
+        "query gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=ends),
+        "key gradient": Work(matrix=2 * square * d_qk + 2 * length * cells, vector=ends),
+        "value gradient": Work(matrix=2 * square * d_v + 2 * length * cells, vector=ends),
+        "state gradient": state,
+    }
+    traffic = {
+        "first loop load": length * (qk + 2 * d_v) * width,
+        "first loop store": length * qk * width,
+        "second loop load": length * 2 * (qk + d_v) * width,
+        "second loop store": length * (qk + d_v) * width,
+    }
+    recomputed = {
+        "state": state,
+        "scores": Work(matrix=2 * square * d_qk, vector=square),
+        "score gradient": score_gradient,
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
+
+
+def quadratic_forward(head: Head) -> Tally:
+    """FLOPs and bytes of lightning1 over a sequence of ``length``: [(Q K^T) * M] V, tile by tile.
+
+    Scores F_causal 2 T^2 d_qk, outputs F_causal 2 T^2 d_v; decays exp(-s (i - j)) masked F_causal T^2 (2 + F_exp +
+    F_mask), applied F_causal T^2. Q, K, V loaded once (tiles read again are taken to hit the L2), O stored.
+    """
+    length, d_qk, d_v, f = head.length, head.d_qk, head.d_v, head.f
+    square, width = head.causal * length * length, head.widths.qkv
+    work = {
+        "scores": Work(matrix=2 * square * d_qk, vector=square),
+        "decays": Work(vector=square * (2 + f.exp + f.mask)),
+        "outputs": Work(matrix=2 * square * d_v),
+    }
+    traffic = {"load": length * (2 * head.d_qk_read + d_v) * width, "store": length * d_v * width}
+    return Tally(work=work, traffic=traffic)
+
+
+def quadratic_backward(head: Head) -> Tally:
+    """Backward of lightning1: dV = [(Q K^T) * M]^T dO, dS = (dO V^T) * M, dQ = dS K, dK = dS^T Q.
+
+    F_causal 4 T^2 (d_qk + d_v) and, for dS, F_causal T^2. Scores and decays are recomputed and not counted. Q, K, V, dO
+    loaded, dQ, dK, dV stored.
+    """
+    length, d_qk, d_v, f = head.length, head.d_qk, head.d_v, head.f
+    square, qk, width = head.causal * length * length, head.d_qk_read, head.widths.qkv
+    work = {
+        "value gradient": Work(matrix=2 * square * d_v),
+        "score gradient": Work(matrix=2 * square * d_v, vector=square),
+        "query gradient": Work(matrix=2 * square * d_qk),
+        "key gradient": Work(matrix=2 * square * d_qk),
+    }
+    traffic = {"load": length * 2 * (qk + d_v) * width, "store": length * (2 * qk + d_v) * width}
+    recomputed = {
+        "scores": Work(matrix=2 * square * d_qk, vector=square),
+        "decays": Work(vector=square * (2 + f.exp + f.mask)),
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
 def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a head as lightning1 or lightning2 computes it."""
+    backward = direction == "backward"
     if problem.formulation == "lightning1":
-        return QUADRATIC[direction].of(problem.head.names)
+        return (quadratic_backward if backward else quadratic_forward)(problem.head)
     one_block = dataclasses.replace(problem.head, length=min(problem.chunk_size, problem.seq_len))
-    return problem.chunks(lambda block: BLOCK[direction].of(block.names)) + DECAYS.of(one_block.names)
+    return problem.chunks(block_backward if backward else block_forward) + decays(one_block)

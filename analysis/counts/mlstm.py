@@ -1,71 +1,129 @@
-"""mLSTM's forward work as the TFLA paper tabulates it (appendix F, tables 8, 10, 12 and 14), with every factor kept.
+"""mLSTM forward counts as the TFLA paper tabulates them (appendix F, tables 8 to 17), with every factor kept.
 
-Cumulative sums are counted as the paper counts them, L(L + 1)/2. In a step nothing runs on matrix units: every product
-is a rank-one update or a matrix-vector product. Bytes (tables 9, 11, 13) are those of :data:`.scalar_decay.FORMS`.
+T is the sequence length, L the chunk length, d_qk and d_v the head dims, F_x the cost of one x, F_causal the share of
+a causal square that is computed. All functions count one head: per chunk, per sequence (parallel) or per step
+(recurrent). Cumulative sums are counted as the paper counts them, L(L + 1)/2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from .model import Works
+from .model import Head, Scalar, Tally, Work
 
 OPERATIONS = ("mlstm_exp", "mlstm_sig")
 
-_SUM = "L*(L + 1)/2"
-_EXP_GATES = f"2*L + {_SUM} + L*(1 + exp + log + sig) + 3 + max + exp"
 
-_EXP_CHUNK: Works = {
-    "inter-chunk gates": ("", _EXP_GATES),
-    "state": ("2*L*K*V", "2*K*V + L*K"),
-    "intra-chunk forget gates": ("", f"{_SUM} + L*(log + sig)"),
-    "gate matrix": ("", "c*(L*L*(3 + exp + max) + L*(1 + max))"),
-    "intra-chunk outputs": ("2*S*(K + V)", "3*S"),
-    "inter-chunk outputs": ("2*L*K*V", "3*L*K"),
-    "combination": ("", "2*L*V + L*(1 + max + abs + exp)"),
-    "normaliser state": ("", "2*K + 2*L*K"),
-}
-_SIG_CHUNK: Works = {
-    "inter-chunk gates": ("", f"2*L + {_SUM} + L*exp + exp + 2*L*(log + sig)"),
-    "state": ("2*L*K*V", "2*K*V + L*K"),
-    "intra-chunk forget gates": ("", f"{_SUM} + 2*L*(log + sig)"),
-    "gate matrix": ("", "S*(2 + exp)"),
-    "intra-chunk outputs": ("2*S*(K + V)", "3*S"),
-    "inter-chunk outputs": ("2*L*K*V", "L*K"),
-    "combination": ("", "L*V"),
-}
-_EXP_PARALLEL: Works = {
-    "forget gates": ("", f"{_SUM} + L*(log + sig)"),
-    "gate matrix": ("", "L*L*(3 + exp + max + mask)"),
-    "scores": ("2*S*K", "2*S"),
-    "outputs": ("2*S*V", ""),
-    "normaliser": ("", "c*(L*L*(3 + abs) + L*(exp + max))"),
-}
-_SIG_PARALLEL: Works = {
-    "forget gates": ("", f"{_SUM} + 2*L*(log + sig)"),
-    "gate matrix": ("", "L*L*(2 + exp + mask)"),
-    "scores": ("2*S*K", "2*S"),
-    "outputs": ("2*S*V", ""),
-}
+def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
+    """Forward FLOPs (tables 8 and 14) and bytes (table 9) of one chunk.
 
-WORK: Mapping[tuple[str, str], Works] = MappingProxyType(
-    {
-        ("mlstm_exp", "chunk_forward"): _EXP_CHUNK,
-        ("mlstm_sig", "chunk_forward"): _SIG_CHUNK,
-        # The paper's total of mLSTMsig (eq. 118) carries mLSTMexp's gate row: with every F at 1 the operation's own
-        # parts are that total + L - 4. Table 10 gives it mLSTMexp's gate matrix, a subtraction and F_max too many.
-        ("mlstm_sig as printed", "chunk_forward"): {**_SIG_CHUNK, "inter-chunk gates": ("", _EXP_GATES)},
-        ("mlstm_exp", "parallel_forward"): _EXP_PARALLEL,
-        ("mlstm_sig", "parallel_forward"): _SIG_PARALLEL,
-        ("mlstm_sig as printed", "parallel_forward"): {**_SIG_PARALLEL, "gate matrix": _EXP_PARALLEL["gate matrix"]},
-        ("mlstm_exp", "step"): {
-            "gates": ("", "4 + 2*exp + log + sig + max"),
-            "state": ("", "4*K*V"),
-            "output": ("", "2*K*V + K"),
-            "normaliser": ("", "6*K + V + 1 + abs + max"),
-        },
-        ("mlstm_sig", "step"): {"gates": ("", "2*sig"), "state": ("", "4*K*V"), "output": ("", "2*K*V + K")},
+    Part by part, with D = d_qk d_v:
+
+    - gates: 2L + L(L + 1)/2 + L(1 + F_exp + F_log + F_sig) + 3 + F_max + F_exp for exp,
+      2L + L(L + 1)/2 + L F_exp + F_exp + 2L(F_log + F_sig) for sig
+    - state: 2D + 2LD + L d_qk;  normaliser state (exp): 2 d_qk + 2L d_qk
+    - cumulative forget gates: L(L + 1)/2 + L(F_log + F_sig), twice the second term for sig
+    - gate matrix: F_causal (L^2 (3 + F_exp + F_max) + L(1 + F_max)) for exp, F_causal L^2 (2 + F_exp) for sig
+    - intra-chunk outputs: F_causal (2 L^2 (d_qk + d_v) + 3 L^2)
+    - inter-chunk outputs: 2LD + 3L d_qk for exp, 2LD + L d_qk for sig
+    - combination: 2L d_v + L(1 + F_max + F_abs + F_exp) for exp, L d_v for sig
+
+    Args:
+        op: mlstm_exp or mlstm_sig.
+        length: L.
+        published: reproduce the paper's printed total for mLSTMsig (eq. 118), which carries mLSTMexp's gate row: with
+            every F at 1 the operation's own parts are that total + L - 4.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square = length * length
+    cells = d_qk * d_v
+    exp = op == "mlstm_exp"
+    gates = 2 * length + length * (length + 1) / 2
+    if exp or published:
+        gates += length * (1 + f.exp + f.log + f.sig) + 3 + f.max + f.exp
+    else:
+        gates += length * f.exp + f.exp + 2 * length * (f.log + f.sig)
+    cumulative = length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)
+    gate_matrix = (
+        causal * (square * (3 + f.exp + f.max) + length * (1 + f.max)) if exp else causal * square * (2 + f.exp)
+    )
+    combination = 2 * length * d_v + length * (1 + f.max + f.abs + f.exp) if exp else length * d_v
+    work = {
+        "inter-chunk gates": Work(vector=gates),
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+        "intra-chunk forget gates": Work(vector=cumulative),
+        "gate matrix": Work(vector=gate_matrix),
+        "intra-chunk outputs": Work(matrix=causal * 2 * square * (d_qk + d_v), vector=causal * 3 * square),
+        "inter-chunk outputs": Work(matrix=2 * length * cells, vector=(3 if exp else 1) * length * d_qk),
+        "combination": Work(vector=combination),
     }
-)
-"""Operation and form -> its parts on matrix units and on vector units."""
+    if exp:
+        work["normaliser state"] = Work(vector=2 * d_qk + 2 * length * d_qk)
+
+    gate_bytes = 2 * length * widths.gate
+    state_bytes = state_elements(op, d_qk, d_v) * widths.state
+    statistics = 2 * length * widths.state if exp else 0
+    traffic = {
+        "recurrent load": length * (d_qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent store": state_bytes,
+        "parallel load": length * (2 * d_qk + d_v) * widths.qkv + gate_bytes + state_bytes,
+        "parallel store": length * d_v * widths.qkv + statistics,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def state_elements(op: str, d_qk: Scalar, d_v: Scalar) -> Scalar:
+    """Elements of one head's state: C, and for mLSTMexp also n and m."""
+    return d_qk * d_v + (d_qk + 1 if op == "mlstm_exp" else 0)
+
+
+def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
+    """Forward FLOPs (table 10) and bytes (table 11) of the fully parallel formulation over a sequence of ``length``.
+
+    T(T + 1)/2 + T(F_log + F_sig), twice the second term for sig; gate matrix T^2 (3 + F_exp + F_max + F_mask) for exp
+    and T^2 (2 + F_exp + F_mask) for sig; scores F_causal (2 T^2 d_qk + 2 T^2); normalisation (exp)
+    F_causal (T^2 (3 + F_abs) + T(F_exp + F_max)); outputs F_causal 2 T^2 d_v.
+
+    ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    square = length * length
+    exp = op == "mlstm_exp"
+    per_entry = 3 + f.exp + f.max + f.mask if exp or published else 2 + f.exp + f.mask
+    work = {
+        "forget gates": Work(vector=length * (length + 1) / 2 + (1 if exp else 2) * length * (f.log + f.sig)),
+        "gate matrix": Work(vector=square * per_entry),
+        "scores": Work(matrix=causal * 2 * square * d_qk, vector=causal * 2 * square),
+        "outputs": Work(matrix=causal * 2 * square * d_v),
+    }
+    if exp:
+        work["normaliser"] = Work(vector=causal * (square * (3 + f.abs) + length * (f.exp + f.max)))
+    traffic = {
+        "load": length * (2 * d_qk + d_v) * widths.qkv + 2 * length * widths.gate,
+        "store": length * d_v * widths.qkv + (2 * length * widths.state if exp else 0),
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def step(op: str, head: Head) -> Tally:
+    """FLOPs (table 12) and bytes (table 13) of one recurrent step, the state loaded and stored as in decoding.
+
+    gates 4 + 2 F_exp + F_log + F_sig + F_max (sig: 2 F_sig); state 4 d_qk d_v; normaliser (exp)
+    6 d_qk + d_v + 1 + F_abs + F_max; output 2 d_qk d_v + d_qk. Nothing runs on matrix units: every product is a
+    rank-one update or a matrix-vector product.
+    """
+    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    cells = d_qk * d_v
+    exp = op == "mlstm_exp"
+    gates = 4 + 2 * f.exp + f.log + f.sig + f.max if exp else 2 * f.sig
+    work = {
+        "gates": Work(vector=gates),
+        "state": Work(vector=4 * cells),
+        "output": Work(vector=2 * cells + d_qk),
+    }
+    if exp:
+        work["normaliser"] = Work(vector=6 * d_qk + d_v + 1 + f.abs + f.max)
+    state_bytes = state_elements(op, d_qk, d_v) * widths.state
+    traffic = {
+        "load": (2 * d_qk + d_v) * widths.qkv + 2 * widths.gate + state_bytes,
+        "store": d_v * widths.qkv + state_bytes,
+    }
+    return Tally(work=work, traffic=traffic)

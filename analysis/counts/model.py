@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 from ...results.arguments import one_of
@@ -100,10 +100,9 @@ class Head:
     qk_share: Scalar = 1
 
     @property
-    def names(self) -> dict[str, Scalar]:
-        """What formulas call it: L, K, V, c, the square S = c L^2, and R, the elements of q a token that it reads."""
-        sizes = {"L": self.length, "K": self.d_qk, "V": self.d_v, "c": self.causal, "R": self.qk_share * self.d_qk}
-        return {**sizes, "S": self.causal * self.length * self.length, **_costs(self.f, self.widths)}
+    def d_qk_read(self) -> Scalar:
+        """Elements of q (or k) per token that are this head's own traffic."""
+        return self.qk_share * self.d_qk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +125,13 @@ class Layer:
     widths: Widths = field(default_factory=Widths)
 
     @property
-    def names(self) -> dict[str, Scalar]:
-        """What formulas call it: B, T, C, D (d_model), the M = B T tokens, and N = B T C elements of a tensor."""
-        sizes = {"B": self.batch, "T": self.length, "C": self.channels, "D": self.d_model}
-        tokens = self.batch * self.length
-        return {**sizes, "M": tokens, "N": tokens * self.channels, **_costs(self.f, self.widths)}
+    def cells(self) -> Scalar:
+        """Elements of one [B, T, C] tensor."""
+        return self.batch * self.length * self.channels
 
-
-def _costs(f: Factors, widths: Widths) -> dict[str, Scalar]:
-    factors = {each.name: getattr(f, each.name) for each in dataclasses.fields(f)}
-    return {**factors, "w": widths.qkv, "g": widths.gate, "s": widths.state}
+    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
+        return {name: number * self.widths.qkv for name, number in elements.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,58 +180,6 @@ class Tally:
 
 def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     return {**a, **{name: a[name] + part if name in a else part for name, part in b.items()}}
-
-
-@functools.cache
-def _compiled(expression: str) -> CodeType:
-    return compile(expression or "0", "<formula>", "eval")
-
-
-def value_of(expression: str, names: Mapping[str, Scalar]) -> Scalar:
-    """Return the value of an expression in the names of a head or a layer; an empty one is 0."""
-    return eval(_compiled(expression), {"__builtins__": {}}, names)  # type: ignore[arg-type]
-
-
-Parts = Mapping[str, str]
-Works = Mapping[str, tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formula:
-    """A tally as expressions in the names of :attr:`Head.names` or :attr:`Layer.names`, and of what a family adds.
-
-    A part called "x if y" is there where the name y is not 0.
-
-    Attributes:
-        work, recomputed: part -> FLOPs on matrix units, and on vector units.
-        bytes, reread: part -> bytes; the latter are those of recomputation.
-    """
-
-    work: Works
-    bytes: Parts
-    recomputed: Works = field(default_factory=dict)
-    reread: Parts = field(default_factory=dict)
-
-    def of(self, names: Mapping[str, Scalar]) -> Tally:
-        """Return the tally of what has these names."""
-
-        def works(parts: Works) -> dict[str, Work]:
-            return {
-                name: Work(matrix=value_of(matrix, names), vector=value_of(vector, names))
-                for name, (matrix, vector) in _present(parts, names)
-            }
-
-        def moved(parts: Parts) -> dict[str, Scalar]:
-            return {name: value_of(text, names) for name, text in _present(parts, names)}
-
-        return Tally(works(self.work), moved(self.bytes), works(self.recomputed), moved(self.reread))
-
-
-def _present(parts: Mapping[str, Any], names: Mapping[str, Scalar]) -> Iterable[tuple[str, Any]]:
-    for key, value in parts.items():
-        name, _, flag = key.partition(" if ")
-        if not flag or names[flag]:
-            yield name, value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

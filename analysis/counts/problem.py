@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ...results.arguments import one_of
-from . import baselines, gated_mlp, lightning, rglru, scalar_decay, wkv
+from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
 from .executed import executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
@@ -311,18 +310,28 @@ def _passed(problem: Problem, direction: str) -> Passed:
 
 
 def _scalar_decay(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of a scalar-decay linear RNN."""
-    op, head, published = problem.op, problem.head, problem.published
-    tally_of = functools.partial(scalar_decay.tally, op, published=published)
-    least = scalar_decay.compulsory(op, head, backward=direction == "backward")
+    """Return one pass of a head of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
+    op, head, backward, paper = problem.op, problem.head, direction == "backward", problem.op in mlstm.OPERATIONS
+    least = (scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward)(op, head)
     if problem.formulation == "recurrent":
-        step = tally_of("step", head)
+        step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
         return (step, step.bytes) if direction == "step" else (step * head.length, least)
     if problem.formulation.startswith("lightning"):
         return lightning.passed(problem, direction), least
     if problem.formulation == "parallel":
-        return tally_of(f"parallel_{direction}", head), least
-    chunk = functools.partial(tally_of, f"chunk_{direction}")
+        if backward:
+            return scalar_decay.parallel_backward(op, head), least
+        if paper:
+            return mlstm.parallel(op, head, published=problem.published), least
+        return scalar_decay.parallel_forward(op, head), least
+
+    def chunk(piece: Head) -> Tally:
+        if backward:
+            return scalar_decay.chunk_backward(op, piece)
+        if paper:
+            return mlstm.chunk(op, piece, published=problem.published)
+        return scalar_decay.chunk_forward(op, piece)
+
     tally = problem.chunks(chunk)
     if problem.formulation in scalar_decay.WALKS:
         return _walk(problem, chunk, tally, least), least

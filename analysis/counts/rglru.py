@@ -3,9 +3,8 @@
     a_t = exp(-8 sigma(r_t) softplus(c)),  h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
 with r = x W_a and i = x W_x in the layer. Source: the IO-aware RG-LRU kernel of Hawk (its two listings and its byte
-counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L R are the elements of x; formulas
-write C for R. Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other
-operation.
+counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L R is the number of elements of x.
+Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other operation.
 
 - fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype.
 - chunked: reduce, then scan, over n = T / L chunks: a kernel that makes the map h -> a h + b that each chunk is to a
@@ -25,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .model import Formula, Layer, Parts, Passed, Problem, Scalar, Tally, decoding, value_of
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
 WITH_GEMMS = ("layer", "unfused")
 """Formulations of the whole layer."""
@@ -66,163 +65,193 @@ The decay and the two GEMMs that make x's gradient add to what is there, so they
 """
 
 
-def _line_bytes(lines: Mapping[str, tuple[int, int]], more: Mapping[str, str], *, gemms: bool) -> dict[str, str]:
-    """Return the bytes that lines load and store, with ``more`` elements of some, and without those of GEMMs."""
-    moved: dict[str, str] = {}
-    for name, (loads, stores) in lines.items():
-        if gemms or "GEMMs" not in name:
-            moved |= {f"{name} load": f"{loads}*N", f"{name} store": f"{stores}*N"}
-    return {name: f"({elements} + {more.get(name, 0)})*w" for name, elements in moved.items()}
+def forward(layer: Layer, formulation: str, *, published: bool = False) -> Tally:
+    """Forward FLOPs and bytes.
 
+    - gates: 2 sigmoids, 2N F_sig
+    - decay: -8 sigma(r) softplus(c) and its exponential: N (2 + F_exp); softplus: R (1 + F_exp + F_log)
+    - input: exp(2 log a), sigma(i) x, sqrt(1 - a^2) and their product: N (5 + F_exp)
+    - recurrence: 2N
+    - GEMMs (layer, unfused): 2 x 2 N R
 
-_SOFTPLUS = "C*(1 + exp + log)"
-_SIGMOIDS, _DECAY = ("", "2*N*sig"), ("", f"N*(2 + exp) + {_SOFTPLUS}")
-
-FORWARD_WORK = {
-    "gates": _SIGMOIDS,
-    # -8 sigma(r) softplus(c) and its exponential
-    "decay": _DECAY,
-    # exp(2 log a), sigma(i) x, sqrt(1 - a^2) and their product
-    "input": ("", "N*(5 + exp)"),
-    "recurrence": ("", "2*N"),
-    "gate GEMMs if gemms": ("4*N*C", ""),
-}
-_FUSED = {"load": "(3*N + C)*w", "store": "N*w"}
-
-FORWARD_BYTES: Mapping[str, Parts] = MappingProxyType(
-    {
-        "fused": _FUSED,
-        "layer": {**_FUSED, "gate GEMMs load": "(2*N + 2*C*C)*w", "gate GEMMs store": "2*N*w"},
-        "lines": _line_bytes(LINES, {"log decay load": "C"}, gemms=False),
-        "unfused": _line_bytes(LINES, {"log decay load": "C", "gate GEMMs load": "2*C*C"}, gemms=True),
-        "fused as printed": {"load": "(2*N + 2*C*C + C)*w", "store": "N*w"},
-        "unfused as printed": {"load": "(13*N + 2*C*C + C)*w", "store": "11*N*w"},
+    Bytes: fused x, r, i, c and h; layer besides the GEMMs' x twice, both weights, r and i; unfused and lines
+    :data:`LINES`.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    work = {
+        "gates": Work(vector=2 * cells * f.sig),
+        "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
+        "input": Work(vector=cells * (5 + f.exp)),
+        "recurrence": Work(vector=2 * cells),
     }
-)
-"""Formulation -> bytes: x, r, i, c and h; with GEMMs x twice, both weights, r and i; else :data:`LINES`."""
+    if formulation in WITH_GEMMS or published:
+        work["gate GEMMs"] = Work(matrix=4 * cells * channels)
+    if published:
+        loads, stores = (13, 11) if formulation == "unfused" else (2, 1)
+        elements = {"load": loads * cells + 2 * channels * channels + channels, "store": stores * cells}
+    elif formulation in ("unfused", "lines"):
+        elements = _line_traffic(_without_gemms(LINES) if formulation == "lines" else LINES, cells)
+        elements["log decay load"] += channels
+        if formulation == "unfused":
+            elements["gate GEMMs load"] += 2 * channels * channels
+    else:
+        elements = {"load": 3 * cells + channels, "store": cells}
+        if formulation == "layer":
+            elements |= {"gate GEMMs load": 2 * cells + 2 * channels * channels, "gate GEMMs store": 2 * cells}
+    return Tally(work=work, traffic=layer.moved(elements))
 
-# g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x. h is read back.
-BACKWARD_WORK = {
-    # g_t = dh_t + a_{t+1} g_{t+1}
-    "recurrence gradient": ("", "2*N"),
-    # g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s; line by line, the kernels of s and a^2 each
-    # differentiate by themselves and halve and double what passes between them
-    "decay gradient": ("", "(6 + 2*by_line)*N"),
-    # -8 d log a, times softplus(c), times sigma'(r): 5; d sigma(i) = (g s) x, times sigma'(i): 4
-    "gate gradients": ("", "9*N"),
-    # g s, times sigma(i)
-    "input gradient": ("", "2*N"),
-    # the sum of -8 d log a sigma(r); times sigma(c)
-    "parameter gradient": ("", "2*N + C*(1 + sig)"),
-    # dx += dr W_a^T + di W_x^T, and both weights' gradients
-    "input gradient GEMMs if gemms": ("4*N*C", ""),
-    "weight gradient GEMMs if gemms": ("4*N*C", ""),
-}
-# Line by line all is kept but softplus(c) and s.
-BACKWARD_AGAIN = {
-    False: {"gates": _SIGMOIDS, "decay": _DECAY, "input": ("", "N*(4 + exp)")},
-    True: {"decay": ("", _SOFTPLUS), "input": ("", "2*N")},
-}
-_FUSED_BACKWARD = {"load": "(5*N + C)*w", "store": "(3*N + C)*w"}
-_GRADIENTS = {"log decay load": "C", "log decay store": "C"}
-_WEIGHTS = {"input gradient GEMMs load": "2*C*C", "weight gradient GEMMs store": "2*C*C"}
-_UNFUSED_BACKWARD = _line_bytes(BACKWARD_LINES, _GRADIENTS | _WEIGHTS, gemms=True)
 
-BACKWARD_BYTES: Mapping[str, Parts] = MappingProxyType(
-    {
-        "fused": _FUSED_BACKWARD,
-        "layer": {**_FUSED_BACKWARD, **{name: each for name, each in _UNFUSED_BACKWARD.items() if "GEMMs" in name}},
-        "lines": _line_bytes(BACKWARD_LINES, _GRADIENTS, gemms=False),
-        "unfused": _UNFUSED_BACKWARD,
+def backward(layer: Layer, formulation: str) -> Tally:
+    """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
+
+    - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
+    - decay gradient: g h_{t-1}, g y, and d log a = (g h_{t-1}) a - (g y) a^2 / s: 6N; line by line, the kernels of s
+      and a^2 each differentiate by themselves and halve and double what passes between them: 8N
+    - gate gradients: -8 d log a, times softplus(c), times sigma'(r): 5N; d sigma(i) = (g s) x, times sigma'(i): 4N;
+      sigma' = sigma (1 - sigma)
+    - input gradient: g s, times sigma(i): 2N
+    - parameter gradient: sum of -8 d log a sigma(r): 2N; times sigma(c): R (1 + F_sig)
+    - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients: 8 N R
+
+    Recomputed and not counted: gates, decay and input (unfused: softplus(c) and s, all else is kept); h is read back.
+    Bytes: fused x, r, i, h, dh, c; dx, dr, di, dc; layer besides the four GEMMs, those of dx adding to what is there;
+    unfused :data:`BACKWARD_LINES`.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    weights = 2 * channels * channels
+    by_line = formulation in ("unfused", "lines")
+    work = {
+        "recurrence gradient": Work(vector=2 * cells),
+        "decay gradient": Work(vector=(8 if by_line else 6) * cells),
+        "gate gradients": Work(vector=9 * cells),
+        "input gradient": Work(vector=2 * cells),
+        "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
     }
-)
-"""The same of the backward pass: x, r, i, h, dh, c; dx, dr, di, dc; with the four GEMMs those of dx add to what is
-there; else :data:`BACKWARD_LINES`."""
+    recomputed = {
+        "gates": Work(vector=2 * cells * f.sig),
+        "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
+        "input": Work(vector=cells * (4 + f.exp)),
+    }
+    elements = {"load": 5 * cells + channels, "store": 3 * cells + channels}
+    if by_line:
+        elements = _line_traffic(_without_gemms(BACKWARD_LINES), cells)
+        elements["log decay load"] += channels
+        elements["log decay store"] += channels
+        recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
+    if formulation in WITH_GEMMS:
+        work |= {
+            "input gradient GEMMs": Work(matrix=4 * cells * channels),
+            "weight gradient GEMMs": Work(matrix=4 * cells * channels),
+        }
+        elements |= _line_traffic({name: moved for name, moved in BACKWARD_LINES.items() if "GEMMs" in name}, cells)
+        elements["input gradient GEMMs load"] += weights
+        elements["weight gradient GEMMs store"] += weights
+    return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
 
-# Of a chunk's steps the reduction makes the elements a and b (backward: a alone, for w_t = a_t (dh_t + w_{t+1})), runs
-# through them from a zero state (b 2N) and multiplies the decays (a N); then a h + b between the n chunks. All is on
-# top of a fused pass, so it is not counted. It loads x, r, i and c (backward: r, dh and c; of the scan a and b, or a
-# and dh), and both halves of the maps and the states between chunks are stored and loaded. Source: Martin and Cundy,
-# "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
-REDUCTION = Formula(
-    work={},
-    bytes={
-        "reduction load": "((2 + gated*(1 - backward))*N + gated*C)*w",
-        "maps of chunks store": "2*n*B*C*s",
-        "maps of chunks load": "2*n*B*C*s",
-        "states between chunks store": "n*B*C*s",
-        "states between chunks load": "n*B*C*s",
-    },
-    recomputed={
-        "maps of chunks": ("", "3*N"),
-        "states between chunks": ("", "2*n*B*C"),
-        "gates, of chunks if gated": ("", "(2 - backward)*N*sig"),
-        "decay, of chunks if gated": _DECAY,
-        "input, of chunks if inputs": ("", "N*(5 + exp)"),
-    },
-)
 
-# a and b, h; backward db_t = dh_t + a_{t+1} db_{t+1} and da_t = h_{t-1} db_t, from a, h, dh.
-SCAN = {
-    "forward": Formula(work={"recurrence": ("", "2*N")}, bytes={"load": "2*N*w", "store": "N*w"}),
-    "backward": Formula(
-        work={"recurrence gradient": ("", "2*N"), "decay gradient": ("", "N")},
-        bytes={"load": "3*N*w", "store": "2*N*w"},
-    ),
-}
-"""The linear scan h_t = a_t h_{t-1} + b_t in one pass."""
+def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: bool) -> Tally:
+    """Return ``one``, a fused pass of the RG-LRU (``gated``) or the linear scan, run as reduce, then scan.
+
+    Of a chunk's L steps the reduction makes the elements a and b (backward: a alone, for w_t = a_t (dh_t + w_{t+1})),
+    runs through them from a zero state and multiplies the decays. n is ``chunks``; a single one is ``one`` itself.
+
+    - maps: b of a chunk 2N, a N
+    - states between chunks: a h + b, 2 n B R
+    - gates, decay, input: as in the fused pass once more (backward: sigma(r), N F_sig, and the decay)
+
+    All of it is recomputed or comes on top, so it is not counted. Bytes on top: the reduction loads x, r, i and c
+    (backward: r, dh and c; of the scan a and b, or a and dh); both halves of the maps and the states between chunks,
+    n B R each in the states' dtype, are stored and loaded.
+
+    Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
+    """
+    if chunks == 1:
+        return one
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    states = chunks * layer.batch * channels
+    again = {"maps of chunks": Work(vector=3 * cells), "states between chunks": Work(vector=2 * states)}
+    if gated:
+        again["gates, of chunks"] = Work(vector=(1 if backward else 2) * cells * f.sig)
+        again["decay, of chunks"] = Work(vector=cells * (2 + f.exp) + channels * _softplus(f))
+        if not backward:
+            again["input, of chunks"] = Work(vector=cells * (5 + f.exp))
+    tensors = 3 if gated and not backward else 2
+    width = layer.widths.state
+    traffic = {
+        **layer.moved({"reduction load": tensors * cells + (channels if gated else 0)}),
+        "maps of chunks store": 2 * states * width,
+        "maps of chunks load": 2 * states * width,
+        "states between chunks store": states * width,
+        "states between chunks load": states * width,
+    }
+    return one + Tally(traffic=traffic, recomputed_work=again)
 
 
 def compulsory(layer: Layer, formulation: str, *, backward: bool) -> Scalar:
-    """Return the bytes of inputs and outputs, each once.
+    """Bytes of inputs and outputs, each once.
 
     fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
     weights (backward: x, c, dh, weights; dx, dc and the weights' gradients).
     """
     if formulation in WITH_GEMMS:
-        text = "(3*N + 2*(2*C*C + C))*w" if backward else "(2*N + 2*C*C + C)*w"
+        tensors, weights = 3 if backward else 2, 2 * layer.channels * layer.channels
     else:
-        text = "(7*N + 2*C)*w" if backward else "(4*N + C)*w"
-    return value_of(text, layer.names)
+        tensors, weights = 7 if backward else 4, 0
+    parameters = (weights + layer.channels) * (2 if backward else 1)
+    return (tensors * layer.cells + parameters) * layer.widths.qkv
 
 
-def tally(layer: Layer, formulation: str, direction: str, *, published: bool = False) -> Tally:
-    """Return one pass of the RG-LRU or its layer; ``published``: with the bytes that the page prints."""
-    by_line = formulation in ("unfused", "lines")
-    names = layer.names | {"by_line": by_line, "gemms": formulation in WITH_GEMMS or published}
-    if direction == "backward":
-        again = BACKWARD_AGAIN[by_line]
-        return Formula(work=BACKWARD_WORK, bytes=BACKWARD_BYTES[formulation], recomputed=again).of(names)
-    moved = FORWARD_BYTES[f"{formulation} as printed" if published else formulation]
-    return Formula(work=FORWARD_WORK, bytes=moved).of(names)
+def scan_forward(layer: Layer) -> Tally:
+    """The linear scan h_t = a_t h_{t-1} + b_t in one pass: 2N FLOPs; a and b loaded, h stored."""
+    elements = {"load": 2 * layer.cells, "store": layer.cells}
+    return Tally(work={"recurrence": Work(vector=2 * layer.cells)}, traffic=layer.moved(elements))
+
+
+def scan_backward(layer: Layer) -> Tally:
+    """Backward of the linear scan: db_t = dh_t + a_{t+1} db_{t+1}: 2N; da_t = h_{t-1} db_t: N. a, h, dh; da, db."""
+    work = {"recurrence gradient": Work(vector=2 * layer.cells), "decay gradient": Work(vector=layer.cells)}
+    return Tally(work=work, traffic=layer.moved({"load": 3 * layer.cells, "store": 2 * layer.cells}))
+
+
+def _softplus(f: Factors) -> Scalar:
+    return 1 + f.exp + f.log
+
+
+def _without_gemms(lines: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    return {name: moved for name, moved in lines.items() if "GEMMs" not in name}
+
+
+def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[str, Scalar]:
+    traffic: dict[str, Scalar] = {}
+    for name, (loads, stores) in lines.items():
+        traffic |= {f"{name} load": loads * cells, f"{name} store": stores * cells}
+    return traffic
 
 
 def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem of the RG-LRU or its layer."""
-    layer = problem.layer(direction)
+    layer, is_backward = problem.layer(direction), direction == "backward"
     if direction == "step":
-        one = decoding(tally(layer, "fused", "forward"), value_of("N*s", layer.names))
+        one = decoding(forward(layer, "fused"), layer.cells * layer.widths.state)
         return one, one.bytes
     formulation = "fused" if problem.formulation in ("recurrent", "chunked") else problem.formulation
+    tally = backward(layer, formulation) if is_backward else forward(layer, formulation, published=problem.published)
     covered = "layer" if problem.published else formulation
-    one = _reduced(problem, tally(layer, formulation, direction, published=problem.published), layer, direction)
-    return one, compulsory(layer, covered, backward=direction == "backward")
+    return _reduced(problem, tally, layer, is_backward), compulsory(layer, covered, backward=is_backward)
 
 
 def scan_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem of the linear scan."""
     layer = problem.layer(direction)
-    one = SCAN["backward" if direction == "backward" else "forward"].of(layer.names)
+    tally = (scan_backward if direction == "backward" else scan_forward)(layer)
     if direction == "step":
-        one = decoding(one, value_of("N*s", layer.names))
-    return _reduced(problem, one, layer, direction), one.bytes
+        tally = decoding(tally, layer.cells * layer.widths.state)
+    return _reduced(problem, tally, layer, direction == "backward"), tally.bytes
 
 
-def _reduced(problem: Problem, one: Tally, layer: Layer, direction: str) -> Tally:
-    """Return a fused pass as it is, or for the formulation chunked and more chunks than one as reduce, then scan."""
+def _reduced(problem: Problem, tally: Tally, layer: Layer, is_backward: bool) -> Tally:
+    """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
+    if problem.formulation != "chunked":
+        return tally
     chunks = -(-problem.seq_len // problem.chunk_size)
-    if problem.formulation != "chunked" or chunks == 1:
-        return one
-    gated, backward = problem.op != "linear_scan", direction == "backward"
-    flags = {"n": chunks, "gated": gated, "backward": backward, "inputs": gated and not backward}
-    return one + REDUCTION.of(layer.names | flags)
+    return chunked(tally, layer, chunks, gated=problem.op != "linear_scan", backward=is_backward)

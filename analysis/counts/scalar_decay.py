@@ -1,20 +1,19 @@
-"""Counts of the scalar-decay linear RNNs: C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T, h_t = scale C_t^T q_t. Per head.
+"""Derived counts of the scalar-decay linear RNNs: C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T, h_t = scale C_t^T q_t.
 
-mLSTM's forward passes are the TFLA paper's (:mod:`.mlstm`). Here are the other operations', counted by the same method,
-and the backward pass of all of them, derived from the paper's appendix B.2. b and a are a chunk's inclusive cumulative
-and exclusive reverse cumulative log decays (a plus the log input); bars are exponentials. Beside a head's names
-(:attr:`.model.Head.names`) formulas have those of a :class:`GateModel`.
+The TFLA paper counts mLSTM forward only (see :mod:`.mlstm`). Here are the other operations' forward passes, counted by
+the same method, and the backward pass of all of them. Per head; L is the chunk length, D = d_qk d_v, F_causal the
+share of the L x L square that is computed. b and a are a chunk's inclusive cumulative and exclusive reverse cumulative
+log decays (a plus the log input), g their sum; bars are exponentials (paper, appendix B.2). [x] is 1 where the
+operation has x, else 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
-from . import mlstm
-from .model import Formula, Head, Scalar, Tally, value_of
+from .model import Factors, Head, Scalar, Tally, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,165 +25,264 @@ class GateModel:
         activation: FLOPs per token from what is read to (a_t, u_t).
         activation_gradient: FLOPs per token from (da_t, du_t) to the gradients of what was read.
         has_input: 1 where there is a u_t, else 0.
-        cumulative: 1 where the decays are summed over the chunk; a constant decay is multiplied by the position.
+        cumulative: whether the decays are summed over the chunk; a constant decay is multiplied by the position.
         scaled: 1 where the outputs are scaled (by d_qk^-1/2), else 0.
-        stable: 1 where a stabiliser and a denominator go with the gates: mLSTMexp.
         head_constants: fp32 numbers per head that are read once (a slope, Mamba-2's A).
     """
 
     gates: int = 0
-    activation: str = ""
-    activation_gradient: str = ""
+    activation: Callable[[Factors], Scalar] = lambda f: 0
+    activation_gradient: Callable[[Factors], Scalar] = lambda f: 0
     has_input: int = 0
-    cumulative: int = 1
+    cumulative: bool = True
     scaled: int = 1
-    stable: int = 0
     head_constants: int = 0
 
-    def names(self, head: Head) -> dict[str, Scalar]:
-        """Return the names of formulas: u, scale, sums and stable for the flags, act and dact for the activation."""
-        known = head.names
-        flags = {"gates": self.gates, "u": self.has_input, "scale": self.scaled, "sums": self.cumulative}
-        costs = {"act": value_of(self.activation, known), "dact": value_of(self.activation_gradient, known)}
-        return {**known, **flags, **costs, "stable": self.stable}
+
+def _log_sigmoid(f: Factors) -> Scalar:
+    return f.log + f.sig
+
+
+def _log_sigmoid_gradient(f: Factors) -> Scalar:
+    """Cost of d log sigmoid(x) = sigmoid(-x) dy: one sigmoid, one product."""
+    return f.sig + 1
 
 
 WALKS = ("walk", "whole_state")
 """Formulations that take a chunk tile by tile with the state on the chip: fused_chunk's and whole_state's."""
 
-# The gradient of log sigmoid is sigmoid(-x) dy: one sigmoid, one product.
-_MLSTM: dict[str, Any] = {"gates": 2, "has_input": 1}
-
 GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
     {
-        "mlstm_exp": GateModel(**_MLSTM, activation="log + sig", activation_gradient="sig + 1", stable=1),
-        "mlstm_sig": GateModel(**_MLSTM, activation="2*(log + sig)", activation_gradient="2*(sig + 1)"),
+        "mlstm_exp": GateModel(
+            gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=1
+        ),
+        "mlstm_sig": GateModel(
+            gates=2,
+            activation=lambda f: 2 * _log_sigmoid(f),
+            activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
+            has_input=1,
+        ),
         "simple_gla": GateModel(gates=1),
-        "gated_retention": GateModel(gates=1, activation="log + sig + 1", activation_gradient="sig + 2"),
-        "retention": GateModel(cumulative=0, head_constants=1),
-        "lightning": GateModel(cumulative=0, scaled=0, head_constants=1),
+        "gated_retention": GateModel(
+            gates=1,
+            activation=lambda f: _log_sigmoid(f) + 1,
+            activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
+        ),
+        "retention": GateModel(cumulative=False, head_constants=1),
+        "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
         # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
         "mamba2_ssd": GateModel(
-            gates=1, activation="1 + log", activation_gradient="5", has_input=1, scaled=0, head_constants=1
+            gates=1,
+            activation=lambda f: 1 + f.log,
+            activation_gradient=lambda f: 5,
+            has_input=1,
+            scaled=0,
+            head_constants=1,
         ),
     }
 )
 
-_STATE = "(K*V + stable*(K + 1))*s"
-_SCORES_AGAIN = ("2*S*K", "S*(1 + scale)")
-_GATED = ("2*S*K + 2*L*K*V", "L*K*(2 + scale)")
 
-FORMS: Mapping[str, Formula] = MappingProxyType(
-    {
-        # Bytes as in the paper's table 9: k, v and gates to make the states, which are stored and loaded once a chunk,
-        # then q, k, v and gates again, and h; of mLSTMexp denominators and m as well.
-        "chunk_forward": Formula(
-            work={
-                # The activation of L tokens; b, L products where the decay is constant; a = g - b (+ u); exponentials.
-                "inter-chunk gates": (
-                    "",
-                    "L*act + L*(1 + sums*(L - 1)/2) + L*(1 + u) + (2*L + 1)*exp",
-                ),
-                # C = g_bar C + (a_bar K)^T V
-                "state": ("2*L*K*V", "2*K*V + L*K"),
-                # b_i - b_j (+ u_j) and its exponential
-                "gate matrix": ("", "S*(1 + u + exp)"),
-                "intra-chunk outputs": ("2*S*(K + V)", "S*(1 + scale)"),
-                "inter-chunk outputs": ("2*L*K*V", "L*K*(1 + scale)"),
-                "combination": ("", "L*V"),
-            },
-            bytes={
-                "recurrent load": "L*(R + V)*w + gates*L*g",
-                "recurrent store": _STATE,
-                "parallel load": f"L*(2*R + V)*w + gates*L*g + {_STATE}",
-                "parallel store": "L*V*w + stable*2*L*s",
-            },
+def chunk_forward(op: str, head: Head) -> Tally:
+    """Forward FLOPs and bytes of one chunk; derived, for every operation but mLSTM.
+
+    - gates: the activation of L tokens; b: L(L + 1)/2 additions, or L products where the decay is constant;
+      a = g - b (+ u): L(1 + [u]); exponentials of a, b and g: (2L + 1) F_exp
+    - state: C = g_bar C + (a_bar K)^T V: 2D + 2LD + L d_qk
+    - gate matrix: b_i - b_j (+ u_j) and its exponential: F_causal L^2 (1 + [u] + F_exp)
+    - intra-chunk outputs: scores and values F_causal 2 L^2 (d_qk + d_v); gate and scale: F_causal L^2 (1 + [scale])
+    - inter-chunk outputs: 2LD + L d_qk (1 + [scale]);  combination: L d_v
+
+    Bytes are mLSTMsig's (table 9) with the operation's own gates: k, v and gates to make the states, which are stored
+    and loaded once per chunk, then q, k, v and gates again, and h.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
+    gate = GATE_MODELS[op]
+    square, cells = length * length, d_qk * d_v
+    cumulative = length * (length + 1) / 2 if gate.cumulative else length
+    work = {
+        "inter-chunk gates": Work(
+            vector=length * gate.activation(f) + cumulative + length * (1 + gate.has_input) + (2 * length + 1) * f.exp
         ),
-        # Gates, scores, gate matrix and states are made again. C, dC and, stabilised, denominators and m are loaded.
-        "chunk_backward": Formula(
-            work={
-                # dC_{k-1} = g_bar dC_k + Q_bar^T dH
-                "state gradient": ("2*L*K*V", "2*K*V"),
-                # S_bar^T dH and K_bar dC_k, added
-                "value gradient": ("2*S*V + 2*L*K*V", "L*V"),
-                # dS_bar = dH V^T, times D
-                "score gradient": ("2*S*V", "S"),
-                # dS K and dH C^T, gated, scaled, added; dS^T Q and V dC^T, the same
-                "query gradient": _GATED,
-                "key gradient": _GATED,
-                # Row sums of q dq, k dk_intra and k dk_inter in place of those of dD, which would cost 3 S; g_bar
-                # <C, dC>, which joins the chunk's end; two cumulative sums; three additions a token; the activation's.
-                "gate gradients if gates": ("", "6*L*K + 2*K*V + 2 + L*(L + 1) + 3*L + L*dact"),
-                # dH over the denominator, at which the gradient stops
-                "output gradient if stable": ("", "L*V"),
-            },
-            bytes={
-                "recurrent load": "L*(R + V)*w + gates*L*g + stable*2*L*s",
-                "recurrent store": "K*V*s",
-                "parallel load": f"2*L*(R + V)*w + gates*L*g + stable*2*L*s + {_STATE} + K*V*s",
-                "parallel store": "L*(2*R + V)*w + gates*L*g",
-            },
-            recomputed={
-                "state": ("2*L*K*V", "2*K*V + L*K"),
-                "scores": _SCORES_AGAIN,
-                "gate matrix": ("", "S*(1 + u + exp + stable*(1 + max))"),
-            },
-            reread={"recurrent load": "L*(R + V)*w + gates*L*g", "recurrent store": _STATE},
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+        "gate matrix": Work(vector=causal * square * (1 + gate.has_input + f.exp)),
+        "intra-chunk outputs": Work(
+            matrix=causal * 2 * square * (d_qk + d_v), vector=causal * square * (1 + gate.scaled)
         ),
-        # Over a sequence of L tokens; bytes as in table 11: q, k, v, gates, h once.
-        "parallel_forward": Formula(
-            work={
-                "forget gates": ("", "L*(1 + sums*(L - 1)/2) + L*act"),
-                "gate matrix": ("", "L*L*(1 + u + exp + mask)"),
-                "scores": _SCORES_AGAIN,
-                "outputs": ("2*S*V", ""),
-            },
-            bytes={"load": "L*(2*R + V)*w + gates*L*g", "store": "L*V*w + stable*2*L*s"},
-        ),
-        # The intra-chunk part of a chunk's backward pass.
-        "parallel_backward": Formula(
-            work={
-                "value gradient": ("2*S*V", ""),
-                "score gradient": ("2*S*V", "S"),
-                "query gradient": ("2*S*K", "L*K*scale"),
-                "key gradient": ("2*S*K", "L*K*scale"),
-                "gate gradients if gates": ("", "4*L*K + L*(L + 1)/2 + L + L*dact"),
-                "output gradient if stable": ("", "L*V"),
-            },
-            bytes={
-                "load": "2*L*(R + V)*w + gates*L*g + stable*2*L*s",
-                "store": "L*(2*R + V)*w + gates*L*g",
-            },
-            recomputed={
-                "scores": _SCORES_AGAIN,
-                "gate matrix": ("", "L*L*(1 + u + exp + mask + stable*(1 + max))"),
-            },
-        ),
-        # The state is loaded and stored, as in decoding: exp(a) C + (exp(u) k) v^T.
-        "step": Formula(
-            work={
-                "gates": ("", "act + exp*(1 + u)"),
-                "state": ("", "3*K*V + K*u"),
-                "output": ("", "2*K*V + K*scale"),
-            },
-            bytes={"load": f"(2*R + V)*w + gates*g + {_STATE}", "store": f"V*w + {_STATE}"},
-        ),
+        "inter-chunk outputs": Work(matrix=2 * length * cells, vector=length * d_qk * (1 + gate.scaled)),
+        "combination": Work(vector=length * d_v),
     }
-)
-"""One chunk, sequence or step of a head. Inputs and outputs once, in bytes, are in :data:`COMPULSORY`."""
-
-COMPULSORY = {"forward": "L*((2*R + 2*V)*w + gates*g)", "backward": "L*((4*R + 3*V)*w + 2*gates*g)"}
-"""q, k, v, gates, h; backward: q, k, v, dh, gates, dq, dk, dv, gate gradients."""
-
-
-def tally(op: str, form: str, head: Head, *, published: bool = False) -> Tally:
-    """Return what one of :data:`FORMS` takes; ``published``: as the TFLA paper prints it, its slips included."""
-    formula = FORMS[form]
-    work = mlstm.WORK.get((f"{op} as printed" if published else op, form)) or mlstm.WORK.get((op, form))
-    return Formula(work=work or formula.work, bytes=formula.bytes, recomputed=formula.recomputed,
-                   reread=formula.reread).of(GATE_MODELS[op].names(head))  # fmt: skip
+    gate_bytes = gate.gates * length * widths.gate
+    state_bytes = cells * widths.state
+    traffic = {
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent store": state_bytes,
+        "parallel load": length * (2 * qk + d_v) * widths.qkv + gate_bytes + state_bytes,
+        "parallel store": length * d_v * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
 
 
-def compulsory(op: str, head: Head, *, backward: bool) -> Scalar:
-    """Return the bytes of one head's inputs and outputs, each once."""
-    return value_of(COMPULSORY["backward" if backward else "forward"], GATE_MODELS[op].names(head))
+def chunk_backward(op: str, head: Head) -> Tally:
+    """Backward FLOPs and bytes of one chunk; derived from the paper's appendix B.2 (equations of the backward pass).
+
+    - state gradient: dC_{k-1} = g_bar dC_k + Q_bar^T dH: 2D + 2LD
+    - value gradient: S_bar^T dH and K_bar dC_k, added: F_causal 2 L^2 d_v + 2LD + L d_v
+    - score gradient: dS_bar = dH V^T, times D: F_causal (2 L^2 d_v + L^2)
+    - query gradient: dS K and dH C^T, gated, scaled, added: F_causal 2 L^2 d_qk + 2LD + L d_qk (2 + [scale])
+    - key gradient: dS^T Q and V dC^T, gated, scaled, added: the same
+    - gate gradients: row sums of q dq, k dk_intra and k dk_inter: 6L d_qk; g_bar <C, dC>, which joins the chunk's end:
+      2D + 2; two cumulative sums over the chunk: L(L + 1); three additions a token; and the activation's gradient.
+      These row sums replace the row and column sums of dD, which would cost 3 F_causal L^2.
+    - mLSTMexp divides dH by its denominator first: L d_v. The gradient stops at the denominator.
+
+    Recomputed and not counted: gates, scores, gate matrix and states.
+    Bytes: recurrent load of q, dH, gates; store of dC; parallel load of q, k, v, dH, gates, C and dC (and mLSTMexp's
+    denominators and m, both times); store of dq, dk, dv and the gate gradients. Recomputed: k, v, gates read, C stored.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
+    gate = GATE_MODELS[op]
+    exp = op == "mlstm_exp"
+    square, cells = length * length, d_qk * d_v
+    tile = causal * 2 * square
+    gated = length * d_qk * (2 + gate.scaled)
+    work = {
+        "state gradient": Work(matrix=2 * length * cells, vector=2 * cells),
+        "value gradient": Work(matrix=tile * d_v + 2 * length * cells, vector=length * d_v),
+        "score gradient": Work(matrix=tile * d_v, vector=causal * square),
+        "query gradient": Work(matrix=tile * d_qk + 2 * length * cells, vector=gated),
+        "key gradient": Work(matrix=tile * d_qk + 2 * length * cells, vector=gated),
+    }
+    if gate.gates:
+        work["gate gradients"] = Work(
+            vector=6 * length * d_qk
+            + 2 * cells
+            + 2
+            + length * (length + 1)
+            + 3 * length
+            + length * gate.activation_gradient(f)
+        )
+    if exp:
+        work["output gradient"] = Work(vector=length * d_v)
+
+    gate_bytes = gate.gates * length * widths.gate
+    state_bytes = (cells + (d_qk + 1 if exp else 0)) * widths.state
+    gradient_bytes = cells * widths.state
+    statistics = 2 * length * widths.state if exp else 0
+    traffic = {
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes + statistics,
+        "recurrent store": gradient_bytes,
+        "parallel load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + statistics + state_bytes + gradient_bytes,
+        "parallel store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
+    }
+    per_entry = 3 + f.exp + f.max if exp else 1 + gate.has_input + f.exp
+    recomputed_work = {
+        "state": Work(matrix=2 * length * cells, vector=2 * cells + length * d_qk),
+        "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "gate matrix": Work(vector=causal * square * per_entry),
+    }
+    recomputed_traffic = {
+        "recurrent load": length * (qk + d_v) * widths.qkv + gate_bytes,
+        "recurrent store": state_bytes,
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
+
+
+def parallel_forward(op: str, head: Head) -> Tally:
+    """Forward FLOPs and bytes of the fully parallel form over a sequence of ``length``; every operation but mLSTM.
+
+    Gates T activation + T(T + 1)/2 (T where the decay is constant); gate matrix T^2 (1 + [u] + F_exp + F_mask);
+    scores F_causal 2 T^2 d_qk, gated and scaled F_causal T^2 (1 + [scale]); outputs F_causal 2 T^2 d_v. Bytes: q, k, v,
+    gates, h once (table 11).
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
+    gate = GATE_MODELS[op]
+    square = length * length
+    cumulative = length * (length + 1) / 2 if gate.cumulative else length
+    work = {
+        "forget gates": Work(vector=cumulative + length * gate.activation(f)),
+        "gate matrix": Work(vector=square * (1 + gate.has_input + f.exp + f.mask)),
+        "scores": Work(matrix=causal * 2 * square * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "outputs": Work(matrix=causal * 2 * square * d_v),
+    }
+    traffic = {
+        "load": length * (2 * qk + d_v) * widths.qkv + gate.gates * length * widths.gate,
+        "store": length * d_v * widths.qkv,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def parallel_backward(op: str, head: Head) -> Tally:
+    """Backward FLOPs and bytes of the fully parallel form: the intra-chunk part of :func:`chunk_backward` with L = T.
+
+    dV = S_bar^T dH, dS_bar = dH V^T, dQ = dS K, dK = dS^T Q: F_causal 4 T^2 (d_qk + d_v); times D: F_causal T^2;
+    scale 2T d_qk; gate gradients from row sums of q dq and k dk. Scores and gate matrix are recomputed.
+    """
+    length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
+    qk = head.d_qk_read
+    gate = GATE_MODELS[op]
+    exp = op == "mlstm_exp"
+    square = length * length
+    tile = causal * 2 * square
+    work = {
+        "value gradient": Work(matrix=tile * d_v),
+        "score gradient": Work(matrix=tile * d_v, vector=causal * square),
+        "query gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
+        "key gradient": Work(matrix=tile * d_qk, vector=length * d_qk * gate.scaled),
+    }
+    if gate.gates:
+        work["gate gradients"] = Work(
+            vector=4 * length * d_qk + length * (length + 1) / 2 + length + length * gate.activation_gradient(f)
+        )
+    if exp:
+        work["output gradient"] = Work(vector=length * d_v)
+    gate_bytes = gate.gates * length * widths.gate
+    traffic = {
+        "load": length * 2 * (qk + d_v) * widths.qkv + gate_bytes + (2 * length * widths.state if exp else 0),
+        "store": length * (2 * qk + d_v) * widths.qkv + gate_bytes,
+    }
+    per_entry = 3 + f.exp + f.max + f.mask if exp else 1 + gate.has_input + f.exp + f.mask
+    recomputed_work = {
+        "scores": Work(matrix=tile * d_qk, vector=causal * square * (1 + gate.scaled)),
+        "gate matrix": Work(vector=square * per_entry),
+    }
+    return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work)
+
+
+def step(op: str, head: Head) -> Tally:
+    """FLOPs and bytes of one recurrent step, the state loaded and stored as in decoding; every operation but mLSTM.
+
+    Gates: activation, one exponential of the decay and one of the input; state: exp(a) C + (exp(u) k) v^T:
+    D + 2D (+ d_qk for the input); output 2D + d_qk [scale].
+    """
+    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    qk = head.d_qk_read
+    gate = GATE_MODELS[op]
+    cells = d_qk * d_v
+    work = {
+        "gates": Work(vector=gate.activation(f) + f.exp * (1 + gate.has_input)),
+        "state": Work(vector=3 * cells + d_qk * gate.has_input),
+        "output": Work(vector=2 * cells + d_qk * gate.scaled),
+    }
+    traffic = {
+        "load": (2 * qk + d_v) * widths.qkv + gate.gates * widths.gate + cells * widths.state,
+        "store": d_v * widths.qkv + cells * widths.state,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
+def compulsory_forward(op: str, head: Head) -> Scalar:
+    """Bytes of one head's inputs and output, each once: q, k, v, gates, h."""
+    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
+    gates = GATE_MODELS[op].gates
+    return length * ((2 * qk + 2 * d_v) * widths.qkv + gates * widths.gate)
+
+
+def compulsory_backward(op: str, head: Head) -> Scalar:
+    """Bytes of one head's backward inputs and outputs, each once: q, k, v, dh, gates; dq, dk, dv, gate gradients."""
+    length, qk, d_v, widths = head.length, head.d_qk_read, head.d_v, head.widths
+    gates = GATE_MODELS[op].gates
+    return length * ((4 * qk + 3 * d_v) * widths.qkv + 2 * gates * widths.gate)

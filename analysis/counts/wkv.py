@@ -3,8 +3,8 @@
     y_t = (sum_{s<t} e^{k_s - (t-1-s) w} v_s + e^{u + k_t} v_t) / (the same with v = 1)
 
 Source: "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" and Peng et al., RWKV (2023), equation 16. Nobody
-prints a total. Sums are kept divided by their largest exponential, as (num, den, max) step by step and as (value, log
-weight) in the scan, so that nothing overflows.
+prints a total. N = B T C is the number of elements of k. Sums are kept divided by their largest exponential, as
+(num, den, max) step by step and as (value, log weight) in the scan, so that nothing overflows.
 
 - recurrent: one pass over time, the state on the chip.
 - scan: the source's associative scan over (value, log weight), work-efficient, in one pass: tiles of time are scanned
@@ -14,7 +14,7 @@ weight) in the scan, so that nothing overflows.
 
 from __future__ import annotations
 
-from .model import Formula, Passed, Problem, decoding, value_of
+from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
 STATE_TENSORS = 3
 """num, den and max."""
@@ -33,66 +33,107 @@ def combinations(length: int) -> int:
     return total
 
 
-_STEPS = {
-    # The larger of max and u + k, two exponentials relative to it, num and den with the new token, their quotient; the
-    # same with max - w and k, without the quotient.
-    "outputs": ("", "N*(9 + 2*exp + max)"),
-    "state": ("", "N*(8 + 2*exp + max)"),
-}
-# Adding two elements of equal reference: log of the sum of exponentials, two weights, the weighted sum.
-_ADD = "8 + max + abs + 3*exp + log"
-_SCAN = {
-    "scan": ("", f"B*C*pairs*(2 + {_ADD})"),
-    # The T - 1 tokens after the first combine what came before, which needs no shift, with (v, u + k).
-    "outputs": ("", f"B*C*(T - 1)*(1 + {_ADD})"),
-}
-_FORWARD_BYTES = {"load": "(2*N + 2*C)*w", "store": "N*w"}
+def recurrent_forward(layer: Layer) -> Tally:
+    """Forward FLOPs and bytes, step by step.
 
-FORMULAS = {
-    ("recurrent", "forward"): Formula(work=_STEPS, bytes=_FORWARD_BYTES),
-    # Two sweeps; P = dy / den and R = -P y are the gradients of an output's num and den. Forward in time: the
-    # derivatives of num and den by w: 4; P: 1; dw: 5; du: 4. Backward in time, the gradients (S, D) of num and den
-    # relative to a running largest exponential: two exponentials, their recurrences 6, R 1; dv: two weights, 3; dk: 7.
-    # k, v, dy and the parameters loaded, P and the log of den's weight stored; k, v, y and those two loaded.
-    ("recurrent", "backward"): Formula(
-        work={
-            "parameter gradients": ("", "14*N"),
-            "state gradient": ("", "N*(10 + 2*exp + max)"),
-            "input gradients": ("", "N*(13 + 2*exp)"),
-        },
-        bytes={
-            "load": "(6*N + 2*C)*w",
-            "store": "(2*N + 2*C)*w",
-            "statistics load": "2*N*s",
-            "statistics store": "2*N*s",
-        },
-        recomputed=_STEPS,
-    ),
-    ("scan", "forward"): Formula(work=_SCAN, bytes=_FORWARD_BYTES),
-    # The same scan backward in time, over (dy, -dy y, -log den), elements whose values have signs: shift 2, the larger
-    # log weight, two weights, two weighted sums 6. A token: -dy y 1; dv 6 + 2 F_exp; dk 7; du 1; dw 6 + F_exp. The
-    # forward scan is made again, and its (value, log weight) and log den stored.
-    ("scan", "backward"): Formula(
-        work={
-            "scan": ("", "B*C*pairs*(10 + max + 2*exp)"),
-            "input gradients": ("", "N*(14 + 2*exp)"),
-            "parameter gradients": ("", "N*(7 + exp)"),
-        },
-        bytes={"load": "(4*N + 2*C)*w", "store": "(2*N + 2*C)*w", "states load": "3*N*s"},
-        recomputed=_SCAN,
-        reread={"load": "(2*N + 2*C)*w", "states store": "3*N*s"},
-    ),
-}
+    Output: the larger of max and u + k, two exponentials relative to it, num and den with the new token, their
+    quotient: 9 + 2 F_exp + F_max. State: the same with max - w and k, without the quotient: 8 + 2 F_exp + F_max.
+    k, v, w, u loaded, y stored.
+    """
+    cells, f = layer.cells, layer.f
+    work = {
+        "outputs": Work(vector=cells * (9 + 2 * f.exp + f.max)),
+        "state": Work(vector=cells * (8 + 2 * f.exp + f.max)),
+    }
+    return Tally(work=work, traffic=layer.moved({"load": 2 * cells + 2 * layer.channels, "store": cells}))
 
-COMPULSORY = {"forward": "(3*N + 2*C)*w", "backward": "(5*N + 4*C)*w"}
-"""k, v, y and the parameters w and u; backward: k, v, dy, dk, dv, w, u, dw, du."""
+
+def recurrent_backward(layer: Layer) -> Tally:
+    """Backward FLOPs and bytes in two sweeps; P = dy / den and R = -P y are the gradients of an output's num and den.
+
+    Forward in time: the derivatives of num and den by w: 4; P: 1; dw: 5; du: 4.
+    Backward in time, the gradients (S, D) of num and den relative to a running largest exponential: two exponentials
+    3 + 2 F_exp + F_max, their recurrences 6, R 1; dv: two weights 3 + 2 F_exp and 3; dk: 7.
+    Recomputed and not counted: the forward pass.
+
+    Bytes: k, v, dy and the parameters loaded, P and the log of den's weight stored; k, v, y and those two loaded, dk
+    and dv stored, dw and du once a problem.
+    """
+    cells, channels, f = layer.cells, layer.channels, layer.f
+    work = {
+        "parameter gradients": Work(vector=14 * cells),
+        "state gradient": Work(vector=cells * (10 + 2 * f.exp + f.max)),
+        "input gradients": Work(vector=cells * (13 + 2 * f.exp)),
+    }
+    traffic = layer.moved({"load": 6 * cells + 2 * channels, "store": 2 * cells + 2 * channels})
+    statistics = 2 * cells * layer.widths.state
+    return Tally(
+        work=work,
+        traffic=traffic | {"statistics load": statistics, "statistics store": statistics},
+        recomputed_work=recurrent_forward(layer).work,
+    )
+
+
+def scan_forward(layer: Layer) -> Tally:
+    """Forward FLOPs and bytes of the scan.
+
+    Combining: shift by the length times w 2, log of the sum of exponentials 3 + F_max + F_abs + F_exp + F_log, two
+    weights 2 + 2 F_exp, the weighted sum 3. Outputs: the T - 1 tokens after the first combine what came before, which
+    needs no shift, with (v, u + k). k, v, w, u loaded, y stored.
+    """
+    rows, f = layer.batch * layer.channels, layer.f
+    work = {
+        "scan": Work(vector=rows * combinations(layer.length) * (2 + _log_add(f))),
+        "outputs": Work(vector=rows * (layer.length - 1) * (1 + _log_add(f))),
+    }
+    traffic = {"load": 2 * layer.cells + 2 * layer.channels, "store": layer.cells}
+    return Tally(work=work, traffic=layer.moved(traffic))
+
+
+def scan_backward(layer: Layer) -> Tally:
+    """Backward FLOPs and bytes of the scan: the same scan backward in time, over (dy, -dy y, -log den).
+
+    Combining two such elements, whose values have signs: shift 2, the larger log weight F_max, two weights
+    2 + 2 F_exp, two weighted sums 6. A token: -dy y 1; dv 6 + 2 F_exp; dk 7; du 1; dw 6 + F_exp.
+    Recomputed and not counted: the forward scan, whose (value, log weight) and log den are stored, and its log den.
+    Bytes: k, v, y, dy, those three and the parameters loaded; dk, dv, dw, du stored.
+    """
+    cells, rows, f = layer.cells, layer.batch * layer.channels, layer.f
+    work = {
+        "scan": Work(vector=rows * combinations(layer.length) * (10 + f.max + 2 * f.exp)),
+        "input gradients": Work(vector=cells * (14 + 2 * f.exp)),
+        "parameter gradients": Work(vector=cells * (7 + f.exp)),
+    }
+    stored = 3 * cells * layer.widths.state
+    traffic = layer.moved({"load": 4 * cells + 2 * layer.channels, "store": 2 * cells + 2 * layer.channels})
+    return Tally(
+        work=work,
+        traffic=traffic | {"states load": stored},
+        recomputed_work=scan_forward(layer).work,
+        recomputed_traffic=layer.moved({"load": 2 * cells + 2 * layer.channels}) | {"states store": stored},
+    )
+
+
+def compulsory(layer: Layer, *, backward: bool) -> Scalar:
+    """Bytes of k, v, y and the parameters w and u once; backward: k, v, dy, dk, dv, w, u, dw, du once."""
+    tensors, parameters = (5, 4) if backward else (3, 2)
+    return (tensors * layer.cells + parameters * layer.channels) * layer.widths.qkv
+
+
+def _log_add(f: Factors) -> Scalar:
+    """Cost of adding two elements (value, log weight) of equal reference: see :func:`scan_forward`."""
+    return 8 + f.max + f.abs + 3 * f.exp + f.log
 
 
 def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem."""
     layer = problem.layer(direction)
-    names = layer.names | {"pairs": combinations(layer.length)}
     if direction == "step":
-        one = decoding(FORMULAS["recurrent", "forward"].of(names), STATE_TENSORS * names["N"] * names["s"])
+        one = decoding(recurrent_forward(layer), STATE_TENSORS * layer.cells * layer.widths.state)
         return one, one.bytes
-    return FORMULAS[problem.formulation, direction].of(names), value_of(COMPULSORY[direction], names)
+    backward = direction == "backward"
+    if problem.formulation == "scan":
+        tally = (scan_backward if backward else scan_forward)(layer)
+    else:
+        tally = (recurrent_backward if backward else recurrent_forward)(layer)
+    return tally, compulsory(layer, backward=backward)

@@ -20,16 +20,16 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of
 from ..accelerators.known import Accelerator
-from ..counts import Head, Tally, Widths, baselines, count, scalar_decay
+from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
-from ..counts.problem import PASSES
 from .fit import Fit, Row
 from .prediction import answer, best_of
 from .runtime_model import flop_rate, runtime_model
@@ -38,6 +38,7 @@ MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
+_PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,9 @@ def coefficients(
         causal=causal_factor,
         widths=Widths(qkv=width, gate=width, state=DTYPE_BYTES[state_dtype]),
     )
-    at = [[_chunk(op, dataclasses.replace(head, length=length), each) for each in PASSES[mode]] for length in (0, 1, 2)]
+    at = [
+        [_chunk(op, dataclasses.replace(head, length=length), each) for each in _PASSES[mode]] for length in (0, 1, 2)
+    ]
     flops = [float(sum(tally.flops for tally in tallies)) for tallies in at]
     moved = [float(sum(tally.bytes for tally in tallies)) for tallies in at]
     a = (flops[2] - 2 * flops[1] + flops[0]) / 2
@@ -93,15 +96,19 @@ def coefficients(
 def check_chunkwise(op: str, mode: str, seq_len: int = MIN_CHUNK) -> None:
     """Raise ValueError for an operation or a mode without a chunk length, or a sequence shorter than the least."""
     one_of("op", op, CHUNKWISE_OPERATIONS, " to have a modelled chunk size")
-    one_of("mode", mode, ("fw", "bw", "fwbw"), " for a chunk size")
+    one_of("mode", mode, _PASSES, " for a chunk size")
     if seq_len < MIN_CHUNK:
         raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
 
 
-def _chunk(op: str, head: Head, direction: str) -> Tally:
+def _chunk(op: str, head: Head, mode: str) -> Tally:
     if op == "gla":
-        return baselines.GLA_CHUNK[direction].of(head.names)
-    return scalar_decay.tally(op, f"chunk_{direction}", head, published=op == "mlstm_sig")
+        return baselines.gla_chunk_forward(head) if mode == "fw" else baselines.gla_chunk_backward(head)
+    if mode == "bw":
+        return scalar_decay.chunk_backward(op, head)
+    if op in mlstm.OPERATIONS:
+        return mlstm.chunk(op, head, published=op == "mlstm_sig")
+    return scalar_decay.chunk_forward(op, head)
 
 
 def feasible_chunks(seq_len: int) -> tuple[int, ...]:

@@ -6,10 +6,8 @@ that moves them on purpose does that in the same commit; the difference then sho
 
 from __future__ import annotations
 
-import itertools
 import json
 import tempfile
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,8 +15,6 @@ from unittest import mock
 import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.counts import FORMULATIONS, Factors, count
-from lrbench.analysis.counts.formulations import MODES, is_counted
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.run import Settings, sweep
@@ -28,7 +24,6 @@ from lrbench.kernels import FAMILIES, get_operation
 DATA = Path(__file__).resolve().parents[2] / "data"
 PORTABLE = DATA / "portable.parquet"
 CHUNK_SIZES = DATA / "chunk_sizes.json"
-COUNTS = DATA / "counts.json"
 
 REQUEST = plan.Request(
     kernel="tfla",
@@ -79,31 +74,14 @@ def chunk_sizes() -> list[dict[str, Any]]:
     return rows
 
 
-def counts() -> list[dict[str, Any]]:
-    """Return the totals of every formulation and mode, at a ragged length and at costs that tell the terms apart."""
-    costs = Factors(exp=101, log=1009, sig=10007, max=100003, mask=1000003, abs=10000019)
-    sizes = {"seq_len": 1000, "batch": 3, "num_heads": 4, "chunk_size": 96, "head_dim_qk": 70, "head_dim_v": 90}
-    sizes |= {"channels": 77, "d_model": 53, "d_ff": 91}
-    dtypes = {"dtype": "fp16", "gate_dtype": "fp32", "state_dtype": "fp64"}
-    totals = ("flops", "tensor_flops", "bytes", "compulsory_bytes", "recomputed_flops", "recomputed_bytes")
-    rows = []
-    for op, formulation, mode in itertools.product(FORMULATIONS, dict.fromkeys(chain(*FORMULATIONS.values())), MODES):
-        if formulation in FORMULATIONS[op] and is_counted(op, formulation, mode):
-            found = count(op, formulation=formulation, mode=mode, factors=costs, **sizes, **dtypes)
-            case = {"op": op, "formulation": formulation, "mode": mode}
-            rows.append({**case, **{name: getattr(found, name) for name in totals}})
-    return rows
-
-
 def main() -> None:
     """Write tests/data anew."""
     DATA.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         PORTABLE.write_bytes(measure(Path(folder)).read_bytes())
-    for path, rows in ((CHUNK_SIZES, chunk_sizes()), (COUNTS, counts())):
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    print(f"{PORTABLE}\n{CHUNK_SIZES}\n{COUNTS}")
+    lines = ",\n".join(json.dumps(row) for row in chunk_sizes())
+    CHUNK_SIZES.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    print(f"{PORTABLE}\n{CHUNK_SIZES}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from lrbench.analysis.counts import (
     count,
     count_case,
     gated_mlp,
+    mlstm,
     scalar_decay,
 )
 from lrbench.kernels import FAMILIES, baselines, get_operation, resolve
@@ -177,8 +178,8 @@ def test_gated_mlp_eager_is_exactly_torch() -> None:
     dy = torch.randn_like(y)
     with OperationCounter() as backward:
         torch.autograd.grad(y, (x, w_up, w_gate), dy)
-    for direction, counter in (("forward", forward), ("backward", backward)):
-        tally = gated_mlp.tally(layer, "eager", direction)
+    for counter, formula in ((forward, gated_mlp.forward), (backward, gated_mlp.backward)):
+        tally = formula(layer, "eager")
         assert counter.products == tally.matrix_flops
         assert counter.products + counter.others == tally.flops + sum(
             work.flops for work in tally.recomputed_work.values()
@@ -214,7 +215,7 @@ def test_recurrent_references_do_the_counted_work(op: str) -> None:
     else:
         # The definition scales every k and q, by one where the operation has no gate or scale.
         named = (0 if gate.has_input else F.exp + d_qk) + (0 if gate.scaled else d_qk)
-    step = scalar_decay.tally(op, "step", head)
+    step = mlstm.step(op, head) if op in mlstm.OPERATIONS else scalar_decay.step(op, head)
     # A slope is negated once a head; Mamba-2's dt A and log dt are activations.
     assert work_of(op, "recurrent", SIZES | {"seq_len": 3}) / (3 * HEADS) == step.flops + named
 
@@ -224,7 +225,8 @@ def test_parallel_references_do_the_counted_work(op: str) -> None:
     """The quadratic form of every operation against the reference's."""
     gate, length, d_qk, d_v = scalar_decay.GATE_MODELS[op], 5, SIZES["head_dim_qk"], SIZES["head_dim_v"]
     head = Head(length=length, d_qk=d_qk, d_v=d_v, f=F)
-    tally = scalar_decay.tally(op, "parallel_forward", head)
+    paper = op in mlstm.OPERATIONS
+    tally = mlstm.parallel(op, head) if paper else scalar_decay.parallel_forward(op, head)
     square = length * length
     # The reference also makes the last state, and a weight for a state before the first token.
     named = 2 * length * d_qk * d_v + 2 * length * d_qk + length * F.exp
