@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ...results.arguments import unknown
 from ...results.toml_tables import Must
@@ -40,7 +40,8 @@ def _at_least(least: float, words: str) -> Must:
 
 _Text = Annotated[str, Must("a text", lambda value: bool(value.strip()))]
 _Flops = Annotated[float, _at_least(MIN_RATE, "a number of FLOP/s,")]
-_Dtype = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
+_DTYPES = ("fp16", "bf16", "tf32", "fp32", "fp64")
+_Dtype = Annotated[str, Must(" or ".join(map(repr, _DTYPES)), _DTYPES.__contains__)]
 _Capability = Annotated[str, Must('a compute capability such as "9.0"', re.compile(r"\d+\.\d").fullmatch)]
 _Bytes = Annotated[int, _at_least(MIN_BYTES, "an integer of")]
 

@@ -296,8 +296,13 @@ def summary(found: CheckResult) -> str:
     line = f"{'passed' if found.passed else 'FAILED'} on {found.accelerator}: {counted}"
     line += f"; compared {found.compared} of {found.planned} cases"
     if found.too_few:
-        left_out = (case for case in found.cases if case.verdict not in COMPARED and case.reason != NOT_IN_RUN)
-        reasons = Counter(BUSY if case.verdict == NOISY else " ".join(case.reason.split()) for case in left_out)
+        tried = [case for case in found.cases if case.reason != NOT_IN_RUN]
+        reasons = Counter(
+            BUSY if case.verdict == NOISY else " ".join(case.reason.split())
+            for case in tried
+            if case.verdict not in COMPARED
+        )
+        reasons["the run was stopped before"] = found.planned - len(tried)
         line += f", too few (--min-compared {found.min_compared:g}), mostly because: {reasons.most_common(1)[0][0]}"
     return line
 
