@@ -101,8 +101,7 @@ def make_inputs(
     batch, seq_len, heads = draw.tokens
     groups = sizes.get("num_groups", 1)
     x = draw.normal(*draw.tokens, draw.dim_v)
-    unit = torch.rand(draw.tokens, generator=draw.generator, dtype=draw.draw_dtype, device=device)
-    dt = draw.round_gate(1e-3 * 100**unit)
+    dt = draw.round_gate(1e-3 * 100 ** draw.uniform(*draw.tokens))
     rates = draw.round_gate(-torch.linspace(1, 16, heads, dtype=draw.draw_dtype, device=device))
     b, c = (draw.normal(batch, seq_len, groups, draw.dim_qk) for _ in range(2))
     return {"x": x, "dt": dt, "A": rates, "B": b, "C": c}

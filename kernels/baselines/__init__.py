@@ -26,9 +26,7 @@ from . import (
     lightning_attention,
     mamba,
     nxai_mlstm,
-    sdpa,
-    torch_channels,
-    torch_mlp,
+    pytorch,
     xformers,
 )
 from .operations import OPERATIONS
@@ -57,11 +55,9 @@ BASELINES: tuple[Baseline, ...] = (
     *mamba.BASELINES,
     *lightning_attention.BASELINES,
     *flash_attention.BASELINES,
-    *sdpa.BASELINES,
-    *torch_channels.BASELINES,
+    *pytorch.BASELINES,
     *accelerated_scans.BASELINES,
     *jax_scan.BASELINES,
-    *torch_mlp.BASELINES,
     *liger.BASELINES,
     *xformers.BASELINES,
 )

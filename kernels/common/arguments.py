@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .sizes import REMEMBERED
 
-INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CASE_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""Dtype of inputs -> what a case calls it."""
+INPUT_DTYPES = tuple(CASE_DTYPES)
 TRITON_DTYPES = INPUT_DTYPES[1:]
 """Dtypes of inputs that the Triton kernels take: all but float64."""
 

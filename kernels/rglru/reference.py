@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 
 def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -126,23 +127,20 @@ def rglru_inputs(
     c is such that a, with the gate open, is uniform in [0.9, 0.999] over the channels. As parameters in mixed precision
     it is float32 (float64 beside float64 inputs), with values that the inputs' dtype represents exactly.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    draw = Draw(dtype=dtype, device=device, seed=seed)
     shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    x, r, i = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device).to(dtype) for _ in range(3))
-    a = 0.9 + 0.099 * torch.rand(shape[2], generator=generator, dtype=draw_dtype, device=device)
-    c = torch.log(torch.expm1(-a.log() / 8.0))
-    return {"x": x, "r": r, "i": i, "c": c.to(dtype).to(compute_dtype(dtype))}
+    x, r, i = (draw.normal(*shape) for _ in range(3))
+    a = 0.9 + 0.099 * draw.uniform(shape[2])
+    return {"x": x, "r": r, "i": i, "c": draw.round_gate(torch.log(torch.expm1(-a.log() / 8.0)))}
 
 
 def linear_scan_inputs(
     sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> dict[str, Tensor]:
     """Draw x ~ N(0, 1) and decays a = sigma(z), z ~ N(3, 1)."""
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    draw = Draw(dtype=dtype, device=device, seed=seed)
     shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    x, z = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device) for _ in range(2))
+    x, z = (draw.noise(*shape) for _ in range(2))
     return {"x": x.to(dtype), "a": torch.sigmoid(z + 3.0).to(dtype)}
 
 
@@ -152,8 +150,6 @@ def rglru_layer_inputs(
     """Draw x and c as for RG-LRU, and weights ~ N(0, 1/C), so that pre-activations are ~ N(0, 1)."""
     inputs = rglru_inputs(sizes, dtype=dtype, device=device, seed=seed)
     channels = sizes["channels"]
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    w_a, w_x = torch.randn(2, channels, channels, generator=generator, dtype=draw_dtype, device=device).to(dtype)
+    w_a, w_x = Draw(dtype=dtype, device=device, seed=seed + 1).normal(2, channels, channels)
     scale = channels**-0.5
     return {"x": inputs["x"], "w_a": w_a * scale, "w_x": w_x * scale, "c": inputs["c"]}

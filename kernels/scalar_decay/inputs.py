@@ -7,34 +7,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 
-class InputGenerator:
+class InputGenerator(Draw):
     """Draws an operation's inputs reproducibly.
-
-    On the CPU numbers are drawn in float64 and then rounded, so every dtype gets the same problem; on a GPU in float32,
-    where they are needed. Gates are float32 beside float32, float16 and bfloat16 inputs (float64 beside float64): a
-    forget gate near 1 raised to a chunk length amplifies the rounding of its pre-activation. Their values are ones that
-    the inputs' dtype holds too, so that a package that wants its gates in that dtype computes the same problem.
 
     Args:
         sizes: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
-        dtype: dtype of q, k and v.
-        device: where the tensors are put.
-        seed: of the generator.
+        Others: see :class:`Draw`.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
+        super().__init__(dtype=dtype, device=device, seed=seed)
         self.tokens = (sizes["batch"], sizes["seq_len"], sizes["num_heads"])
         self.dim_qk, self.dim_v = sizes["head_dim_qk"], sizes["head_dim_v"]
-        self.dtype, self.gate_dtype, self.device = dtype, compute_dtype(dtype), device
-        self.generator = torch.Generator(device).manual_seed(seed)
-        self.draw_dtype = torch.float64 if self.generator.device.type == "cpu" else torch.float32
-
-    def normal(self, *shape: int) -> Tensor:
-        """Draw from N(0, 1) in the inputs' dtype."""
-        return self.noise(*shape).to(self.dtype)
 
     def qkv(self) -> dict[str, Tensor]:
         """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
@@ -55,11 +42,3 @@ class InputGenerator:
         """
         means = torch.linspace(low, high, self.tokens[2], dtype=self.draw_dtype, device=self.device)
         return self.round_gate(self.noise(*self.tokens) + means)
-
-    def noise(self, *shape: int) -> Tensor:
-        """Draw from N(0, 1) before any rounding."""
-        return torch.randn(shape, generator=self.generator, dtype=self.draw_dtype, device=self.device)
-
-    def round_gate(self, values: Tensor) -> Tensor:
-        """Round gates to values that the inputs' dtype holds, in the gates' dtype."""
-        return values.to(self.dtype).to(self.gate_dtype)

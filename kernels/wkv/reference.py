@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 TORCHS_OWN = "torch._higher_order_ops.associative_scan"
 
@@ -152,13 +153,11 @@ def wkv4_inputs(
 
     w and u are float32 (float64 beside float64 inputs). Source: Peng et al., RWKV (2023), appendix on initialisation.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
+    draw = Draw(dtype=dtype, device=device, seed=seed)
     shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    k, v = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device).to(dtype) for _ in range(2))
-    channel = torch.arange(shape[2], dtype=draw_dtype, device=device)
-    jitter = torch.randn(2, shape[2], generator=generator, dtype=draw_dtype, device=device)
+    k, v = (draw.normal(*shape) for _ in range(2))
+    channel = torch.arange(shape[2], dtype=draw.draw_dtype, device=device)
+    jitter = draw.noise(2, shape[2])
     log_rate = -5.0 + 8.0 * (channel / max(shape[2] - 1, 1)) ** 0.7 + 0.1 * jitter[0]
     u = -1.2 + 0.5 * ((channel + 1) % 3 - 1) + 0.1 * jitter[1]
-    parameters = compute_dtype(dtype)
-    return {"k": k, "v": v, "w": log_rate.exp().to(parameters), "u": u.to(parameters)}
+    return {"k": k, "v": v, "w": log_rate.exp().to(draw.gate_dtype), "u": u.to(draw.gate_dtype)}

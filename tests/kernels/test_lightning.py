@@ -10,13 +10,7 @@ import torch
 
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
-from lrbench.kernels.lightning.config import (
-    LightningConfig,
-    LoopConfig,
-    SweepConfig,
-    select_lightning1,
-    select_lightning2,
-)
+from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig, select_config
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import LIGHTNING, heads
 from lrbench.tests.kernels.laws import Case
@@ -43,18 +37,12 @@ def test_inputs_keep_scores_of_order_one_and_slopes_are_those_of_alibi() -> None
     assert inputs["slope"].tolist() == [2.0**-n for n in range(1, 9)]
 
 
-@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
 @pytest.mark.parametrize(("head_dim_qk", "head_dim_v"), [(16, 16), (24, 40), (64, 64), (128, 256), (256, 16)])
-def test_launches_fit_the_head_dims(
-    head_dim_qk: int, head_dim_v: int, capability: tuple[int, int], item_bytes: int
-) -> None:
-    sizes: dict[str, Any] = {"item_bytes": item_bytes, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
-    for config in (
-        select_lightning1(capability=capability, **sizes),
-        select_lightning2(capability=capability, rows=1, **sizes),
-        select_lightning2(capability=capability, rows=10_000, **sizes),
-    ):
+def test_launches_fit_the_head_dims(head_dim_qk: int, head_dim_v: int, capability: tuple[int, int], dtype: str) -> None:
+    for impl, batch in (("lightning1", 1), ("lightning2", 1), ("lightning2", 10_000)):
+        config = select_config(heads(batch, 1, 1, head_dim_qk, head_dim_v), dtype, capability, True, impl=impl)
         for name, dim in (("output", head_dim_v), ("dv", head_dim_v), ("dq", head_dim_qk), ("dk", head_dim_qk)):
             launch = getattr(config, name)
             assert 16 <= launch.block_z <= max(16, 2 * dim)
@@ -62,9 +50,9 @@ def test_launches_fit_the_head_dims(
 
 
 def test_few_heads_get_narrower_programs() -> None:
-    sizes: dict[str, Any] = {"capability": (9, 0), "item_bytes": 2, "head_dim_qk": 128, "head_dim_v": 128}
-    assert select_lightning2(rows=8 * 32, **sizes).output.block_z == 64
-    assert select_lightning2(rows=32, **sizes).output.block_z == 32
+    for batch, columns in ((8, 64), (1, 32)):
+        sizes = heads(batch, 1, 32, 128, 128)
+        assert select_config(sizes, "bf16", (9, 0), True, impl="lightning2").output.block_z == columns
 
 
 @interpret
