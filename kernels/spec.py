@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..results.arguments import one_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MODES = ("fw", "fwbw", "bw", "step")
@@ -146,8 +147,8 @@ class Operation:
         sizes: the size columns that describe a problem.
         qk_ratio: default head_dim_qk / head_dim_v.
         state_dim: default head_dim_qk where that is a state's size, whatever head_dim_v is.
-        inputs: "module:function"; ``make_inputs(sizes, *, dtype, device, seed) -> dict[str, Tensor]`` in argument
-            order, with realistic gates.
+        inputs: "module:function"; ``make_inputs(draw) -> dict[str, Tensor]`` in argument order, with realistic gates,
+            from a :class:`.common.inputs.Draw`.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
         parallel: "module:function" of the fully parallel (quadratic) form, or None.
         call: "module:function" of the public function, which takes the arguments in order and the keywords of an
@@ -192,6 +193,14 @@ class Operation:
     def step(self) -> Callable[..., Any]:
         """What runs a decoding step."""
         return functools.partial(resolve(self.call), impl="step")
+
+    def make_inputs(
+        self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    ) -> dict[str, Tensor]:
+        """Draw the arguments of a problem of these sizes, in order; see :class:`.common.inputs.Draw`."""
+        from .common.inputs import Draw
+
+        return resolve(self.inputs)(Draw(sizes, dtype=dtype, device=device, seed=seed))
 
     def default_head_dim_qk(self, head_dim_v: int) -> int:
         """Return the query-key head dim that goes with a value head dim where none is asked for."""

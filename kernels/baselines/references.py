@@ -7,7 +7,6 @@ float32 for any other dtype, and return the output in the dtype of the values. T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from ..common.arguments import compute_dtype
 from ..common.inputs import Draw
-from ..scalar_decay.inputs import InputGenerator
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
@@ -113,36 +111,29 @@ def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
     return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
 
 
-def make_attention_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_attention_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
-    return InputGenerator(sizes, dtype=dtype, device=device, seed=seed).qkv()
+    return draw.qkv()
 
 
-def make_gla_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
-    """Draw attention's inputs and g [B, T, H, K] = log sigma(N(0, 1)) / 16 in ``dtype``.
+def make_gla_inputs(draw: Draw) -> dict[str, Tensor]:
+    """Draw attention's inputs and g [B, T, H, K] = log sigma(N(0, 1)) / 16 in the inputs' dtype.
 
     The temperature 16 and the gate in the dtype of the activations are those of the authors' layer.
     """
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
-    return {**draw.qkv(), "g": (F.logsigmoid(draw.noise(*draw.tokens, draw.dim_qk)) / 16.0).to(dtype)}
+    return {**draw.qkv(), "g": (F.logsigmoid(draw.noise(*draw.keys)) / 16.0).to(draw.dtype)}
 
 
-def make_selective_scan_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_selective_scan_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw the inputs of a freshly initialised Mamba layer.
 
     u [B, T, D], B and C [B, T, N] from N(0, 1); delta [B, T, D] log-uniform in [0.001, 0.1]; A [D, N] = -(1, ..., N)
-    (S4D-real) in float32, all others in ``dtype``: what the authors' kernel asks for. D is ``channels`` and N is
+    (S4D-real) in float32, all others in the inputs' dtype: what the authors' kernel asks for. D is ``channels``, N
     ``head_dim_qk``.
     """
-    draw = Draw(dtype=dtype, device=device, seed=seed)
-    batch, seq_len, channels, state = (sizes[name] for name in ("batch", "seq_len", "channels", "head_dim_qk"))
-    delta = 0.001 * 100 ** draw.uniform(batch, seq_len, channels)
-    rates = -torch.arange(1, state + 1, dtype=draw.gate_dtype, device=device).repeat(channels, 1)
+    batch, seq_len, channels = draw.channels
+    state = draw.sizes["head_dim_qk"]
+    delta = (0.001 * 100 ** draw.uniform(*draw.channels)).to(draw.dtype)
+    rates = -torch.arange(1, state + 1, dtype=draw.gate_dtype, device=draw.device).repeat(channels, 1)
     u, b, c = (draw.normal(batch, seq_len, columns) for columns in (channels, state, state))
-    return {"u": u, "delta": delta.to(dtype), "A": rates, "B": b, "C": c}
+    return {"u": u, "delta": delta, "A": rates, "B": b, "C": c}

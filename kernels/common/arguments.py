@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -119,6 +119,14 @@ def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = 
     if not valid or (power_of_two and chunk_size & (chunk_size - 1)):
         kind = "a power of two" if power_of_two else "an integer"
         raise ValueError(f"chunk_size must be {kind} >= {minimum}, got {chunk_size!r}")
+
+
+def check_three(initial_state: Any, names: str) -> None:
+    """Raise unless a state is three tensors, called ``names``."""
+    is_list = isinstance(initial_state, tuple | list)
+    if not is_list or len(initial_state) != 3:
+        given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__
+        raise ValueError(f"initial_state must be three tensors ({names}), got {given}")
 
 
 def check_state_dtype(state_dtype: torch.dtype, allowed: Sequence[torch.dtype] = (torch.float32,)) -> None:

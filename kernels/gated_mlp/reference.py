@@ -80,12 +80,9 @@ def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**inputs, **{name: inputs[name].detach().T.contiguous().T for name in ("w_up", "w_gate")}}
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw x [batch * seq_len, D] ~ N(0, 1), as a norm leaves it, and weights ~ N(0, 1/D), for gates ~ N(0, 1)."""
-    draw = Draw(dtype=dtype, device=device, seed=seed)
-    d_model, d_ff = sizes["d_model"], sizes["d_ff"]
-    x = draw.normal(sizes["batch"] * sizes["seq_len"], d_model)
-    w_up, w_gate = (draw.noise(d_model, d_ff).mul_(d_model**-0.5).to(dtype) for _ in range(2))
+    batch, seq_len, d_model, d_ff = (draw.sizes[name] for name in ("batch", "seq_len", "d_model", "d_ff"))
+    x = draw.normal(batch * seq_len, d_model)
+    w_up, w_gate = (draw.noise(d_model, d_ff).mul_(d_model**-0.5).to(draw.dtype) for _ in range(2))
     return {"x": x, "w_up": w_up, "w_gate": w_gate}

@@ -8,7 +8,7 @@ exp(-slope).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..common.calls import remember_calls
@@ -18,6 +18,8 @@ from ..spec import triton_form
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from ..common.inputs import Draw
 
 KERNELS = {
     "lightning2": "Lightning Attention-2: blocks in order, the state on the chip",
@@ -117,17 +119,12 @@ def slopes(num_heads: int) -> Tensor:
     return torch.exp2(-8.0 * torch.arange(1, num_heads + 1, dtype=torch.float64) / num_heads)
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: v ~ N(0, 1), q and k ~ N(0, K^-1/2), so that scores are of order one; ALiBi's slopes."""
-    from ..scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
-    shrink = sizes["head_dim_qk"] ** -0.25
+    shrink = draw.sizes["head_dim_qk"] ** -0.25
     return {
-        "q": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
-        "k": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
-        "v": draw.normal(*draw.tokens, draw.dim_v),
-        "slope": slopes(sizes["num_heads"]).to(draw.device, draw.gate_dtype),
+        "q": (shrink * draw.noise(*draw.keys)).to(draw.dtype),
+        "k": (shrink * draw.noise(*draw.keys)).to(draw.dtype),
+        "v": draw.normal(*draw.values),
+        "slope": slopes(draw.sizes["num_heads"]).to(draw.device, draw.gate_dtype),
     }

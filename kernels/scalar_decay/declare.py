@@ -19,20 +19,15 @@ WHOLE_STATE = "whole_state"
 HOPPER, GLUON_TRITON = "9.0", "3.6"
 """Compute capability and Triton that it is written for."""
 
-IMPLEMENTATIONS = {
-    FUSED_CHUNK: ("chunk_size",),
-    WHOLE_STATE: ("chunk_size",),
-    "xl_chunk": ("chunk_size",),
-    "limit_chunk": ("chunk_size",),
-    "torch": ("chunk_size",),
-    "parallel": ("gate_dtype",),
-    "recurrent": ("round_operands",),
-    "step": (),
-}
-"""What the operations' functions take as ``impl`` -> keywords that not every one has."""
+OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
+"""What the operations' functions take as ``impl`` -> a keyword that not every one has."""
 
 SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 """Implementation by Triton -> how it processes a chunk, see config.select_config."""
+
+CHUNKED = (*SCHEMES, "torch")
+IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
+"""What the operations' functions take as ``impl``, and what of it takes ``chunk_size``."""
 
 MAX_HEAD_DIM = 1024
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)

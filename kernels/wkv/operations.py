@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size
+from ..common.arguments import check_chunk_size, check_three
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
 from . import OPERATION, launch, portable
@@ -58,10 +58,8 @@ def wkv4(
 
     Source: Peng et al., RWKV (2023), equations 16 and 22 to 26.
     """
-    if initial_state is not None and (not isinstance(initial_state, tuple | list) or len(initial_state) != 3):
-        is_list = isinstance(initial_state, tuple | list)
-        given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__
-        raise ValueError(f"initial_state must be three tensors (num, den, max), got {given}")
+    if initial_state is not None:
+        check_three(initial_state, "num, den, max")
     names = ("initial_state num", "initial_state den", "initial_state max")
     states = dict(zip(names, initial_state or (None,) * 3, strict=True))
     check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)

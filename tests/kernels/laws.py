@@ -213,7 +213,7 @@ class Case:
     def draw(self) -> Problem:
         """Draw the problem."""
         sizes, dtype = self.sizes, self.dtype
-        inputs = resolve(self.operation.inputs)(sizes, dtype=dtype, device="cpu", seed=self.seed)
+        inputs = self.operation.make_inputs(sizes, dtype=dtype, seed=self.seed)
         generator = torch.Generator("cpu").manual_seed(self.seed + 1)
 
         def normal(*shape: int) -> Tensor:

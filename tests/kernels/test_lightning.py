@@ -23,7 +23,7 @@ SMALL = heads(1, 70, 2, 24, 40)
 
 
 def test_it_is_retention_without_its_scale() -> None:
-    inputs = resolve(OPERATION.inputs)(ODD, dtype=torch.float64, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(ODD, dtype=torch.float64)
     ours = resolve(OPERATION.recurrent)(*inputs.values())
     retention = resolve(get_operation("retention").recurrent)(*inputs.values())
     torch.testing.assert_close(ours, retention * ODD["head_dim_qk"] ** 0.5, rtol=1e-12, atol=0)
@@ -31,7 +31,7 @@ def test_it_is_retention_without_its_scale() -> None:
 
 def test_inputs_keep_scores_of_order_one_and_slopes_are_those_of_alibi() -> None:
     sizes = {**ODD, "num_heads": 8, "seq_len": 512, "head_dim_qk": 128}
-    inputs = resolve(OPERATION.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(sizes, dtype=torch.bfloat16)
     scores = torch.einsum("bthk,bthk->bth", inputs["q"].float(), inputs["k"].roll(1, 1).float())
     assert 0.9 < float(scores.std()) < 1.1
     assert inputs["slope"].tolist() == [2.0**-n for n in range(1, 9)]
@@ -60,7 +60,7 @@ def test_few_heads_get_narrower_programs() -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     """Without decay the sum is cumulative; with total decay only the position itself is left."""
-    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
     inputs["slope"] = torch.full_like(inputs["slope"], slope)
     q, k, v, _ = leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
     state = torch.ones(1, 2, 24, 40)
@@ -84,7 +84,7 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_only_the_last_state_is_used(implementation: str) -> None:
     """Outputs may get no gradient at all."""
-    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
     leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
 
     def gradients(fn: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
@@ -101,9 +101,7 @@ def test_only_the_last_state_is_used(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_slopes_get_no_gradient(implementation: str) -> None:
     fn = OPERATION.function(implementation)
-    inputs = resolve(OPERATION.inputs)
-    good = inputs(SMALL, dtype=torch.float32, device="cpu", seed=0)
-    q, k, v, slope = (x.requires_grad_() for x in good.values())
+    q, k, v, slope = (x.requires_grad_() for x in OPERATION.make_inputs(SMALL, dtype=torch.float32).values())
     with pytest.raises(ValueError, match=f"slope must not require a gradient for {implementation}"):
         fn(q, k, v, slope)
     with torch.no_grad():
@@ -114,7 +112,7 @@ def test_slopes_get_no_gradient(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
-    inputs = resolve(OPERATION.inputs)({**SMALL, "batch": 2}, dtype=torch.float16, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs({**SMALL, "batch": 2}, dtype=torch.float16)
     do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +134,7 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
     """And the other gradients are the same with it as without."""
-    inputs = resolve(OPERATION.inputs)({**SMALL, "seq_len": 41}, dtype=dtype, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs({**SMALL, "seq_len": 41}, dtype=dtype)
     exact = [x.double().requires_grad_() for x in inputs.values()]
     expected = torch.autograd.grad(resolve(OPERATION.recurrent)(*exact).square().sum(), exact)
 

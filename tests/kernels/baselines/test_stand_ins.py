@@ -125,7 +125,7 @@ def case_of(baseline: Baseline, mode: str = "fwbw") -> Case:
 def errors_of(baseline: Baseline, dtype: torch.dtype = torch.float32) -> dict[str, float]:
     """Return the errors of the output and of the gradients, where there are any, against the definition."""
     operation, case = get_operation(baseline.op), case_of(baseline)
-    inputs = resolve(operation.inputs)(case.sizes, dtype=dtype, device="cpu", seed=0)
+    inputs = operation.make_inputs(case.sizes, dtype=dtype)
     runnable, gradients = resolve(baseline.build)(case, inputs), "fwbw" in baseline.modes
     errors = relative_errors(operation, runnable, inputs, gradients=gradients)
     assert set(errors) == {"out", *(operation.differentiable if gradients else ())}
@@ -160,7 +160,7 @@ def test_jax_agrees_with_the_reference(dtype: torch.dtype) -> None:
 def test_closed_gates_have_finite_gradients(name: str) -> None:
     """Decays so near 1 that 1 - a^2 as it stands would be 0, and its root's gradient infinite."""
     baseline = get_baseline("rglru", name)
-    inputs = resolve(get_operation("rglru").inputs)(SIZES, dtype=torch.float32, device="cpu", seed=0)
+    inputs = get_operation("rglru").make_inputs(SIZES, dtype=torch.float32)
     inputs["r"] = torch.full_like(inputs["r"], -20.0)
     runnable = resolve(baseline.build)(case_of(baseline), inputs)
     gradients = torch.autograd.grad(runnable.forward().sum(), list(runnable.leaves.values()))
