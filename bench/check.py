@@ -90,7 +90,7 @@ STEP_PREFIX = 16
 def state_before_step(operation: Operation, case: Case, device: str) -> Any:
     """Return the state after :data:`STEP_PREFIX` tokens of the case's problem, from the definition in fp32."""
     sizes = {**case.sizes, "seq_len": STEP_PREFIX}
-    inputs = resolve(operation.inputs)(sizes, dtype=torch.float32, device=device, seed=SEED + 2)
+    inputs = operation.make_inputs(sizes, dtype=torch.float32, device=device, seed=SEED + 2)
     with torch.no_grad():
         _, state = resolve(operation.recurrent)(*inputs.values(), return_last_state=True)
     return state
@@ -138,8 +138,9 @@ class Inputs:
         if key not in self._problems:
             while len(self._problems) >= self.kept:
                 del self._problems[next(iter(self._problems))]
-            make = resolve(operation.inputs)
-            self._problems[key] = make(case.sizes, dtype=DTYPES[case.dtype], device=self.device, seed=SEED)
+            self._problems[key] = operation.make_inputs(
+                case.sizes, dtype=DTYPES[case.dtype], device=self.device, seed=SEED
+            )
         return {name: tensor.detach() for name, tensor in self._problems[key].items()}
 
 

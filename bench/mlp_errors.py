@@ -125,7 +125,7 @@ def _draw_once(
 ) -> None:
     import torch
 
-    from ..kernels.baselines.torch_mlp import eager
+    from ..kernels.baselines.pytorch import eager
     from .check import DTYPES as TORCH_DTYPES
 
     references: dict[str, Callable[..., Tensor]] = {

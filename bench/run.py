@@ -232,13 +232,12 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
         if reason := baselines.availability(target):
             return _refusal("unavailable", reason)
         reason = baselines.known_bad_here(target, case, versions, environment.capability)
-        reason = reason or baselines.unsupported(target, case)
     else:
         for distribution in target.requires:
             if version_of(distribution) is None:
                 return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
         reason = target.why_not_on(environment.capability) or target.why_not_with(environment.triton_version)
-        reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
+    reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     return _refusal("unsupported", reason) if reason else None
 
 

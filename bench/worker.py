@@ -251,9 +251,7 @@ def _runnable(
 ) -> Runnable:
     options: dict[str, Any] = dict(given)
     if case.mode == "step":
-        if target.step_call is None:
-            raise ValueError(f"{target.name} must name its step_call to be timed in mode step")
-        function = resolve(target.step_call)
+        function = operation.step
         options["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
     else:
         function = operation.function(target)

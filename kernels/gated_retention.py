@@ -7,7 +7,6 @@ Source: Sun et al., You Only Cache Once (2024), section 3.1, with one gate per h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -16,6 +15,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "gated_retention",
@@ -82,11 +83,6 @@ def gated_retention(
     )  # fmt: skip
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: q, k, v, f ~ N(0, 1); with tau = 16 the decays lie around 0.96."""
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
     return {**draw.qkv(), "f": draw.gate(0.0)}

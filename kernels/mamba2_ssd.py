@@ -9,7 +9,6 @@ the discretisation of section 7; the D skip, the convolution and the output gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -18,6 +17,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "mamba2_ssd",
@@ -86,23 +87,17 @@ def mamba2_ssd(
     )  # fmt: skip
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: x, B, C ~ N(0, 1), dt log-uniform in [1e-3, 1e-1], -A spread evenly over [1, 16] by head.
 
     These are Mamba-2's initial ranges. B and C have ``num_groups`` groups (1 where the sizes do not say).
     """
     import torch
 
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
     batch, seq_len, heads = draw.tokens
-    groups = sizes.get("num_groups", 1)
-    x = draw.normal(*draw.tokens, draw.dim_v)
-    unit = torch.rand(draw.tokens, generator=draw.generator, dtype=draw.draw_dtype, device=device)
-    dt = draw.round_gate(1e-3 * 100**unit)
-    rates = draw.round_gate(-torch.linspace(1, 16, heads, dtype=draw.draw_dtype, device=device))
-    b, c = (draw.normal(batch, seq_len, groups, draw.dim_qk) for _ in range(2))
+    groups = draw.sizes.get("num_groups", 1)
+    x = draw.normal(*draw.values)
+    dt = draw.round_gate(1e-3 * 100 ** draw.uniform(*draw.tokens))
+    rates = draw.round_gate(-torch.linspace(1, 16, heads, dtype=draw.draw_dtype, device=draw.device))
+    b, c = (draw.normal(batch, seq_len, groups, draw.sizes["head_dim_qk"]) for _ in range(2))
     return {"x": x, "dt": dt, "A": rates, "B": b, "C": c}

@@ -10,7 +10,6 @@ The denominator is a constant to the backward pass (detached), as in the paper a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -19,6 +18,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "mlstm_exp",
@@ -93,15 +94,10 @@ def mlstm_exp(
     )  # fmt: skip
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: q, k, v ~ N(0, 1), forget gates biased towards 1 head by head, input gates ~ N(-2.5, 1).
 
     The paper starts training with input gates at -10, where the denominator is always 1; at -2.5 both of its branches
     occur.
     """
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
     return {**draw.qkv(), "i": draw.gate(-2.5), "f": draw.forget_gate()}

@@ -7,7 +7,6 @@ Source: TFLA paper, section 4 (mLSTMsig).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -16,6 +15,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "mlstm_sig",
@@ -81,11 +82,6 @@ def mlstm_sig(
     )  # fmt: skip
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: q, k, v ~ N(0, 1), forget gates biased towards 1 head by head, input gates ~ N(-2.5, 1)."""
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
     return {**draw.qkv(), "i": draw.gate(-2.5), "f": draw.forget_gate()}

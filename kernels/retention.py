@@ -7,7 +7,6 @@ Source: Sun et al., Retentive Network (2023), equation 5, without the rotation o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -16,6 +15,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "retention",
@@ -79,11 +80,6 @@ def slopes(num_heads: int) -> Tensor:
     return -torch.log1p(-torch.exp2(-5 - torch.arange(num_heads, dtype=torch.float64)))
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: q, k, v ~ N(0, 1); slopes are RetNet's, decay 1 - 2^(-5 - h) for head h."""
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
-    return {**draw.qkv(), "slope": slopes(sizes["num_heads"]).to(draw.device, draw.gate_dtype)}
+    return {**draw.qkv(), "slope": slopes(draw.sizes["num_heads"]).to(draw.device, draw.gate_dtype)}

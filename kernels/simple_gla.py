@@ -7,7 +7,6 @@ Source: Yang et al., Gated Linear Attention (2024), with the gate reduced to a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .common.calls import remember_calls
@@ -16,6 +15,8 @@ from .scalar_decay.declare import scalar_decay_operation
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from .common.inputs import Draw
 
 OPERATION = scalar_decay_operation(
     "simple_gla",
@@ -72,13 +73,8 @@ def simple_gla(
     )  # fmt: skip
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: q, k, v ~ N(0, 1), g = log sigma(x) with x biased towards decays near 1 head by head."""
     from torch.nn.functional import logsigmoid
 
-    from .scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
     return {**draw.qkv(), "g": draw.round_gate(logsigmoid(draw.forget_gate()))}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..results.arguments import one_of
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MODES = ("fw", "fwbw", "bw", "step")
@@ -54,8 +55,7 @@ class Implementation(Counted):
         name: unique within the operation: fused_chunk, limit_chunk, torch, parallel, recurrent.
         call: "module:function" relative to the package; empty where the operation's own function takes the name as
             ``impl``. The function takes the operation's arguments in order, then keywords ``chunk_size`` (where
-            ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``. An implementation with the mode
-            "step" names its decoding step in ``step_call``.
+            ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``.
         devices: device kinds it runs on.
         modes: modes it can be timed in.
         dtypes: input dtypes it takes.
@@ -84,7 +84,6 @@ class Implementation(Counted):
     state_dtypes: tuple[str, ...] = ("fp32",)
     chunked: bool = True
     supports: str | None = None
-    step_call: str | None = None
     preferred_chunk: str | None = None
     default_config: str | None = None
     requires: tuple[str, ...] = ()
@@ -130,6 +129,11 @@ class Implementation(Counted):
         return resolve(self.default_config)(sizes, dtype, capability, mode != "fw")
 
 
+triton_form = functools.partial(Implementation, requires=("triton",))
+portable_form = functools.partial(Implementation, devices=("cpu", "cuda"), dtypes=DTYPES)
+"""Declare an implementation in Triton, and one in plain torch, which runs anywhere."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A mathematical function with a reference.
@@ -143,12 +147,13 @@ class Operation:
         sizes: the size columns that describe a problem.
         qk_ratio: default head_dim_qk / head_dim_v.
         state_dim: default head_dim_qk where that is a state's size, whatever head_dim_v is.
-        inputs: "module:function"; ``make_inputs(sizes, *, dtype, device, seed) -> dict[str, Tensor]`` in argument
-            order, with realistic gates.
+        inputs: "module:function"; ``make_inputs(draw) -> dict[str, Tensor]`` in argument order, with realistic gates,
+            from a :class:`.common.inputs.Draw`.
         recurrent: "module:function" of the definition, one step at a time; runs in float64.
         parallel: "module:function" of the fully parallel (quadratic) form, or None.
         call: "module:function" of the public function, which takes the arguments in order and the keywords of an
-            implementation's ``call``, and ``impl``, the implementation's name. Empty where each has its own.
+            implementation's ``call``, and ``impl``, the implementation's name, or "step" for the decoding step, where
+            one has that mode. Empty where each has its own.
         channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
             last axis of them all and the output has the first one's shape.
         implementations: ours.
@@ -183,6 +188,19 @@ class Operation:
         if implementation.call:
             return resolve(implementation.call)
         return functools.partial(resolve(self.call), impl=implementation.name)
+
+    @property
+    def step(self) -> Callable[..., Any]:
+        """What runs a decoding step."""
+        return functools.partial(resolve(self.call), impl="step")
+
+    def make_inputs(
+        self, sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
+    ) -> dict[str, Tensor]:
+        """Draw the arguments of a problem of these sizes, in order; see :class:`.common.inputs.Draw`."""
+        from .common.inputs import Draw
+
+        return resolve(self.inputs)(Draw(sizes, dtype=dtype, device=device, seed=seed))
 
     def default_head_dim_qk(self, head_dim_v: int) -> int:
         """Return the query-key head dim that goes with a value head dim where none is asked for."""

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...results.arguments import one_of
 from ...results.schema import Case
@@ -26,9 +25,7 @@ from . import (
     lightning_attention,
     mamba,
     nxai_mlstm,
-    sdpa,
-    torch_channels,
-    torch_mlp,
+    pytorch,
     xformers,
 )
 from .operations import OPERATIONS
@@ -47,7 +44,6 @@ __all__ = [
     "installed_versions",
     "known_bad_here",
     "plan_sizes",
-    "unsupported",
     "why_unsupported",
 ]
 
@@ -57,11 +53,9 @@ BASELINES: tuple[Baseline, ...] = (
     *mamba.BASELINES,
     *lightning_attention.BASELINES,
     *flash_attention.BASELINES,
-    *sdpa.BASELINES,
-    *torch_channels.BASELINES,
+    *pytorch.BASELINES,
     *accelerated_scans.BASELINES,
     *jax_scan.BASELINES,
-    *torch_mlp.BASELINES,
     *liger.BASELINES,
     *xformers.BASELINES,
 )
@@ -94,13 +88,7 @@ def get_implementation(op: str, name: str) -> Implementation | Baseline:
 
 def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, int]) -> str | None:
     """Return why an implementation, ours or outside, cannot run a problem on any machine, or None."""
-    known = get_implementation(op, impl)
-    if isinstance(known, Implementation):
-        return known.why_unsupported(mode, dtype, None, sizes)
-    columns: dict[str, Any] = dict(sizes)
-    return unsupported(
-        known, Case(kernel=op, op=op, impl=impl, provider=known.provider, mode=mode, dtype=dtype, **columns)
-    )
+    return get_implementation(op, impl).why_unsupported(mode, dtype, None, sizes)
 
 
 def availability(baseline: Baseline) -> str | None:
@@ -157,19 +145,6 @@ def known_bad_here(
         if all(matches_version(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
             return f"{known.reason} ({known.source})"
     return None
-
-
-def unsupported(baseline: Baseline, case: Case) -> str | None:
-    """Return why the baseline cannot run the case on any machine (mode, dtype, chunk or sizes), or None."""
-    for name, value, accepted in (("mode", case.mode, baseline.modes), ("dtype", case.dtype, baseline.dtypes)):
-        if value not in accepted:
-            return f"{name} must be one of {', '.join(accepted)} for {baseline.name}, got {value}"
-    if baseline.chunk_sizes and case.chunk_size not in baseline.chunk_sizes:
-        accepted_sizes = ", ".join(map(str, sorted(baseline.chunk_sizes)))
-        return f"chunk_size must be one of {accepted_sizes} for {baseline.name}, got {case.chunk_size}"
-    if baseline.supports is None:
-        return None
-    return resolve(baseline.supports)(case.sizes, case.dtype, case.state_dtype)
 
 
 def plan_sizes(

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...results.schema import Case
+from .pytorch import LINE_BY_LINE
 from .spec import Baseline, KnownBad, Runnable
-from .torch_channels import LINE_BY_LINE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +148,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 def build_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare one of HGRN's scans behind the operation's gates: step by step, or over chunks of 128."""
     from ._tensors import as_leaf, on_leaves
-    from .torch_channels import LEAVES, elements
+    from .pytorch import LEAVES, elements
 
     scan = _function("hgrn", case)
     if case.op != "linear_scan":

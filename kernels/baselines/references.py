@@ -7,13 +7,13 @@ float32 for any other dtype, and return the output in the dtype of the values. T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
@@ -111,61 +111,29 @@ def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
     return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
 
 
-class _Normal:
-    """Draws from N(0, 1) on the device in float32 and rounds: the same numbers for every dtype on one device."""
-
-    def __init__(self, device: torch.device | str, seed: int) -> None:
-        self.device = torch.device(device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-
-    def __call__(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, device=self.device)
-
-
-def make_attention_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_attention_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
-    normal = _Normal(device, seed)
-    tokens = (sizes["batch"], sizes["seq_len"], sizes["num_heads"])
-    return {
-        "q": normal(*tokens, sizes["head_dim_qk"]).to(dtype),
-        "k": normal(*tokens, sizes["head_dim_qk"]).to(dtype),
-        "v": normal(*tokens, sizes["head_dim_v"]).to(dtype),
-    }
+    return draw.qkv()
 
 
-def make_gla_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
-    """Draw attention's inputs and g [B, T, H, K] = log sigma(N(0, 1)) / 16 in ``dtype``.
+def make_gla_inputs(draw: Draw) -> dict[str, Tensor]:
+    """Draw attention's inputs and g [B, T, H, K] = log sigma(N(0, 1)) / 16 in the inputs' dtype.
 
     The temperature 16 and the gate in the dtype of the activations are those of the authors' layer.
     """
-    inputs = make_attention_inputs(sizes, dtype=dtype, device=device, seed=seed)
-    gate = _Normal(device, seed + 1)(*inputs["q"].shape)
-    return {**inputs, "g": (F.logsigmoid(gate) / 16.0).to(dtype)}
+    return {**draw.qkv(), "g": (F.logsigmoid(draw.noise(*draw.keys)) / 16.0).to(draw.dtype)}
 
 
-def make_selective_scan_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_selective_scan_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw the inputs of a freshly initialised Mamba layer.
 
     u [B, T, D], B and C [B, T, N] from N(0, 1); delta [B, T, D] log-uniform in [0.001, 0.1]; A [D, N] = -(1, ..., N)
-    (S4D-real) in float32, all others in ``dtype``: what the authors' kernel asks for. D is ``channels`` and N is
+    (S4D-real) in float32, all others in the inputs' dtype: what the authors' kernel asks for. D is ``channels``, N
     ``head_dim_qk``.
     """
-    normal = _Normal(device, seed)
-    batch, seq_len, channels, state = (sizes[name] for name in ("batch", "seq_len", "channels", "head_dim_qk"))
-    uniform = torch.special.ndtr(normal(batch, seq_len, channels))
-    delta = torch.exp(math.log(0.001) + uniform * (math.log(0.1) - math.log(0.001)))
-    rate_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    rates = -torch.arange(1, state + 1, dtype=rate_dtype, device=normal.device).repeat(channels, 1)
-    return {
-        "u": normal(batch, seq_len, channels).to(dtype),
-        "delta": delta.to(dtype),
-        "A": rates,
-        "B": normal(batch, seq_len, state).to(dtype),
-        "C": normal(batch, seq_len, state).to(dtype),
-    }
+    batch, seq_len, channels = draw.channels
+    state = draw.sizes["head_dim_qk"]
+    delta = (0.001 * 100 ** draw.uniform(*draw.channels)).to(draw.dtype)
+    rates = -torch.arange(1, state + 1, dtype=draw.gate_dtype, device=draw.device).repeat(channels, 1)
+    u, b, c = (draw.normal(batch, seq_len, columns) for columns in (channels, state, state))
+    return {"u": u, "delta": delta, "A": rates, "B": b, "C": c}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..spec import Counted
+from ..spec import Counted, resolve
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +86,16 @@ class Baseline(Counted):
     def chunked(self) -> bool:
         """Whether it has a chunk-size axis."""
         return bool(self.chunk_sizes)
+
+    def why_unsupported(self, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> str | None:
+        """Return why it cannot run a problem on any machine (mode, dtype, chunk or sizes), or None."""
+        for what, value, accepted in (("mode", mode, self.modes), ("dtype", dtype, self.dtypes)):
+            if value not in accepted:
+                return f"{what} must be one of {', '.join(accepted)} for {self.name}, got {value}"
+        if self.chunk_sizes and sizes.get("chunk_size") not in self.chunk_sizes:
+            accepted_sizes = ", ".join(map(str, sorted(self.chunk_sizes)))
+            return f"chunk_size must be one of {accepted_sizes} for {self.name}, got {sizes.get('chunk_size')}"
+        return None if self.supports is None else resolve(self.supports)(sizes, dtype, state_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from .sizes import REMEMBERED
 
-INPUT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CASE_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""Dtype of inputs -> what a case calls it."""
+INPUT_DTYPES = tuple(CASE_DTYPES)
 TRITON_DTYPES = INPUT_DTYPES[1:]
 """Dtypes of inputs that the Triton kernels take: all but float64."""
 
@@ -117,6 +119,14 @@ def check_chunk_size(chunk_size: int, *, minimum: int = 1, power_of_two: bool = 
     if not valid or (power_of_two and chunk_size & (chunk_size - 1)):
         kind = "a power of two" if power_of_two else "an integer"
         raise ValueError(f"chunk_size must be {kind} >= {minimum}, got {chunk_size!r}")
+
+
+def check_three(initial_state: Any, names: str) -> None:
+    """Raise unless a state is three tensors, called ``names``."""
+    is_list = isinstance(initial_state, tuple | list)
+    if not is_list or len(initial_state) != 3:
+        given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__
+        raise ValueError(f"initial_state must be three tensors ({names}), got {given}")
 
 
 def check_state_dtype(state_dtype: torch.dtype, allowed: Sequence[torch.dtype] = (torch.float32,)) -> None:

@@ -12,23 +12,25 @@ from .arguments import check_first, check_on_gpu, check_state_dtype, check_tenso
 from .channels import supports_kernels
 
 if TYPE_CHECKING:
-    from ..spec import Implementation, Operation
+    from ..spec import Operation
 
 ELEMENTS_PER_STEP = 2**13
 """Elements that one time step should process, so that arithmetic takes longer than the overhead of a torch call."""
 
 
-def check_implementation(operation: Operation, impl: str, **options: Any) -> Implementation:
-    """Return the implementation called ``impl``; raise if there is none or it does not take an option given.
+def check_implementation(operation: Operation, impl: str, **options: Any) -> bool:
+    """Return whether the implementation called ``impl``, or "step", is in Triton; raise if there is none or it does not
+    take an option given.
 
     Args:
         options: chunk_size and config, None where not given.
     """
-    implementation = operation.implementation(impl)
-    for name, taken in (("chunk_size", implementation.chunked), ("config", implementation.default_config is not None)):
-        if options[name] is not None and not taken:
-            raise ValueError(f"{name} must be left out for {impl}, got {options[name]}")
-    return implementation
+    known = None if impl == "step" else operation.implementation(impl)
+    taken = {"chunk_size": known and known.chunked, "config": known and known.default_config}
+    for name, value in options.items():
+        if value is not None and not taken[name]:
+            raise ValueError(f"{name} must be left out for {impl}, got {value}")
+    return known is None or "triton" in known.requires
 
 
 def check_channels(

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from ..spec import portable_form, triton_form
 
 CHANNEL_MULTIPLE = 8
 """Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""
 
-EVERYWHERE = ("cpu", "cuda")
-ALL_DTYPES = ("fp64", "fp32", "fp16", "bf16")
-"""What the portable forms run on."""
+kernel_form = partial(triton_form, supports="kernels.common.channels:supports_kernels", chunked=False)
+naive_form = partial(
+    kernel_form, name="naive", summary="one program takes all of time in order for a block of channels"
+)
+torch_form = partial(portable_form, name="torch", summary="portable chunkwise form, any chunk length")
+associative_form = partial(
+    portable_form,
+    name="associative_scan",
+    chunked=False,
+    summary="associative scan over whole tensors, log2 of the sequence length passes",
+)
+"""Declare the forms of an operation over channels: in Triton, and those that every one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .arguments import CASE_DTYPES
+
 _TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
+    **CASE_DTYPES,
     torch.int32: "i32",
     torch.int64: "i64",
     torch.int8: "i8",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 SHARED_MEMORY_BYTES = {
     (8, 0): 163 * 1024,
     (8, 6): 99 * 1024,
@@ -16,6 +18,27 @@ MIN_PROGRAMS = 256
 
 REMEMBERED = 1024
 """Problems, choices and checks kept for calls to come; making one takes the host longer than looking it up."""
+
+
+MIN_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 8
+"""Of the kernels over heads: the smallest side of a matrix product, and 16 bytes of half-precision elements."""
+
+
+def bad_head_dim(sizes: Mapping[str, int], largest: int) -> str | None:
+    """Return why kernels over heads of at most ``largest`` cannot run head_dim_qk and head_dim_v, or None."""
+    for name in ("head_dim_qk", "head_dim_v"):
+        dim = sizes[name]
+        if not MIN_HEAD_DIM <= dim <= largest or dim % HEAD_DIM_MULTIPLE:
+            return f"{name} must be a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {largest}, got {dim}"
+    return None
+
+
+def bad_chunk_size(sizes: Mapping[str, int]) -> str | None:
+    """Return why kernels over chunks cannot run chunk_size, if there is one, or None."""
+    chunk_size = sizes.get("chunk_size")
+    if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
+        return f"chunk_size must be a power of two >= 16, got {chunk_size}"
+    return None
 
 
 def next_power_of_two(n: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..spec import Implementation, Operation
+from ..spec import Operation, portable_form, triton_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from .config import GatedMlpConfig
 
 _kernel = partial(
-    Implementation,
+    triton_form,
     prepare="kernels.gated_mlp.reference:k_major_inputs",
     supports="kernels.gated_mlp.config:supports_kernels",
     state_dtypes=(),
     chunked=False,
-    requires=("triton",),
 )
 
 OPERATION = Operation(
@@ -37,21 +36,19 @@ OPERATION = Operation(
         _kernel(
             name="fused",
             formulation="fused",
-            default_config="kernels.gated_mlp.config:fused_config",
+            default_config="kernels.gated_mlp.config:case_config:fused",
             summary="one kernel; the backward pass projects again",
         ),
         _kernel(
             name="fused_save",
             formulation="fused_save",
             formulation_in={"fw": "fused"},
-            default_config="kernels.gated_mlp.config:saving_config",
+            default_config="kernels.gated_mlp.config:case_config:fused_save",
             summary="as fused, but training keeps the pre-activations",
         ),
-        Implementation(
+        portable_form(
             name="torch",
             formulation="eager",
-            devices=("cpu", "cuda"),
-            dtypes=("fp64", "fp32", "fp16", "bf16"),
             state_dtypes=(),
             summary="two matrix products, gated in place where nothing is differentiated",
             chunked=False,

@@ -133,24 +133,17 @@ def select_tile(
     return replace(full, num_stages=3) if capability < (10, 0) else replace(full, block_f=64, subtiles=1)
 
 
-def fused_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
-    """Return the launches chosen for a case's sizes and dtype on K-major weights."""
-    return _case_config(sizes, dtype, capability, forward="gate")
-
-
-def saving_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> GatedMlpConfig:
-    """Return the launches as :func:`fused_config`, but for a training pass that saves the pre-activations."""
-    return _case_config(sizes, dtype, capability, forward="save" if training else "gate")
-
-
-def _case_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], *, forward: str) -> GatedMlpConfig:
+def case_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
+) -> GatedMlpConfig:
+    """Return the launches of "fused" or "fused_save" for a case's sizes and dtype on K-major weights."""
     tokens = sizes["batch"] * sizes["seq_len"]
     tiles = (
         select_tile(
             end=end, k_major=True, tokens=tokens, work=tokens * sizes["d_model"] * sizes["d_ff"],
             capability=capability, item_bytes=4 if dtype == "fp32" else 2,
         )
-        for end in (forward, "gradient")
+        for end in ("save" if training and impl == "fused_save" else "gate", "gradient")
     )  # fmt: skip
     return GatedMlpConfig(forward=next(tiles), gradient=next(tiles))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 from .validate import check_activation, check_layout, check_projections
 
 
@@ -79,23 +80,9 @@ def k_major_inputs(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**inputs, **{name: inputs[name].detach().T.contiguous().T for name in ("w_up", "w_gate")}}
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
-    """Draw x [batch * seq_len, D] ~ N(0, 1), as a norm leaves it, and weights ~ N(0, 1/D), so that gates are ~ N(0, 1).
-
-    Numbers are drawn on the device, which is fast for gigabytes of them, in float32 (float64 on a CPU).
-    """
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    d_model, d_ff = sizes["d_model"], sizes["d_ff"]
-
-    def normal(rows: int, columns: int, scale: float) -> Tensor:
-        drawn = torch.randn(rows, columns, generator=generator, dtype=draw_dtype, device=device)
-        return drawn.mul_(scale).to(dtype)
-
-    return {
-        "x": normal(sizes["batch"] * sizes["seq_len"], d_model, 1.0),
-        "w_up": normal(d_model, d_ff, d_model**-0.5),
-        "w_gate": normal(d_model, d_ff, d_model**-0.5),
-    }
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
+    """Draw x [batch * seq_len, D] ~ N(0, 1), as a norm leaves it, and weights ~ N(0, 1/D), for gates ~ N(0, 1)."""
+    batch, seq_len, d_model, d_ff = (draw.sizes[name] for name in ("batch", "seq_len", "d_model", "d_ff"))
+    x = draw.normal(batch * seq_len, d_model)
+    w_up, w_gate = (draw.noise(d_model, d_ff).mul_(d_model**-0.5).to(draw.dtype) for _ in range(2))
+    return {"x": x, "w_up": w_up, "w_gate": w_gate}

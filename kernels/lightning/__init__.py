@@ -8,16 +8,24 @@ exp(-slope).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..common.calls import remember_calls
 from ..scalar_decay.declare import scalar_decay_operation
-from ..spec import Implementation
+from ..spec import triton_form
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from ..common.inputs import Draw
+
+KERNELS = {
+    "lightning2": "Lightning Attention-2: blocks in order, the state on the chip",
+    "lightning1": "Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
+}
+"""The authors' algorithms, by kernels of this family."""
 
 OPERATION = scalar_decay_operation(
     "lightning",
@@ -27,23 +35,16 @@ OPERATION = scalar_decay_operation(
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
     implementations=(
-        Implementation(
-            name="lightning2",
-            formulation="lightning2",
-            supports="kernels.lightning.config:supports",
-            summary="Lightning Attention-2: blocks in order, the state on the chip",
-            chunked=False,
-            default_config="kernels.lightning.config:lightning2_config",
-            requires=("triton",),
-        ),
-        Implementation(
-            name="lightning1",
-            formulation="lightning1",
-            supports="kernels.lightning.config:supports",
-            summary="Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
-            chunked=False,
-            default_config="kernels.lightning.config:lightning1_config",
-            requires=("triton",),
+        *(
+            triton_form(
+                name=name,
+                formulation=name,
+                supports="kernels.lightning.config:supports",
+                summary=summary,
+                chunked=False,
+                default_config=f"kernels.lightning.config:select_config:{name}",
+            )
+            for name, summary in KERNELS.items()
         ),
     ),
 )
@@ -86,24 +87,24 @@ def lightning(
 
     Source: Qin et al., Lightning Attention-2 (2024), the recursion below equation 3.
     """
-    import torch
-
-    if impl in ("lightning1", "lightning2"):
-        from .lightning1 import lightning1
-        from .lightning2 import lightning2
-
-        if chunk_size is not None:
-            raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
-        return (lightning1 if impl == "lightning1" else lightning2)(
-            q, k, v, slope, state_dtype=torch.float32 if state_dtype is None else state_dtype,
-            initial_state=initial_state, return_last_state=return_last_state, scale=scale, **options,
-        )  # fmt: skip
-
     from ..scalar_decay import validate
     from ..scalar_decay.engine import scalar_decay
 
     validate.check_qkv(q, k, v)
     validate.check_head_constant("slope", slope, v)
+    if impl in KERNELS:
+        from .request import make_request
+
+        if chunk_size is not None:
+            raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
+        request = make_request(q, k, v, slope, impl, state_dtype, initial_state, return_last_state, scale, **options)
+        run: Callable[..., tuple[Any, ...]]
+        if impl == "lightning1":
+            from .lightning1 import lightning1 as run
+        else:
+            from .lightning2 import LIGHTNING2 as run
+        o, last = run(request, q, k, v, slope, initial_state)
+        return (o, last) if return_last_state else o
     return scalar_decay(
         impl, q, k, v, lambda: ((-slope).expand(v.shape[:3]), None), gate="slope", head=slope,
         scale=scale, chunk_size=chunk_size, state_dtype=state_dtype,
@@ -118,17 +119,12 @@ def slopes(num_heads: int) -> Tensor:
     return torch.exp2(-8.0 * torch.arange(1, num_heads + 1, dtype=torch.float64) / num_heads)
 
 
-def make_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def make_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw inputs: v ~ N(0, 1), q and k ~ N(0, K^-1/2), so that scores are of order one; ALiBi's slopes."""
-    from ..scalar_decay.inputs import InputGenerator
-
-    draw = InputGenerator(sizes, dtype=dtype, device=device, seed=seed)
-    shrink = sizes["head_dim_qk"] ** -0.25
+    shrink = draw.sizes["head_dim_qk"] ** -0.25
     return {
-        "q": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
-        "k": (shrink * draw.noise(*draw.tokens, draw.dim_qk)).to(dtype),
-        "v": draw.normal(*draw.tokens, draw.dim_v),
-        "slope": slopes(sizes["num_heads"]).to(draw.device, draw.gate_dtype),
+        "q": (shrink * draw.noise(*draw.keys)).to(draw.dtype),
+        "k": (shrink * draw.noise(*draw.keys)).to(draw.dtype),
+        "v": draw.normal(*draw.values),
+        "slope": slopes(draw.sizes["num_heads"]).to(draw.device, draw.gate_dtype),
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ..common.sizes import MIN_PROGRAMS, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, bad_head_dim, next_power_of_two
 
-MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 256, 8
+MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class LightningConfig(Generic[Tiles]):
     dv: Tiles
 
 
-def invalid_reason(config: LightningConfig[LoopConfig], *, capability: tuple[int, int], item_bytes: int) -> str | None:
+def invalid_reason(config: LightningConfig[Any], *, capability: tuple[int, int], item_bytes: int) -> str | None:
     """Return why lightning2's launches cannot run, or None.
 
     Triton 3.6.0 miscompiles loops of one stage that use Hopper's warpgroup matrix instructions (wgmma): results were
@@ -69,50 +69,40 @@ _FLOAT32_NARROW = LoopConfig(block_t=32, block_z=32, num_warps=8, num_stages=1)
 _FLOAT32_WIDE = LoopConfig(block_t=16, block_z=16, num_warps=8, num_stages=1)
 
 
-def select_lightning2(
-    *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int, rows: int
-) -> LightningConfig[LoopConfig]:
-    """Choose lightning2's launches.
+def select_config(
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
+) -> LightningConfig[Any]:
+    """Choose the launches.
+
+    The tiles of lightning2 were measured on an H200 with the engine's fused chunk kernel, which is the same loop with
+    gates to load. Untimed alternatives (block_t, block_z, num_warps, num_stages), most promising first: for head dim
+    128 (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64
+    (64, 64, 4, 3) and (128, 64, 8, 2); for one long sequence block_z=16. Of lightning1 (block_t, block_s, block_z,
+    num_warps, num_stages): (128, 128, 128, 8, 2), three stages, and for head dim 64 (128, 64, 64, 4, 2).
 
     Args:
+        sizes: head_dim_qk and head_dim_v; for lightning2 batch and num_heads: if there are few, each program takes
+            fewer columns, so that there are more programs.
+        dtype: name of the inputs' dtype.
         capability: compute capability of the device, such as (9, 0).
-        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
-        head_dim_qk: K.
-        head_dim_v: V.
-        rows: batch * heads; if there are few, each program takes fewer columns, so that there are more programs.
-
-    The tiles were measured on an H200 with the engine's fused chunk kernel, which is the same loop with gates to load.
-    Untimed alternatives (block_t, block_z, num_warps, num_stages), most promising first: for head dim 128
-    (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64 (64, 64, 4, 3)
-    and (128, 64, 8, 2); for one long sequence block_z=16.
+        training: whether a backward pass follows; the launches do not depend on it.
+        impl: "lightning1" or "lightning2".
     """
+    dims = sizes["head_dim_qk"], sizes["head_dim_v"]
+    full = dtype == "fp32"
 
-    few = rows * -(-max(head_dim_qk, head_dim_v) // 64) < MIN_PROGRAMS
-
-    def fit(dx: int, dz: int) -> LoopConfig:
-        if item_bytes == 4:
+    def fit_loop(dx: int, dz: int) -> LoopConfig:
+        if full:
             config = _FLOAT32_NARROW if dx <= 64 else _FLOAT32_WIDE
         elif capability >= (9, 0):
             config = _HOPPER if dx <= 128 else _HOPPER_WIDE
         else:
             config = _AMPERE if dx <= 64 else (_AMPERE_WIDE if dx <= 128 else _AMPERE_WIDEST)
+        few = sizes["batch"] * sizes["num_heads"] * -(-max(dims) // 64) < MIN_PROGRAMS
         return replace(config, block_z=min(config.block_z, 32 if few else 64, dz))
 
-    k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
-    return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
-
-
-def select_lightning1(
-    *, capability: tuple[int, int], item_bytes: int, head_dim_qk: int, head_dim_v: int
-) -> LightningConfig[SweepConfig]:
-    """Choose lightning1's launches; arguments as in :func:`select_lightning2`.
-
-    Untimed alternatives on an H200 (block_t, block_s, block_z, num_warps, num_stages): (128, 128, 128, 8, 2), three
-    stages, and for head dim 64 (128, 64, 64, 4, 2).
-    """
-
-    def fit(dx: int, dz: int) -> SweepConfig:
-        if item_bytes == 4:
+    def fit_sweep(dx: int, dz: int) -> SweepConfig:
+        if full:
             config = SweepConfig(block_t=32, block_s=32, block_z=32, num_warps=4, num_stages=1)
         elif capability >= (9, 0):
             config = SweepConfig(block_t=128, block_s=64, block_z=128, num_warps=8, num_stages=2)
@@ -121,35 +111,11 @@ def select_lightning1(
             config = SweepConfig(block_t=128, block_s=32, block_z=block_z, num_warps=8, num_stages=2)
         return replace(config, block_z=min(config.block_z, dz))
 
-    k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
+    fit: Callable[[int, int], LoopConfig] = fit_loop if impl == "lightning2" else fit_sweep
+    k_pad, v_pad = map(padded, dims)
     return LightningConfig(output=fit(k_pad, v_pad), dq=fit(v_pad, k_pad), dk=fit(v_pad, k_pad), dv=fit(k_pad, v_pad))
-
-
-def lightning2_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> LightningConfig[LoopConfig]:
-    """Return lightning2's launches for a case's sizes and the dtype's name."""
-    return select_lightning2(
-        capability=capability, rows=sizes["batch"] * sizes["num_heads"], **_of_case(sizes, dtype)
-    )  # fmt: skip
-
-
-def lightning1_config(
-    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> LightningConfig[SweepConfig]:
-    """Return lightning1's launches for a case's sizes and the dtype's name."""
-    return select_lightning1(capability=capability, **_of_case(sizes, dtype))
-
-
-def _of_case(sizes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    dims = {name: sizes[name] for name in ("head_dim_qk", "head_dim_v")}
-    return {"item_bytes": 4 if dtype == "fp32" else 2, **dims}
 
 
 def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Lightning kernels cannot run these sizes, or None."""
-    for name in ("head_dim_qk", "head_dim_v"):
-        dim = sizes[name]
-        if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
-            return f"{name} must be a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {dim}"
-    return None
+    return bad_head_dim(sizes, MAX_HEAD_DIM)

@@ -16,8 +16,6 @@ torch, outside of the kernel.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -27,10 +25,10 @@ from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors, without_autocast
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv
-from .config import LightningConfig, SweepConfig, padded, select_lightning1
+from .config import SweepConfig, padded
 from .decays import MAX_SLOPE, head_rate, power
+from .request import Request, launches
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
-from .validate import check_arguments
 
 
 @remember_launches
@@ -103,26 +101,9 @@ def run_quadratic(
     return out
 
 
-class Request(NamedTuple):
-    """What a call asks for, see :func:`lightning1`."""
-
-    scale: float
-    config: LightningConfig[SweepConfig] | None
-
-
-def _config(request: Request, q: Tensor, v: Tensor) -> LightningConfig[SweepConfig]:
-    """Return the launches for a request."""
-    return request.config or select_lightning1(
-        capability=capability(v.device),
-        item_bytes=v.element_size(),
-        head_dim_qk=q.shape[3],
-        head_dim_v=v.shape[3],
-    )
-
-
 def _forward(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
     """Return o."""
-    return (run_quadratic(_config(request, q, v).output, q, k, v, slope, request.scale, future=False),), ()
+    return (run_quadratic(launches(request, q, v).output, q, k, v, slope, request.scale, future=False),), ()
 
 
 def _shapes(request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor) -> tuple[Tensors, Tensors]:
@@ -135,7 +116,7 @@ def _backward(
 ) -> Tensors:
     """Return the gradients of q, k and v."""
     q, k, v, slope = tensors
-    scale, config = request.scale, _config(request, q, v)
+    scale, config = request.scale, launches(request, q, v)
     do = gradients[0].contiguous()
     dq = run_quadratic(config.dq, do, v, k, slope, scale, future=False)
     dk = run_quadratic(config.dk, v, do, q, slope, scale, future=True)
@@ -156,33 +137,21 @@ LIGHTNING1 = Differentiable(
 
 
 def lightning1(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slope: Tensor,
-    *,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    scale: float = 1.0,
-    config: LightningConfig[SweepConfig] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Compute Lightning Attention by Lightning Attention-1: every pair of positions, quadratic in T.
 
         o_t = scale sum_{s <= t} exp(-slope (t - s)) (q_t . k_s) v_s
 
-    Arguments, result and errors as in :func:`.lightning2.lightning2`. States are computed by torch in float32, which
-    takes memory for float32 copies of q, k, v and o.
+    Arguments and result as in :func:`.lightning`. States are computed by torch in float32, which takes memory for
+    float32 copies of q, k, v and o.
 
     Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, on Lightning Attention-1.
     """
-    scale = check_arguments(
-        q, k, v, slope, implementation="lightning1", state_dtype=state_dtype, initial_state=initial_state, scale=scale
-    )
-    (o,) = LIGHTNING1(Request(scale, config), q, k, v, slope)
+    (o,) = LIGHTNING1(request, q, k, v, slope)
     if initial_state is not None:
-        o = without_autocast(_add_initial, o, o, q, slope, initial_state, scale)
-    return (o, without_autocast(_last_state, k, k, v, slope, initial_state)) if return_last_state else o
+        o = without_autocast(_add_initial, o, o, q, slope, initial_state, request.scale)
+    return o, without_autocast(_last_state, k, k, v, slope, initial_state) if request.want_last else None
 
 
 def _add_initial(o: Tensor, q: Tensor, slope: Tensor, initial_state: Tensor, scale: float) -> Tensor:

@@ -22,8 +22,6 @@ the decay weights multiply V (or dO) instead of K (or Q), so that the transposed
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -33,10 +31,10 @@ from ..common.device import capability, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.remember import remember_launches
 from ..common.sizes import cdiv
-from .config import LightningConfig, LoopConfig, invalid_reason, padded, select_lightning2
+from .config import LoopConfig, padded
 from .decays import head_rate, power
+from .request import Request, launches
 from .tiles import load_tile, store_tile, takes_descriptors, tiles_of
-from .validate import check_arguments
 
 
 @triton.jit
@@ -148,35 +146,11 @@ def run_loop(
     return out, end
 
 
-class Request(NamedTuple):
-    """What a call asks for, see :func:`lightning2`."""
-
-    scale: float
-    want_last: bool
-    config: LightningConfig[LoopConfig] | None
-
-
-def _config(request: Request, q: Tensor, v: Tensor) -> LightningConfig[LoopConfig]:
-    """Return the launches for a request; raise unless they are valid."""
-    config = request.config
-    if config is None:
-        config = select_lightning2(
-            capability=capability(v.device),
-            item_bytes=v.element_size(),
-            head_dim_qk=q.shape[3],
-            head_dim_v=v.shape[3],
-            rows=v.shape[0] * v.shape[2],
-        )
-    if reason := invalid_reason(config, capability=capability(v.device), item_bytes=v.element_size()):
-        raise ValueError(f"config: {reason}")
-    return config
-
-
 def _forward(
     request: Request, q: Tensor, k: Tensor, v: Tensor, slope: Tensor, initial: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     """Return o and the last KV."""
-    config = _config(request, q, v)
+    config = launches(request, q, v)
     return run_loop(config.output, q, k, v, slope, initial, request.scale, want_state=request.want_last), ()
 
 
@@ -192,7 +166,7 @@ def _backward(
     """Return the gradients of q, k, v and the initial KV."""
     q, k, v, slope, initial = tensors
     do, d_last = gradients
-    scale, config = request.scale, _config(request, q, v)
+    scale, config = request.scale, launches(request, q, v)
     do = torch.zeros_like(v) if do is None else do.contiguous()
     d_last = None if d_last is None else d_last.contiguous()
     dq, _ = run_loop(config.dq, do, v, k, slope, initial, scale, transposed=True)
@@ -211,31 +185,3 @@ LIGHTNING2 = Differentiable(
     shapes=_shapes,
 )
 """o and the last KV, with gradients of q, k, v and the initial KV; saves the inputs only."""
-
-
-def lightning2(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slope: Tensor,
-    *,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    scale: float = 1.0,
-    config: LightningConfig[LoopConfig] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute Lightning Attention by Lightning Attention-2: a loop over blocks, with the state kept on the chip.
-
-        kv_t = exp(-slope) kv_{t-1} + k_t v_t^T        o_t = scale kv_t^T q_t
-
-    Arguments, result and errors as in :func:`.lightning`; K and V are multiples of 8 from 16 to 256, state_dtype is
-    float32, and config holds the launches, chosen for the device when None.
-
-    Source: Qin et al., Lightning Attention-2 (2024), algorithms 1 and 2.
-    """
-    scale = check_arguments(
-        q, k, v, slope, implementation="lightning2", state_dtype=state_dtype, initial_state=initial_state, scale=scale
-    )
-    o, last = LIGHTNING2(Request(scale, return_last_state, config), q, k, v, slope, initial_state)
-    return (o, last) if return_last_state else o

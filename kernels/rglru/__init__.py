@@ -5,75 +5,48 @@ Data only: no torch, no triton.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from ..common.channels import ALL_DTYPES, EVERYWHERE
-from ..spec import Implementation, Operation
+from ..common.channels import associative_form, kernel_form, naive_form, torch_form
+from ..spec import Operation, triton_form
 from .config import MIN_CHUNK
 
-SIZES = ("batch", "seq_len", "channels")
+CONFIG = "kernels.rglru.config:select_config"
 
-
-def _implementations(op: str, one_pass: str) -> tuple[Implementation, ...]:
-    """Return the implementations of operation ``op``, whose single-pass kernel is called ``one_pass``."""
-    return (
-        Implementation(
-            name=one_pass,
-            supports="kernels.common.channels:supports_kernels",
-            summary="one pass over memory: time split over programs that look back for the state before theirs",
-            modes=("fw", "fwbw", "bw", "step"),
-            chunked=False,
-            default_config=f"kernels.rglru.config:{op}_config",
-            requires=("triton",),
-            step_call=f"kernels.rglru.operations:{op}_step",
-        ),
-        Implementation(
-            name="chunked",
-            formulation="chunked",
-            own_chunk=MIN_CHUNK,
-            supports="kernels.rglru.config:supports_chunked",
-            summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
-            default_config="kernels.rglru.config:chunked_config",
-            requires=("triton",),
-            preferred_chunk="kernels.rglru.config:preferred_chunk",
-        ),
-        Implementation(
-            name="naive",
-            supports="kernels.common.channels:supports_kernels",
-            summary="one program takes all of time in order for a block of channels",
-            chunked=False,
-            default_config="kernels.rglru.config:naive_config",
-            requires=("triton",),
-        ),
-        Implementation(
-            name="torch",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
-            summary="portable chunkwise form, any chunk length",
-        ),
-        Implementation(
-            name="associative_scan",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
-            chunked=False,
-            summary="associative scan over whole tensors, log2 of the sequence length passes",
-        ),
-    )
+_operation = partial(Operation, kernel="rglru", sizes=("batch", "seq_len", "channels"))
 
 
 def _recurrence(op: str, one_pass: str, **declared: Any) -> Operation:
     """Declare operation ``op``, whose single-pass kernel is called ``one_pass``; all arguments are differentiable."""
-    return Operation(
+    return _operation(
         name=op,
-        kernel="rglru",
         differentiable=declared["arguments"],
         inputs=f"kernels.rglru.reference:{op}_inputs",
         recurrent=f"kernels.rglru.reference:{op}_recurrent",
-        parallel=f"kernels.rglru.operations:{op}_associative",
-        sizes=SIZES,
+        parallel=f"kernels.rglru.operations:{op}:associative_scan",
         call=f"kernels.rglru.operations:{op}",
         channelwise=True,
-        implementations=_implementations(op, one_pass),
+        implementations=(
+            kernel_form(
+                name=one_pass,
+                summary="one pass over memory: time split over programs that look back for the state before theirs",
+                modes=("fw", "fwbw", "bw", "step"),
+                default_config=f"{CONFIG}:{one_pass}",
+            ),
+            triton_form(
+                name="chunked",
+                formulation="chunked",
+                own_chunk=MIN_CHUNK,
+                supports="kernels.rglru.config:supports_chunked",
+                summary="reduce, then scan: chunks in parallel, their states merged, inputs read twice",
+                default_config=f"{CONFIG}:chunked",
+                preferred_chunk="kernels.rglru.config:preferred_chunk",
+            ),
+            naive_form(default_config=f"{CONFIG}:naive"),
+            torch_form(),
+            associative_form(),
+        ),
         **declared,
     )
 
@@ -94,32 +67,22 @@ LINEAR_SCAN = _recurrence(
     arguments=("x", "a"),
 )
 
-RGLRU_LAYER = Operation(
+RGLRU_LAYER = _operation(
     name="rglru_layer",
-    kernel="rglru",
     label="RG-LRU layer",
     summary="RG-LRU with the two matrix products that make its gates' pre-activations",
     arguments=("x", "w_a", "w_x", "c"),
     differentiable=("x", "w_a", "w_x", "c"),
     inputs="kernels.rglru.reference:rglru_layer_inputs",
     recurrent="kernels.rglru.reference:rglru_layer_recurrent",
-    sizes=SIZES,
     call="kernels.rglru.operations:rglru_layer",
     implementations=(
-        Implementation(
+        kernel_form(
             name="fused",
-            supports="kernels.common.channels:supports_kernels",
             summary="torch's matrix products and the single-pass kernel",
-            chunked=False,
-            default_config="kernels.rglru.config:rglru_config",
-            requires=("triton",),
+            default_config=f"{CONFIG}:fused",
         ),
-        Implementation(
-            name="torch",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
-            summary="torch's matrix products and the portable chunkwise form",
-        ),
+        torch_form(summary="torch's matrix products and the portable chunkwise form"),
     ),
 )
 

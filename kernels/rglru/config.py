@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..common.channels import TileConfig, supports_kernels
-from ..common.sizes import MIN_PROGRAMS, next_power_of_two
+from ..common.sizes import MIN_PROGRAMS, bad_chunk_size, next_power_of_two
 
 MIN_CHUNK = 256
 """Shortest chunk, in steps, that reduce-then-scan chooses when no chunk size is given."""
@@ -19,10 +19,11 @@ the hops would determine the time."""
 BYTES_PER_SHORT_HOP = 4_000_000
 """The same bound for choosing the shortest tiles and, in training, for prefetching."""
 
-AHEAD = {"rglru": 128, "linear_scan": 256}
-"""Operation -> how many programs ahead inputs are prefetched into the L2 cache; an H200 runs 528 programs at once. As
-measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256 saves less and 512 is worse. For the
-linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 % slower for longer sequences."""
+AHEAD = {"fused": 128, "scan": 256}
+"""Single pass (of RG-LRU, of the linear scan) -> how many programs ahead inputs are prefetched into the L2 cache; an
+H200 runs 528 programs at once. As measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256
+saves less and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 %
+slower for longer sequences."""
 
 MIN_BLOCK_C = 32
 """Fewest channels of a tile: with half-precision elements fewer would be less than a memory burst of 64 bytes."""
@@ -63,14 +64,7 @@ def invalid_reason(config: ScanConfig, chunk: int | None = None) -> str | None:
 
 
 def select_config(
-    *,
-    op: str,
-    strategy: str,
-    capability: tuple[int, int],
-    item_bytes: int,
-    batch: int,
-    channels: int,
-    training: bool,
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
 ) -> ScanConfig:
     """Choose the launches.
 
@@ -80,69 +74,39 @@ def select_config(
     slower by 10 % to 30 % forward and 5 % to 30 % backward; rows of 64 bytes are slower by 3 % to 7 %.
 
     Args:
-        op: "rglru" or "linear_scan".
-        strategy: "look_back", "chunked" or "walk" (one program per sequence and block of channels).
+        sizes: batch and channels among others.
+        dtype: name of the inputs' dtype.
         capability: compute capability of the device, such as (9, 0).
-        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
-        batch: B.
-        channels: C.
         training: whether a backward pass follows.
+        impl: "fused", "scan", "chunked" or "naive".
     """
-    if strategy == "walk":
+    item_bytes = 4 if dtype == "fp32" else 2
+    row_bytes = sizes["batch"] * sizes["channels"] * item_bytes
+    if impl == "naive":
         # Narrow blocks give more programs; a single warp needs no shared memory.
         forward = TileConfig(block_i=16, block_o=1, block_c=32, num_warps=1)
         backward = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
     elif item_bytes == 4:
         forward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
         backward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
-    elif strategy == "chunked":
+    elif impl == "chunked":
         forward = backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4)
     else:
         # A multiprocessor runs four programs of 128 registers per thread, or three of 168, which both kernels just fit.
         forward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=128)
-        if forward.steps * 4 * batch * channels * item_bytes < BYTES_PER_SHORT_HOP:
+        if forward.steps * 4 * row_bytes < BYTES_PER_SHORT_HOP:
             forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
         backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=168)
-    if strategy != "look_back":
+    if impl not in AHEAD:
         return ScanConfig(forward=forward, backward=backward)
-    row_bytes = batch * channels * item_bytes
     # Prefetching helps only if memory, not the hops, determines the time. Training needs more bytes per hop for that:
     # on one sequence of 2560 channels prefetching makes the forward pass alone faster, but both passes slower.
     enough = BYTES_PER_SHORT_HOP if training else BYTES_PER_HOP
     return ScanConfig(
         forward=_lengthen(forward, 4 * row_bytes),
         backward=_lengthen(backward, 7 * row_bytes),
-        ahead=AHEAD[op] if forward.steps * 4 * row_bytes >= enough else 0,
+        ahead=AHEAD[impl] if forward.steps * 4 * row_bytes >= enough else 0,
     )
-
-
-def rglru_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
-    """Return the launches of RG-LRU's single pass for a case's sizes."""
-    return _config_of("rglru", "look_back", sizes, dtype, capability, training)
-
-
-def linear_scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
-    """Return the launches of the linear scan's single pass for a case's sizes."""
-    return _config_of("linear_scan", "look_back", sizes, dtype, capability, training)
-
-
-def chunked_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
-    """Return the launches of reduce-then-scan for a case's sizes."""
-    return _config_of("rglru", "chunked", sizes, dtype, capability, training)
-
-
-def naive_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> ScanConfig:
-    """Return the launches of the naive scan for a case's sizes."""
-    return _config_of("rglru", "walk", sizes, dtype, capability, training)
-
-
-def _config_of(
-    op: str, strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> ScanConfig:
-    return select_config(
-        op=op, strategy=strategy, capability=capability, item_bytes=4 if dtype == "fp32" else 2,
-        batch=sizes["batch"], channels=sizes["channels"], training=training,
-    )  # fmt: skip
 
 
 def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
@@ -152,26 +116,16 @@ def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
     return tile
 
 
-def default_chunk_size(*, seq_len: int, batch: int, channels: int) -> int:
+def preferred_chunk(sizes: Mapping[str, int]) -> int:
     """Return a chunk length, in steps, with which reduce-then-scan has about 4 * MIN_PROGRAMS programs.
 
     Args:
-        seq_len: T.
-        batch: B.
-        channels: C; a program takes 64.
+        sizes: batch, seq_len and channels; a program takes 64 channels.
     """
-    chunks = -(-4 * MIN_PROGRAMS // (batch * -(-channels // 64)))
-    return max(MIN_CHUNK, next_power_of_two(seq_len) // next_power_of_two(chunks))
-
-
-def preferred_chunk(sizes: Mapping[str, int]) -> int:
-    """Return :func:`default_chunk_size` for a case's sizes (batch, seq_len, channels)."""
-    return default_chunk_size(seq_len=sizes["seq_len"], batch=sizes["batch"], channels=sizes["channels"])
+    chunks = -(-4 * MIN_PROGRAMS // (sizes["batch"] * -(-sizes["channels"] // 64)))
+    return max(MIN_CHUNK, next_power_of_two(sizes["seq_len"]) // next_power_of_two(chunks))
 
 
 def supports_chunked(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why reduce-then-scan cannot run these sizes, or None."""
-    chunk_size = sizes.get("chunk_size")
-    if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
-        return f"chunk_size must be a power of two >= 16, got {chunk_size}"
-    return supports_kernels(sizes, dtype, state_dtype)
+    return bad_chunk_size(sizes) or supports_kernels(sizes, dtype, state_dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +14,6 @@ from ..common.differentiable import without_autocast
 from . import OPERATIONS, launch, portable
 from .config import ScanConfig
 from .reference import associative, linear_scan_elements, rglru_elements
-
-STRATEGIES = {"fused": "look_back", "scan": "look_back", "chunked": "chunked", "naive": "walk"}
-"""Triton implementation -> strategy, see launch.py."""
 
 
 @remember_calls
@@ -44,7 +40,8 @@ def rglru(
         c: [C], float32 (float64 beside float64 inputs).
         impl: ``fused``, one pass over memory; ``chunked``, which reduces every chunk, merges the states between chunks
             and takes each chunk in order; ``naive``, where one program takes all of time for a block of channels;
-            ``torch``, the portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors.
+            ``torch``, the portable form, chunk by chunk; ``associative_scan``, a scan over whole tensors; ``step``, a
+            decoding step (T = 1), which is not differentiable.
         chunk_size: steps; for ``chunked`` (a power of two >= 16) and ``torch`` (at least 1). It need not divide T; None
             chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
@@ -112,42 +109,6 @@ def rglru_layer(
     return rglru(x, r, i, c, impl=impl, **keywords)
 
 
-@remember_calls
-def rglru_step(
-    x: Tensor,
-    r: Tensor,
-    i: Tensor,
-    c: Tensor,
-    *,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Advance RG-LRU by one token (T = 1); arguments and result as in :func:`rglru`. Not differentiable."""
-    check_channels({"x": x, "r": r, "i": i}, {"c": c}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.step("rglru", x, r, i, c, initial_state)
-    return (h, last) if return_last_state else h
-
-
-@remember_calls
-def linear_scan_step(
-    x: Tensor,
-    a: Tensor,
-    *,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Advance the scan by one token (T = 1); arguments and result as in :func:`linear_scan`. Not differentiable."""
-    check_channels({"x": x, "a": a}, {}, {"initial_state": initial_state}, state_dtype)
-    h, last = launch.step("linear_scan", x, a, None, None, initial_state)
-    return (h, last) if return_last_state else h
-
-
-rglru_associative = partial(rglru, impl="associative_scan")
-linear_scan_associative = partial(linear_scan, impl="associative_scan")
-
-
 def _run(
     op: str,
     tensors: tuple[Tensor, ...],
@@ -158,9 +119,8 @@ def _run(
     config: ScanConfig | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return h, or h and the last state, of checked tensors."""
-    check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config)
-    if impl in STRATEGIES:
-        return launch.run(op, tensors, STRATEGIES[impl], chunk_size, initial_state, return_last_state, config)
+    if check_implementation(OPERATIONS[op], impl, chunk_size=chunk_size, config=config):
+        return launch.run(op, tensors, impl, chunk_size, initial_state, return_last_state, config)
     a, b = rglru_elements(*tensors) if op == "rglru" else linear_scan_elements(*tensors)
     if impl == "torch":
         chunk_size = default_chunk_size(a) if chunk_size is None else chunk_size

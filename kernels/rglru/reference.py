@@ -15,7 +15,6 @@ c = -Lambda; the layer is without biases, as in the published byte counts of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 
 def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -75,30 +75,27 @@ def linear_scan_elements(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return a.to(dtype), x.to(dtype)
 
 
-def rglru_recurrent(
+def _run(
     x: Tensor,
-    r: Tensor,
-    i: Tensor,
-    c: Tensor,
+    elements: tuple[Tensor, Tensor],
     *,
     initial_state: Tensor | None = None,
     return_last_state: bool = False,
     state_dtype: torch.dtype = torch.float32,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Run RG-LRU one step at a time on x and the pre-activations r, i [B, T, C], c [C] and h_0 [B, C]."""
-    return _result(x, recurrent(*rglru_elements(x, r, i, c), initial_state), return_last_state)
+    h, last = recurrent(*elements, initial_state)
+    return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
 
 
-def linear_scan_recurrent(
-    x: Tensor,
-    a: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    return_last_state: bool = False,
-    state_dtype: torch.dtype = torch.float32,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run the linear scan one step at a time on x, a [B, T, C] and h_0 [B, C]."""
-    return _result(x, recurrent(*linear_scan_elements(x, a), initial_state), return_last_state)
+def rglru_recurrent(x: Tensor, r: Tensor, i: Tensor, c: Tensor, **keywords: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Run RG-LRU one step at a time on x and the pre-activations r, i [B, T, C], c [C] and, as ``initial_state``, h_0
+    [B, C]."""
+    return _run(x, rglru_elements(x, r, i, c), **keywords)
+
+
+def linear_scan_recurrent(x: Tensor, a: Tensor, **keywords: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Run the linear scan one step at a time on x, a [B, T, C] and, as ``initial_state``, h_0 [B, C]."""
+    return _run(x, linear_scan_elements(x, a), **keywords)
 
 
 def rglru_layer_recurrent(
@@ -113,47 +110,27 @@ def rglru_layer_recurrent(
     return (result[0].to(x.dtype), result[1]) if isinstance(result, tuple) else result.to(x.dtype)
 
 
-def _result(x: Tensor, states: tuple[Tensor, Tensor], return_last_state: bool) -> Tensor | tuple[Tensor, Tensor]:
-    h, last = states
-    return (h.to(x.dtype), last) if return_last_state else h.to(x.dtype)
-
-
-def rglru_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def rglru_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw x and the pre-activations r, i ~ N(0, 1), as a layer's initial weights make them, and c as Griffin does.
 
     c is such that a, with the gate open, is uniform in [0.9, 0.999] over the channels. As parameters in mixed precision
     it is float32 (float64 beside float64 inputs), with values that the inputs' dtype represents exactly.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    x, r, i = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device).to(dtype) for _ in range(3))
-    a = 0.9 + 0.099 * torch.rand(shape[2], generator=generator, dtype=draw_dtype, device=device)
-    c = torch.log(torch.expm1(-a.log() / 8.0))
-    return {"x": x, "r": r, "i": i, "c": c.to(dtype).to(compute_dtype(dtype))}
+    x, r, i = (draw.normal(*draw.channels) for _ in range(3))
+    a = 0.9 + 0.099 * draw.uniform(draw.channels[2])
+    return {"x": x, "r": r, "i": i, "c": draw.round_gate(torch.log(torch.expm1(-a.log() / 8.0)))}
 
 
-def linear_scan_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def linear_scan_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw x ~ N(0, 1) and decays a = sigma(z), z ~ N(3, 1)."""
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    x, z = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device) for _ in range(2))
-    return {"x": x.to(dtype), "a": torch.sigmoid(z + 3.0).to(dtype)}
+    x, z = (draw.noise(*draw.channels) for _ in range(2))
+    return {"x": x.to(draw.dtype), "a": torch.sigmoid(z + 3.0).to(draw.dtype)}
 
 
-def rglru_layer_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def rglru_layer_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw x and c as for RG-LRU, and weights ~ N(0, 1/C), so that pre-activations are ~ N(0, 1)."""
-    inputs = rglru_inputs(sizes, dtype=dtype, device=device, seed=seed)
-    channels = sizes["channels"]
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    w_a, w_x = torch.randn(2, channels, channels, generator=generator, dtype=draw_dtype, device=device).to(dtype)
+    inputs, channels = rglru_inputs(draw), draw.sizes["channels"]
+    weights = Draw(draw.sizes, dtype=draw.dtype, device=draw.device, seed=draw.seed + 1)
+    w_a, w_x = weights.normal(2, channels, channels)
     scale = channels**-0.5
     return {"x": inputs["x"], "w_a": w_a * scale, "w_x": w_x * scale, "c": inputs["c"]}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from ..spec import Implementation, Operation
+from ..common.sizes import bad_chunk_size, bad_head_dim
+from ..spec import Implementation, Operation, portable_form, triton_form
 from .config import WHOLE_STATE_BLOCK_T, whole_state_reason
 
 FUSED_CHUNK = "fused_chunk"
@@ -17,23 +19,20 @@ WHOLE_STATE = "whole_state"
 HOPPER, GLUON_TRITON = "9.0", "3.6"
 """Compute capability and Triton that it is written for."""
 
-IMPLEMENTATIONS = {
-    FUSED_CHUNK: ("chunk_size",),
-    WHOLE_STATE: ("chunk_size",),
-    "xl_chunk": ("chunk_size",),
-    "limit_chunk": ("chunk_size",),
-    "torch": ("chunk_size",),
-    "parallel": ("gate_dtype",),
-    "recurrent": ("round_operands",),
-    "step": (),
-}
-"""What the operations' functions take as ``impl`` -> keywords that not every one has."""
+OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
+"""What the operations' functions take as ``impl`` -> a keyword that not every one has."""
 
 SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
 """Implementation by Triton -> how it processes a chunk, see config.select_config."""
 
-MIN_HEAD_DIM, MAX_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 1024, 8
+CHUNKED = (*SCHEMES, "torch")
+IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
+"""What the operations' functions take as ``impl``, and what of it takes ``chunk_size``."""
+
+MAX_HEAD_DIM = 1024
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
+
+_kernel = partial(triton_form, supports="kernels.scalar_decay.declare:supports_engine", state_dtypes=("fp32", "bf16"))
 
 
 def scalar_decay_operation(
@@ -61,68 +60,53 @@ def scalar_decay_operation(
         inputs=f"kernels.{name}:make_inputs",
         recurrent=f"{function}:recurrent",
         parallel=f"{function}:parallel",
-        implementations=(*implementations, *_implementations(function, normalised)),
+        implementations=(*implementations, *_implementations(normalised)),
         **declared,
     )
 
 
-def _implementations(function: str, normalised: bool) -> tuple[Implementation, ...]:
+def _implementations(normalised: bool) -> tuple[Implementation, ...]:
     preferred = f"kernels.scalar_decay.choice:preferred_chunk:{'normalised ' if normalised else ''}"
     return (
-        Implementation(
+        _kernel(
             name=FUSED_CHUNK,
             formulation="walk",
             formulation_in={"fp32": "sweep"},
-            supports="kernels.scalar_decay.declare:supports_engine",
             summary="chunks in parallel, the tiles of each in order with its state in registers",
             modes=("fw", "fwbw", "bw", "step"),
-            state_dtypes=("fp32", "bf16"),
-            requires=("triton",),
-            step_call=f"{function}:step",
             preferred_chunk=f"{preferred}walk",
         ),
-        Implementation(
+        _kernel(
             name=WHOLE_STATE,
             formulation="whole_state",
             dtypes=("fp16", "bf16"),
             supports="kernels.scalar_decay.declare:supports_whole_state",
             summary="fused_chunk for Hopper: a program holds the whole state of a head, in Gluon",
-            state_dtypes=("fp32", "bf16"),
             architectures=(HOPPER,),
-            requires=("triton",),
             triton_versions=f"=={GLUON_TRITON}.*",
             preferred_chunk=f"{preferred}whole_state",
         ),
-        Implementation(
+        _kernel(
             name="xl_chunk",
             formulation="sweep",
-            supports="kernels.scalar_decay.declare:supports_engine",
             summary="TFLA as published: chunks in parallel, all tiles of a chunk below its diagonal too",
-            state_dtypes=("fp32", "bf16"),
-            requires=("triton",),
         ),
-        Implementation(
+        _kernel(
             name="limit_chunk",
             formulation="sweep",
             supports="kernels.scalar_decay.declare:supports_limit_chunk",
             summary="one-level sequence parallelism: a chunk is a tile",
-            state_dtypes=("fp32", "bf16"),
-            requires=("triton",),
         ),
-        Implementation(
+        portable_form(
             name="torch",
             formulation="chunkwise",
             full_square=True,
-            devices=("cpu", "cuda"),
-            dtypes=("fp64", "fp32", "fp16", "bf16"),
             summary="portable chunkwise form, any chunk length",
         ),
-        Implementation(
+        portable_form(
             name="parallel",
             formulation="parallel",
             full_square=True,
-            devices=("cpu", "cuda"),
-            dtypes=("fp64", "fp32", "fp16", "bf16"),
             chunked=False,
             supports="kernels.scalar_decay.declare:supports_parallel",
             summary="fully parallel form, quadratic in the sequence length",
@@ -132,14 +116,7 @@ def _implementations(function: str, normalised: bool) -> tuple[Implementation, .
 
 def supports_engine(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
     """Return why the Triton engine cannot run these sizes, or None."""
-    for name in ("head_dim_qk", "head_dim_v"):
-        dim = sizes[name]
-        if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_MULTIPLE:
-            return f"{name} must be a multiple of {HEAD_DIM_MULTIPLE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got {dim}"
-    chunk_size = sizes.get("chunk_size")
-    if chunk_size is not None and (chunk_size < 16 or chunk_size & (chunk_size - 1)):
-        return f"chunk_size must be a power of two >= 16, got {chunk_size}"
-    return None
+    return bad_head_dim(sizes, MAX_HEAD_DIM) or bad_chunk_size(sizes)
 
 
 def supports_limit_chunk(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

@@ -51,10 +51,12 @@ from ..common.differentiable import without_autocast
 from .chunkwise import chunkwise
 from .config import WHOLE_STATE_BLOCK_T
 from .declare import (
+    CHUNKED,
     FUSED_CHUNK,
     GLUON_TRITON,
     HOPPER,
     IMPLEMENTATIONS,
+    OPTIONS,
     SCHEMES,
     WHOLE_STATE,
     supports_engine,
@@ -118,9 +120,9 @@ def scalar_decay(
         impl = FUSED_CHUNK if why_not_whole_state(q, v, chunk_size, scale) else WHOLE_STATE
     one_of("impl", impl, IMPLEMENTATIONS)
     for name in options:
-        if name not in IMPLEMENTATIONS[impl]:
+        if name != OPTIONS.get(impl):
             raise TypeError(f"{name} is no option of {impl}")
-    if chunk_size is not None and "chunk_size" not in IMPLEMENTATIONS[impl]:
+    if chunk_size is not None and impl not in CHUNKED:
         raise ValueError(f"chunk_size must be None for {impl}, got {chunk_size}")
     normalize = gate == "exp"
     state_dtype = torch.float32 if state_dtype is None else state_dtype

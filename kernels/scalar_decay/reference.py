@@ -101,31 +101,22 @@ def recurrent(
     q, k, v, log_decay = (x.to(dtype) for x in (q, k, v, log_decay))
     log_input = torch.zeros_like(log_decay) if log_input is None else log_input.to(dtype)
     state = zero_state(k, v, normalize=normalize) if initial_state is None else initial_state
+    parts: Any = state if normalize else (state, None, None)
+    c, n, m = parts
     outputs = []
-    if normalize:
-        c, n, m = state
-        m = m.detach()
-        for t in range(q.shape[1]):
-            m_previous, m = m, torch.maximum(log_decay[:, t] + m, log_input[:, t]).detach()
-            decay = torch.exp(log_decay[:, t] + m_previous - m)[..., None]
-            key = torch.exp(log_input[:, t] - m)[..., None] * k[:, t]
-            c = decay[..., None] * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
+    for t in range(q.shape[1]):
+        a, u = log_decay[:, t], log_input[:, t]
+        if normalize:
+            m_previous, m = m.detach(), torch.maximum(a + m, u).detach()
+            a, u = a + m_previous - m, u - m
+        decay, key, query = torch.exp(a)[..., None], torch.exp(u)[..., None] * k[:, t], scale * q[:, t]
+        c = decay[..., None] * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
+        h = _OperandMatmul.apply(query[..., None, :], c, operand_dtype)[..., 0, :]
+        if normalize:
             n = decay * n + key
-            query = scale * q[:, t]
-            denominator = _denominator((n * query).sum(-1), m, normalizer_gradient)
-            outputs.append(
-                _OperandMatmul.apply(query[..., None, :], c, operand_dtype)[..., 0, :] / denominator[..., None]
-            )
-        last: State = (c, n, m)
-    else:
-        assert isinstance(state, Tensor)
-        c = state
-        for t in range(q.shape[1]):
-            decay = torch.exp(log_decay[:, t])[..., None, None]
-            key = torch.exp(log_input[:, t])[..., None] * k[:, t]
-            c = decay * c + _OperandMatmul.apply(key[..., :, None], v[:, t, :, None, :], operand_dtype)
-            outputs.append(_OperandMatmul.apply(scale * q[:, t, :, None], c, operand_dtype)[..., 0, :])
-        last = c
+            h = h / _denominator((n * query).sum(-1), m, normalizer_gradient)[..., None]
+        outputs.append(h)
+    last: State = (c, n, m) if normalize else c
     h = torch.stack(outputs, dim=1).to(out_dtype)
     return (h, last) if return_last_state else h
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_tensor, compute_dtype
+from ..common.arguments import check_dimensions, check_dtype, check_not_empty, check_tensor, check_three, compute_dtype
 from .reference import State
 
 
@@ -68,11 +68,7 @@ def check_initial_state(initial_state: State | None, k: Tensor, v: Tensor, *, no
     if not normalize:
         check_tensor("initial_state", initial_state, shape, dtype, v.device)
         return
-    if not isinstance(initial_state, tuple | list) or len(initial_state) != 3:
-        given = (
-            f"{len(initial_state)} of them" if isinstance(initial_state, tuple | list) else type(initial_state).__name__
-        )
-        raise ValueError(f"initial_state must be three tensors (C, n, m), got {given}")
+    check_three(initial_state, "C, n, m")
     for name, x, size in zip("Cnm", initial_state, (shape, shape[:3], shape[:2]), strict=True):
         check_tensor(f"initial_state {name}", x, size, dtype, v.device)
 

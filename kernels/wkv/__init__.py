@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..common.channels import ALL_DTYPES, EVERYWHERE
-from ..spec import Implementation, Operation
+from ..common.channels import associative_form, kernel_form, naive_form, torch_form
+from ..spec import Operation, portable_form
+
+CONFIG = "kernels.wkv.config:select_config"
 
 OPERATION = Operation(
     name="wkv4",
@@ -14,51 +16,24 @@ OPERATION = Operation(
     differentiable=("k", "v", "w", "u"),
     inputs="kernels.wkv.reference:wkv4_inputs",
     recurrent="kernels.wkv.reference:recurrent",
-    parallel="kernels.wkv.operations:wkv4_associative",
+    parallel="kernels.wkv.operations:wkv4:associative_scan",
     sizes=("batch", "seq_len", "channels"),
     call="kernels.wkv.operations:wkv4",
     channelwise=True,
     implementations=(
-        Implementation(
+        kernel_form(
             name="scan",
             formulation="scan",
-            supports="kernels.common.channels:supports_kernels",
             summary="one pass over memory: time split over programs that add up earlier sums, or pass states on",
             modes=("fw", "fwbw", "bw", "step"),
-            chunked=False,
-            requires=("triton",),
-            step_call="kernels.wkv.operations:wkv4_step",
-            default_config="kernels.wkv.config:scan_config",
+            default_config=f"{CONFIG}:scan",
         ),
-        Implementation(
-            name="naive",
-            formulation="recurrent",
-            supports="kernels.common.channels:supports_kernels",
-            summary="one program takes all of time in order for a block of channels",
-            chunked=False,
-            requires=("triton",),
-            default_config="kernels.wkv.config:walk_config",
-        ),
-        Implementation(
-            name="torch",
-            formulation="recurrent",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
-            summary="portable chunkwise form, any chunk length",
-        ),
-        Implementation(
-            name="associative_scan",
-            formulation="scan",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
-            chunked=False,
-            summary="associative scan over whole tensors, log2 of the sequence length passes",
-        ),
-        Implementation(
+        naive_form(formulation="recurrent", default_config=f"{CONFIG}:naive"),
+        torch_form(formulation="recurrent"),
+        associative_form(formulation="scan"),
+        portable_form(
             name="torch_associative_scan",
             formulation="scan",
-            devices=EVERYWHERE,
-            dtypes=ALL_DTYPES,
             chunked=False,
             supports="kernels.wkv.config:supports_torch_associative_scan",
             summary="torch's own associative_scan, a prototype higher-order operator",

@@ -70,7 +70,7 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
 
 
 def select_config(
-    *, strategy: str, capability: tuple[int, int], item_bytes: int, batch: int, channels: int, saving: bool
+    sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool, *, impl: str
 ) -> WkvConfig:
     """Choose the launches.
 
@@ -86,52 +86,33 @@ def select_config(
     it moves an element's 6 bytes. The backward scan takes about 105, for 10 bytes.
 
     Args:
-        strategy: "scan" or "walk" (one program per sequence and block of channels).
+        sizes: batch and channels among others.
+        dtype: name of the inputs' dtype.
         capability: compute capability of the device, such as (9, 0).
-        item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
-        batch: B.
-        channels: C.
-        saving: whether states are saved for a backward pass, which takes registers.
+        training: whether states are saved for a backward pass, which takes registers.
+        impl: "scan" or "naive".
     """
-    if strategy == "walk":
+    if impl == "naive":
         # Narrow blocks give more programs; a single warp needs no shared memory.
         tile = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
         return WkvConfig(forward=tile, backward=tile)
     backward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=8, maxnreg=128)
     # A multiprocessor runs four programs of 4 warps at 128 registers per thread, three at 168.
-    if batch * channels <= MAX_NARROW:
-        if item_bytes == 4:
+    width, is_wide = sizes["batch"] * sizes["channels"], dtype == "fp32"
+    if width <= MAX_NARROW:
+        if is_wide:
             forward = TileConfig(block_i=16, block_o=16, block_c=32, num_warps=8, maxnreg=128)
         else:
-            forward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=4, maxnreg=168 if saving else 128)
+            forward = TileConfig(block_i=32, block_o=8, block_c=32, num_warps=4, maxnreg=168 if training else 128)
         return WkvConfig(forward=forward, backward=backward, look=32)
-    held = batch * channels >= MIN_SERIAL
-    if item_bytes == 4:
+    held = width >= MIN_SERIAL
+    if is_wide:
         forward = TileConfig(block_i=16, block_o=4, block_c=64, num_warps=4, maxnreg=168)
     else:
-        forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if saving else 128)
+        forward = TileConfig(block_i=32, block_o=4, block_c=64, num_warps=4, maxnreg=168 if training else 128)
     return WkvConfig(
-        forward=forward, backward=backward, reload=item_bytes != 4, hold=held, serial=held, look=8, ahead=AHEAD
+        forward=forward, backward=backward, reload=not is_wide, hold=held, serial=held, look=8, ahead=AHEAD
     )
-
-
-def scan_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> WkvConfig:
-    """Return the launches of the scan for a case's sizes."""
-    return _config_of("scan", sizes, dtype, capability, training)
-
-
-def walk_config(sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool) -> WkvConfig:
-    """Return the launches of the walk for a case's sizes."""
-    return _config_of("walk", sizes, dtype, capability, training)
-
-
-def _config_of(
-    strategy: str, sizes: Mapping[str, int], dtype: str, capability: tuple[int, int], training: bool
-) -> WkvConfig:
-    return select_config(
-        strategy=strategy, capability=capability, item_bytes=4 if dtype == "fp32" else 2, batch=sizes["batch"],
-        channels=sizes["channels"], saving=training,
-    )  # fmt: skip
 
 
 def supports_torch_associative_scan(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:

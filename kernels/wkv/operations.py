@@ -1,21 +1,16 @@
-"""RWKV-4's WKV: the public function and the decoding step."""
+"""RWKV-4's WKV: the public function."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..common.arguments import check_chunk_size
+from ..common.arguments import check_chunk_size, check_three
 from ..common.calls import remember_calls
 from ..common.channel_tensors import check_channels, check_implementation, default_chunk_size
 from . import OPERATION, launch, portable
 from .config import WkvConfig
 from .reference import State, associative
-
-STRATEGIES = {"scan": "scan", "naive": "walk"}
-"""Triton implementation -> strategy, see launch.py."""
 
 
 @remember_calls
@@ -44,7 +39,8 @@ def wkv4(
         u: [C], bonus of the current token, in w's dtype.
         impl: ``scan``, one pass over memory, time split over programs; ``naive``, where one program walks all of
             time for a block of channels; ``torch``, the portable form, chunk by chunk; ``associative_scan`` and
-            ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator.
+            ``torch_associative_scan``, scans over whole tensors, the second by torch's prototype operator; ``step``, a
+            decoding step (T = 1), which is not differentiable.
         chunk_size: steps, for ``torch``; at least 1, need not divide T; None chooses one.
         state_dtype: float32; float64 inputs hold float64 states.
         initial_state: (num, den, max) [B, C] in w's dtype, which stand for num e^max and den e^max; None is the state
@@ -62,10 +58,13 @@ def wkv4(
 
     Source: Peng et al., RWKV (2023), equations 16 and 22 to 26.
     """
-    _check(k, v, w, u, initial_state, state_dtype)
-    check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config)
-    if impl in STRATEGIES:
-        return launch.run((k, v, w, u), STRATEGIES[impl], initial_state, return_last_state, config)
+    if initial_state is not None:
+        check_three(initial_state, "num, den, max")
+    names = ("initial_state num", "initial_state den", "initial_state max")
+    states = dict(zip(names, initial_state or (None,) * 3, strict=True))
+    check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)
+    if check_implementation(OPERATION, impl, chunk_size=chunk_size, config=config):
+        return launch.run((k, v, w, u), impl, initial_state, return_last_state, config)
     if impl == "torch":
         chunk_size = default_chunk_size(k) if chunk_size is None else chunk_size
         check_chunk_size(chunk_size)
@@ -73,33 +72,3 @@ def wkv4(
     else:
         y, last = associative(k, v, w, u, initial_state, torchs_own=impl == "torch_associative_scan")
     return (y, last) if return_last_state else y
-
-
-@remember_calls
-def wkv4_step(
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    u: Tensor,
-    *,
-    state_dtype: torch.dtype = torch.float32,
-    initial_state: State | None = None,
-    return_last_state: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """Advance by one token (T = 1); arguments and result as in :func:`wkv4`. Not differentiable."""
-    _check(k, v, w, u, initial_state, state_dtype)
-    y, last = launch.step(k, v, w, u, initial_state)
-    return (y, last) if return_last_state else y
-
-
-wkv4_associative = partial(wkv4, impl="associative_scan")
-
-
-def _check(k: Tensor, v: Tensor, w: Tensor, u: Tensor, initial_state: State | None, state_dtype: torch.dtype) -> None:
-    if initial_state is not None and (not isinstance(initial_state, tuple | list) or len(initial_state) != 3):
-        is_list = isinstance(initial_state, tuple | list)
-        given = f"{len(initial_state)} of them" if is_list else type(initial_state).__name__
-        raise ValueError(f"initial_state must be three tensors (num, den, max), got {given}")
-    names = ("initial_state num", "initial_state den", "initial_state max")
-    states = dict(zip(names, initial_state or (None,) * 3, strict=True))
-    check_channels({"k": k, "v": v}, {"w": w, "u": u}, states, state_dtype)

@@ -14,12 +14,12 @@ positive rate; "Faster LLMs: Improving RWKV with Parallel Cumulative Sums" for t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from ..common.arguments import compute_dtype
+from ..common.inputs import Draw
 
 TORCHS_OWN = "torch._higher_order_ops.associative_scan"
 
@@ -145,20 +145,15 @@ def finish(first: State, sums: State, k: Tensor, v: Tensor, w: Tensor, u: Tensor
     return y, (num, den, top)
 
 
-def wkv4_inputs(
-    sizes: Mapping[str, int], *, dtype: torch.dtype, device: torch.device | str, seed: int
-) -> dict[str, Tensor]:
+def wkv4_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw k, v ~ N(0, 1) and, as a layer's initial weights, w = exp(-5 ... 3) and u = log 0.3 + (-0.5, 0, 0.5).
 
     w and u are float32 (float64 beside float64 inputs). Source: Peng et al., RWKV (2023), appendix on initialisation.
     """
-    generator = torch.Generator(device).manual_seed(seed)
-    draw_dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
-    shape = tuple(sizes[name] for name in ("batch", "seq_len", "channels"))
-    k, v = (torch.randn(shape, generator=generator, dtype=draw_dtype, device=device).to(dtype) for _ in range(2))
-    channel = torch.arange(shape[2], dtype=draw_dtype, device=device)
-    jitter = torch.randn(2, shape[2], generator=generator, dtype=draw_dtype, device=device)
-    log_rate = -5.0 + 8.0 * (channel / max(shape[2] - 1, 1)) ** 0.7 + 0.1 * jitter[0]
+    k, v = (draw.normal(*draw.channels) for _ in range(2))
+    channels = draw.sizes["channels"]
+    channel = torch.arange(channels, dtype=draw.draw_dtype, device=draw.device)
+    jitter = draw.noise(2, channels)
+    log_rate = -5.0 + 8.0 * (channel / max(channels - 1, 1)) ** 0.7 + 0.1 * jitter[0]
     u = -1.2 + 0.5 * ((channel + 1) % 3 - 1) + 0.1 * jitter[1]
-    parameters = compute_dtype(dtype)
-    return {"k": k, "v": v, "w": log_rate.exp().to(parameters), "u": u.to(parameters)}
+    return {"k": k, "v": v, "w": log_rate.exp().to(draw.gate_dtype), "u": u.to(draw.gate_dtype)}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lrbench.kernels import FAMILIES, get_operation
+from lrbench.kernels.common.arguments import CASE_DTYPES
 from lrbench.kernels.common.channels import TileConfig
 from lrbench.kernels.gated_mlp import config as mlp
 from lrbench.kernels.rglru.config import ScanConfig
@@ -143,9 +144,7 @@ WKVS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def serial_config(dtype: torch.dtype) -> WkvConfig:
     """Return WKV's launches on Hopper with states that pass from tile to tile."""
-    chosen = select_config(
-        strategy="scan", capability=(9, 0), item_bytes=dtype.itemsize, batch=8, channels=768, saving=True
-    )
+    chosen = select_config({"batch": 8, "channels": 768}, CASE_DTYPES[dtype], (9, 0), True, impl="scan")
     return replace(chosen, hold=True, serial=True)
 
 

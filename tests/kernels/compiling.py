@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from lrbench import kernels
-from lrbench.kernels import FAMILIES, get_operation, resolve
+from lrbench.kernels import FAMILIES, get_operation
 from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
 from lrbench.kernels.common.sizes import SHARED_MEMORY_BYTES
 from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes
@@ -72,7 +72,7 @@ def record(case: Case, capability: int = 90, *, training: bool = True, carry: bo
         carry: whether it takes an initial state and returns the last one.
     """
     operation = case.operation
-    inputs = resolve(operation.inputs)(case.sizes, dtype=case.dtype, device="cpu", seed=0)
+    inputs = operation.make_inputs(case.sizes, dtype=case.dtype)
     if case.layout is not None:
         inputs = LAYOUTS[case.layout](inputs)
     operation.leaves(inputs, gradients=training)

@@ -88,9 +88,6 @@ e^-100 to e^100 side by side or too small to see beside others."""
 STATE_PARTS = {"mlstm_exp": ("C", "n", "m"), "wkv4": ("num", "den", "max"), "gated_mlp": ()}
 """Names of the state's parts where it is not one tensor."""
 
-TWICE_DIFFERENTIABLE = {"parallel", "associative_scan", "torch_associative_scan", "gated_mlp torch"}
-"""Implementations in torch's own functions; the others refuse second derivatives."""
-
 
 def swapped_columns(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a gated MLP's inputs with K-major weights of one tensor, W_gate's before W_up's."""
@@ -204,10 +201,7 @@ class Case:
     @property
     def function(self) -> Function:
         """What runs the implementation, with its own keywords."""
-        if self.impl == "step":
-            run = resolve(next(i.step_call for i in self.operation.implementations if i.step_call))
-        else:
-            run = self.operation.function(self.impl)
+        run = self.operation.step if self.impl == "step" else self.operation.function(self.impl)
         return self.wrap(partial(run, **self.kwargs))
 
     def others(self, expected: Mapping[str, Tensor]) -> list[Problem]:
@@ -219,7 +213,7 @@ class Case:
     def draw(self) -> Problem:
         """Draw the problem."""
         sizes, dtype = self.sizes, self.dtype
-        inputs = resolve(self.operation.inputs)(sizes, dtype=dtype, device="cpu", seed=self.seed)
+        inputs = self.operation.make_inputs(sizes, dtype=dtype, seed=self.seed)
         generator = torch.Generator("cpu").manual_seed(self.seed + 1)
 
         def normal(*shape: int) -> Tensor:
@@ -641,8 +635,8 @@ def check_unsupported(case: Case) -> None:
         assert reason is not None
         with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
             case.function(*good, chunk_size=chunk_size)
-    if implementation.step_call is not None:
+    if "step" in implementation.modes:
         with pytest.raises(
             ValueError, match=f"a decoding step takes one token: seq_len must be 1, got {case.sizes['seq_len']}"
         ):
-            resolve(implementation.step_call)(*good)
+            case.operation.step(*good)

@@ -17,7 +17,7 @@ import torch
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.common.offline import compile_kernel, read_instructions
 from lrbench.kernels.gated_mlp import project
-from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, fused_config, select_tile
+from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, case_config, select_tile
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.tests.kernels.cases import BF16, F16, F32, LIGHTNING, MLP_ALTERNATIVES, channels, chunks, heads, mlp_sizes
 from lrbench.tests.kernels.compiling import CAPABILITIES, IMPLEMENTATIONS, MAX_STACK_BYTES, check, record
@@ -206,7 +206,7 @@ STEPS = compiled(
     [
         Case(op=operation.name, impl="step", dtype=BF16, sizes=sizes)
         for operation, implementation in IMPLEMENTATIONS
-        if implementation.step_call is not None
+        if "step" in implementation.modes
         for sizes in (heads(1, 1, 2, 128, 256) if "num_heads" in operation.sizes else channels(2, 1, 1024),)
     ],
     stack=0,
@@ -338,7 +338,7 @@ def test_mlp_projects_again_or_saves() -> None:
 
 def test_mlp_launches_of_large_products() -> None:
     sizes = {"batch": 1, "seq_len": 16384, "d_model": 16384, "d_ff": 53248}
-    config = fused_config(sizes, "bf16", (9, 0), training=True)
+    config = case_config(sizes, "bf16", (9, 0), training=True, impl="fused")
     assert config.forward.num_stages == 3
     check(record(mlp("fused", "columns", config=config), training=False))
 

@@ -12,7 +12,7 @@ from lrbench.bench.check import DTYPES
 from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.worker import prepare
-from lrbench.kernels import get_operation, resolve
+from lrbench.kernels import get_operation
 from lrbench.kernels.gated_mlp import fused as gated_mlp
 from lrbench.kernels.lightning import tiles
 from lrbench.kernels.spec import Implementation
@@ -39,7 +39,7 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     config = other and target.launches(other.mode, other.dtype, other.sizes, CAPABILITY)
     gradients = case.mode != "fw"
     with FakeTensorMode():
-        given = resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device="cpu", seed=0)
+        given = operation.make_inputs(case.sizes, dtype=DTYPES[case.dtype])
         runnable = prepare(operation, case, target, given, gradients=gradients, config=config).runnable
         with recording() as recorded:
             with torch.set_grad_enabled(gradients):

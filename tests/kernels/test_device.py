@@ -17,11 +17,12 @@ from torch import Tensor
 
 from lrbench.bench import check
 from lrbench.bench.worker import prepare
-from lrbench.kernels import Implementation, Operation, resolve
+from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import on_device_of
 from lrbench.kernels.common.offline import Recorder
 from lrbench.results.schema import Case
-from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, flatten, pretend, recording
+from lrbench.tests.kernels import laws
+from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record, recording
 
 KERNELS = {
     value
@@ -39,31 +40,19 @@ SIZES = {
 CHUNK_SIZE = 64
 
 
-def case_of(operation: Operation, implementation: Implementation) -> Case:
-    """Return a case of several chunks."""
-    return Case(
-        kernel=operation.kernel,
+def cases_of(operation: Operation, implementation: Implementation) -> list[laws.Case]:
+    """Return a case of several chunks, and one of a decoding step where there is one."""
+    sizes = {name: SIZES[name] for name in operation.sizes}
+    case = laws.Case(
         op=operation.name,
         impl=implementation.name,
-        provider="lrbench",
-        mode="fwbw",
-        dtype="bf16",
-        chunk_size=CHUNK_SIZE if implementation.chunked else None,
-        **{name: SIZES[name] for name in operation.sizes},
+        dtype=torch.bfloat16,
+        sizes=sizes,
+        layout="columns" if implementation.prepare else None,
+        kwargs={"chunk_size": CHUNK_SIZE} if implementation.chunked else {},
     )
-
-
-def given_to(operation: Operation, implementation: Implementation, seq_len: int) -> dict[str, Tensor]:
-    """Return the implementation's inputs, in the layout in which it takes them, on the CPU."""
-    inputs = resolve(operation.inputs)({**SIZES, "seq_len": seq_len}, dtype=torch.bfloat16, device="cpu", seed=0)
-    return dict(inputs) if implementation.prepare is None else resolve(implementation.prepare)(inputs)
-
-
-def state_of(operation: Operation, implementation: Implementation) -> Any:
-    """Return a state to start from, or None where the operation has none."""
-    if not implementation.state_dtypes:
-        return None
-    return check.state_before_step(operation, case_of(operation, implementation), "cpu")
+    step = replace(case, impl="step", sizes={**sizes, "seq_len": 1}, kwargs={})
+    return [case, step] if "step" in implementation.modes else [case]
 
 
 @pytest.fixture
@@ -102,20 +91,10 @@ def launches(_anywhere: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launc
 
 
 def run(operation: Operation, implementation: Implementation) -> None:
-    """Run forward and backward with and without a state, and a decoding step."""
-    inputs, state = given_to(operation, implementation, SIZES["seq_len"]), state_of(operation, implementation)
-    options: dict[str, Any] = {"chunk_size": CHUNK_SIZE} if implementation.chunked else {}
-    function = operation.function(implementation)
-    operation.leaves(inputs)
-    results = [function(*inputs.values(), **options)]
-    if state is not None:
-        results.append(function(*inputs.values(), initial_state=state, return_last_state=True, **options))
-    for result in results:
-        outputs = [x for x in flatten(result) if x.requires_grad]
-        torch.autograd.backward(outputs, [torch.zeros_like(x) for x in outputs])
-    if implementation.step_call is not None:
-        token = given_to(operation, implementation, seq_len=1)
-        resolve(implementation.step_call)(*token.values(), initial_state=state, return_last_state=True)
+    """Run forward and backward, and a decoding step, with and without a state."""
+    for case in cases_of(operation, implementation):
+        for carry in (False, True):
+            record(case, training=case.impl != "step", carry=carry)
 
 
 @pytest.mark.compile
@@ -169,20 +148,19 @@ def test_inputs_of_two_devices_are_refused(
     operation: Operation, implementation: Implementation, _anywhere: None
 ) -> None:
     """Whichever is elsewhere; where the first one is, the error names one that it leaves behind."""
-    step = [] if implementation.step_call is None else [(resolve(implementation.step_call), 1)]
-    for function, seq_len in [(operation.function(implementation), SIZES["seq_len"]), *step]:
-        inputs, state = given_to(operation, implementation, seq_len), state_of(operation, implementation)
+    for case in cases_of(operation, implementation):
+        problem, function = case.draw(), case.function
+        inputs, state = problem.inputs, problem.state or ()
         first, *others = inputs
         for name in others:
             with pytest.raises(ValueError, match=f"^{name} must be .*on cpu, got .*meta"):
                 function(*{**inputs, name: inputs[name].to("meta")}.values())
         with pytest.raises(ValueError, match=r"^\w+ must be .*on meta, got .*cpu"):
             function(*{**inputs, first: inputs[first].to("meta")}.values())
-        parts = [] if state is None else flatten(state)
-        for index in range(len(parts)):
-            moved = [part.to("meta") if n == index else part for n, part in enumerate(parts)]
+        for index in range(len(state)):
+            moved = [part.to("meta") if n == index else part for n, part in enumerate(state)]
             with pytest.raises(ValueError, match=r"^initial_state ?\w* must be on cpu, got meta"):
-                function(*inputs.values(), initial_state=tuple(moved) if len(parts) > 1 else moved[0])
+                function(*inputs.values(), initial_state=laws.public_state(moved))
 
 
 def check_against_reference(operation: Operation, implementation: Implementation, case: Case, device: str) -> None:
@@ -194,11 +172,11 @@ def check_against_reference(operation: Operation, implementation: Implementation
     gradients = check.differentiate(out, runnable.leaves, expected.grad_out)
     verdict = check.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
     assert verdict.failure is None
-    if implementation.step_call is not None:
+    if "step" in implementation.modes:
         case = replace(case, mode="step", seq_len=1, chunk_size=None)
         inputs, state = check.Inputs(device).get(operation, case), check.state_before_step(operation, case, device)
         expected = check.expect_step(operation, case, inputs, state)
-        out = resolve(implementation.step_call)(*inputs.values(), initial_state=state)
+        out = operation.step(*inputs.values(), initial_state=state)
         assert check.compare({"out": out}, expected, case.state_dtype).failure is None
 
 
@@ -213,7 +191,18 @@ def test_matches_reference_beside_the_current_device_on_gpu(
     driver, used = triton.runtime.driver.active, []
     current_device = driver.get_current_device
     monkeypatch.setattr(driver, "get_current_device", lambda: used.append(current_device()) or used[-1])
+    sizes = {name: SIZES[name] for name in operation.sizes}
+    case = Case(
+        kernel=operation.kernel,
+        op=operation.name,
+        impl=implementation.name,
+        provider="lrbench",
+        mode="fwbw",
+        dtype="bf16",
+        chunk_size=CHUNK_SIZE if implementation.chunked else None,
+        **sizes,
+    )
     with torch.cuda.device(0):
-        check_against_reference(operation, implementation, case_of(operation, implementation), "cuda:1")
+        check_against_reference(operation, implementation, case, "cuda:1")
         assert torch.cuda.current_device() == 0
     assert set(used) == {1}

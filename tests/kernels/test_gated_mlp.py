@@ -69,7 +69,7 @@ def test_definition_is_the_papers_written_out(activation: str) -> None:
 
 
 def test_inputs_in_the_layout_of_a_linear_layer() -> None:
-    inputs = resolve(OPERATION.inputs)(mlp_sizes(10, 16, 24), dtype=torch.bfloat16, device="cpu", seed=3)
+    inputs = OPERATION.make_inputs(mlp_sizes(10, 16, 24), dtype=torch.bfloat16, seed=3)
     assert [tuple(x.shape) for x in inputs.values()] == [(10, 16), (16, 24), (16, 24)]
     for name, x in k_major_inputs(inputs).items():
         assert torch.equal(x, inputs[name])
@@ -142,40 +142,28 @@ def test_every_launch_chosen_is_valid(capability: tuple[int, int], end: str) -> 
 
 @interpret
 @each_form
-def test_saved_tensors_may_come_back_elsewhere(form: str) -> None:
-    """Hooks that offload what the backward pass needs give back copies, each in memory of its own."""
+@pytest.mark.parametrize("tile", ["descriptors", "pointers", None])
+def test_saved_tensors_may_come_back_elsewhere(form: str, tile: str | None) -> None:
+    """Hooks that offload what the backward pass needs give copies back, each in memory of its own; those that move
+    tensors to pinned memory, as torch's save_on_cpu, give contiguous ones back, or some."""
     fn, prepare = FORMS[form]
     inputs, dy = draw(5, 16, 24, dtype=torch.float32)
-    given = prepare(inputs)
-    expected = results(fn, given, dy)
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
-        found = results(fn, given, dy)
-    for one, other in zip(found, expected, strict=True):
-        # stride as well: gradients are laid out as the weights were given.
-        torch.testing.assert_close(one, other, check_stride=True)
-
-
-@interpret
-@each_form
-@pytest.mark.parametrize("tile", ["descriptors", "pointers"])
-def test_saved_tensors_may_come_back_in_another_layout(form: str, tile: str) -> None:
-    """Hooks that move tensors to pinned memory, as torch's save_on_cpu, give contiguous ones back; others some."""
-    fn, prepare = FORMS[form]
-    inputs, dy = draw(5, 16, 24, dtype=torch.float32)
-    given = prepare(inputs)
-    config = launches(tile)
+    given, config = prepare(inputs), launches(tile) if tile else {}
     expected = results(fn, given, dy, **config)
-    for which in range(1, 3):
+    for first in (0, 1, 2, None):
         seen: list[torch.Tensor] = []
 
-        def back(kept: torch.Tensor, seen: list[torch.Tensor] = seen, which: int = which) -> torch.Tensor:
+        def back(kept: torch.Tensor, seen: list[torch.Tensor] = seen, first: int | None = first) -> torch.Tensor:
             seen.append(kept)
-            return torch.empty(kept.size(), dtype=kept.dtype).copy_(kept) if len(seen) > which else kept
+            if first is None:
+                return kept.clone()
+            return torch.empty(kept.size(), dtype=kept.dtype).copy_(kept) if len(seen) > first else kept
 
         with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, back):
             found = results(fn, given, dy, **config)
         assert len(seen) >= 2
         for one, other in zip(found, expected, strict=True):
+            # stride as well: gradients are laid out as the weights were given.
             torch.testing.assert_close(one, other, check_stride=True)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from lrbench.kernels import get_operation, resolve
+from lrbench.kernels import get_operation
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import (
@@ -70,6 +71,36 @@ def serial_on_gpu(dtype: torch.dtype, **keywords: Any) -> Any:
     label = f"serial {keywords.pop('label', '')}".strip()
     sizes, kwargs = channels(2, 1100, 264), {"config": serial_config(dtype)}
     return on_gpu("wkv4", "scan", dtype, sizes=sizes, kwargs=kwargs, label=label, **keywords)
+
+
+ENGINE_SPLITS = [(op, impl) for op in MLSTM for impl in ("fused_chunk", "xl_chunk")]
+ENGINE_ON_GPU = [
+    *((*each, dtype) for each in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
+    *((op, "whole_state", dtype) for op in MLSTM for dtype in (BF16, F16)),
+]
+
+
+def recurrences_on_gpu(law: Callable[[str], list[Law]]) -> list[Any]:
+    """Return cases of every kernel that carries a state, on the keywords that ``law`` gives for an operation."""
+    return [
+        *(
+            on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **keywords)
+            for op, impl, dtype in ENGINE_ON_GPU
+            for keywords in law(op)
+        ),
+        *(
+            on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128), **keywords)
+            for impl in (*LIGHTNING, "fused_chunk")
+            for dtype in (F32, F16, BF16)
+            for keywords in law("lightning")
+        ),
+        *(
+            scan_on_gpu(op, impl, dtype, **keywords)
+            for op, impl in SCAN_IMPLS
+            for dtype in (BF16, F16, F32)
+            for keywords in law(op)
+        ),
+    ]
 
 
 PORTABLE_HEADS = ((16, 1, 4, 16, 16), (20, 1, 3, 24, 40), (1, 33, 3, 40, 24), (3, 70, 1, 8, 5))
@@ -310,13 +341,6 @@ def test_matches_reference(case: Case, law: Law) -> None:
     laws.check_matches_reference(case, **law)
 
 
-ENGINE_SPLITS = [(op, impl) for op in MLSTM for impl in ("fused_chunk", "xl_chunk")]
-ENGINE_ON_GPU = [
-    *((*each, dtype) for each in ENGINE_SPLITS for dtype in (BF16, F16, F32)),
-    *((op, "whole_state", dtype) for op in MLSTM for dtype in (BF16, F16)),
-]
-
-
 @on_each(
     *(
         portable(op, "torch", dtype, splits=splits, **chunks(op, "torch", 16))
@@ -336,13 +360,7 @@ ENGINE_ON_GPU = [
         for form, (op, impl, kwargs) in TIME_TILES.items()
         if form in ("rglru fused", "linear_scan", "wkv4 scan", "wkv4 serial")
     ),
-    *(on_gpu(op, impl, dtype, splits=(100, 101), kwargs={"chunk_size": 128}) for op, impl, dtype in ENGINE_ON_GPU),
-    *(
-        on_gpu("lightning", impl, dtype, splits=(100, 101), **chunks("lightning", impl, 128))
-        for impl in (*LIGHTNING, "fused_chunk")
-        for dtype in (F32, F16, BF16)
-    ),
-    *(scan_on_gpu(op, impl, dtype, splits=(100, 101)) for op, impl in SCAN_IMPLS for dtype in (BF16, F16, F32)),
+    *recurrences_on_gpu(lambda op: [{"splits": (100, 101)}]),
     *(serial_on_gpu(dtype, splits=(100, 701)) for dtype in (F32, F16, BF16)),
 )
 def test_split_equals_whole(case: Case, law: Law) -> None:
@@ -361,13 +379,7 @@ def test_split_equals_whole(case: Case, law: Law) -> None:
         for *form, layout in MLP_FORMS
         for dtype in (F16, F32)
     ),
-    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}) for op, impl, dtype in ENGINE_ON_GPU),
-    *(
-        on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128))
-        for impl in (*LIGHTNING, "fused_chunk")
-        for dtype in (F32, F16, BF16)
-    ),
-    *(scan_on_gpu(op, impl, dtype) for op, impl in SCAN_IMPLS for dtype in (BF16, F16, F32)),
+    *recurrences_on_gpu(lambda op: [{}]),
     *(on_gpu(*form, dtype, layout=layout) for *form, layout in MLP_FORMS for dtype in (F32, BF16)),
 )
 def test_batch_invariant(case: Case, law: Law) -> None:
@@ -425,18 +437,7 @@ def test_batch_invariant(case: Case, law: Law) -> None:
         for activation in ACTIVATIONS
         for extreme in ({}, *extremes("gated_mlp"))
     ),
-    *(on_gpu(op, impl, dtype, kwargs={"chunk_size": 128}, **extremes(op)[0]) for op, impl, dtype in ENGINE_ON_GPU),
-    *(
-        on_gpu("lightning", impl, dtype, **chunks("lightning", impl, 128), **extremes("lightning")[0])
-        for impl in (*LIGHTNING, "fused_chunk")
-        for dtype in (F32, F16, BF16)
-    ),
-    *(
-        scan_on_gpu(op, impl, dtype, **extreme)
-        for op, impl in SCAN_IMPLS
-        for dtype in (BF16, F16, F32)
-        for extreme in extremes(op)
-    ),
+    *recurrences_on_gpu(extremes),
     *(serial_on_gpu(dtype, **extreme) for extreme in extremes("wkv4") for dtype in (F32, F16, BF16)),
     *(
         on_gpu(
@@ -637,7 +638,7 @@ def test_an_error_of_twice_the_bound_is_found(case: Case, law: Law) -> None:
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_inputs_are_the_declared_arguments(op: str) -> None:
     operation, sizes = get_operation(op), portable(op, "torch", BF16).values[0].sizes
-    first, again, other = (resolve(operation.inputs)(sizes, dtype=BF16, device="cpu", seed=seed) for seed in (3, 3, 4))
+    first, again, other = (operation.make_inputs(sizes, dtype=BF16, seed=seed) for seed in (3, 3, 4))
     assert tuple(first) == operation.arguments
     assert set(operation.differentiable) <= set(first)
     values = next(iter(first.values()))

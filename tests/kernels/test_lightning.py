@@ -10,13 +10,7 @@ import torch
 
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.lightning import OPERATION
-from lrbench.kernels.lightning.config import (
-    LightningConfig,
-    LoopConfig,
-    SweepConfig,
-    select_lightning1,
-    select_lightning2,
-)
+from lrbench.kernels.lightning.config import LightningConfig, LoopConfig, SweepConfig, select_config
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import LIGHTNING, heads
 from lrbench.tests.kernels.laws import Case
@@ -29,7 +23,7 @@ SMALL = heads(1, 70, 2, 24, 40)
 
 
 def test_it_is_retention_without_its_scale() -> None:
-    inputs = resolve(OPERATION.inputs)(ODD, dtype=torch.float64, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(ODD, dtype=torch.float64)
     ours = resolve(OPERATION.recurrent)(*inputs.values())
     retention = resolve(get_operation("retention").recurrent)(*inputs.values())
     torch.testing.assert_close(ours, retention * ODD["head_dim_qk"] ** 0.5, rtol=1e-12, atol=0)
@@ -37,24 +31,18 @@ def test_it_is_retention_without_its_scale() -> None:
 
 def test_inputs_keep_scores_of_order_one_and_slopes_are_those_of_alibi() -> None:
     sizes = {**ODD, "num_heads": 8, "seq_len": 512, "head_dim_qk": 128}
-    inputs = resolve(OPERATION.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(sizes, dtype=torch.bfloat16)
     scores = torch.einsum("bthk,bthk->bth", inputs["q"].float(), inputs["k"].roll(1, 1).float())
     assert 0.9 < float(scores.std()) < 1.1
     assert inputs["slope"].tolist() == [2.0**-n for n in range(1, 9)]
 
 
-@pytest.mark.parametrize("item_bytes", [2, 4])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
 @pytest.mark.parametrize(("head_dim_qk", "head_dim_v"), [(16, 16), (24, 40), (64, 64), (128, 256), (256, 16)])
-def test_launches_fit_the_head_dims(
-    head_dim_qk: int, head_dim_v: int, capability: tuple[int, int], item_bytes: int
-) -> None:
-    sizes: dict[str, Any] = {"item_bytes": item_bytes, "head_dim_qk": head_dim_qk, "head_dim_v": head_dim_v}
-    for config in (
-        select_lightning1(capability=capability, **sizes),
-        select_lightning2(capability=capability, rows=1, **sizes),
-        select_lightning2(capability=capability, rows=10_000, **sizes),
-    ):
+def test_launches_fit_the_head_dims(head_dim_qk: int, head_dim_v: int, capability: tuple[int, int], dtype: str) -> None:
+    for impl, batch in (("lightning1", 1), ("lightning2", 1), ("lightning2", 10_000)):
+        config = select_config(heads(batch, 1, 1, head_dim_qk, head_dim_v), dtype, capability, True, impl=impl)
         for name, dim in (("output", head_dim_v), ("dv", head_dim_v), ("dq", head_dim_qk), ("dk", head_dim_qk)):
             launch = getattr(config, name)
             assert 16 <= launch.block_z <= max(16, 2 * dim)
@@ -62,9 +50,9 @@ def test_launches_fit_the_head_dims(
 
 
 def test_few_heads_get_narrower_programs() -> None:
-    sizes: dict[str, Any] = {"capability": (9, 0), "item_bytes": 2, "head_dim_qk": 128, "head_dim_v": 128}
-    assert select_lightning2(rows=8 * 32, **sizes).output.block_z == 64
-    assert select_lightning2(rows=32, **sizes).output.block_z == 32
+    for batch, columns in ((8, 64), (1, 32)):
+        sizes = heads(batch, 1, 32, 128, 128)
+        assert select_config(sizes, "bf16", (9, 0), True, impl="lightning2").output.block_z == columns
 
 
 @interpret
@@ -72,7 +60,7 @@ def test_few_heads_get_narrower_programs() -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
     """Without decay the sum is cumulative; with total decay only the position itself is left."""
-    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
     inputs["slope"] = torch.full_like(inputs["slope"], slope)
     q, k, v, _ = leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
     state = torch.ones(1, 2, 24, 40)
@@ -96,7 +84,7 @@ def test_no_decay_and_total_decay(implementation: str, slope: float) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_only_the_last_state_is_used(implementation: str) -> None:
     """Outputs may get no gradient at all."""
-    inputs = resolve(OPERATION.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs(SMALL, dtype=torch.float32)
     leaves = [x.requires_grad_(name != "slope") for name, x in inputs.items()]
 
     def gradients(fn: Callable[..., Any]) -> tuple[torch.Tensor, ...]:
@@ -113,9 +101,7 @@ def test_only_the_last_state_is_used(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_slopes_get_no_gradient(implementation: str) -> None:
     fn = OPERATION.function(implementation)
-    inputs = resolve(OPERATION.inputs)
-    good = inputs(SMALL, dtype=torch.float32, device="cpu", seed=0)
-    q, k, v, slope = (x.requires_grad_() for x in good.values())
+    q, k, v, slope = (x.requires_grad_() for x in OPERATION.make_inputs(SMALL, dtype=torch.float32).values())
     with pytest.raises(ValueError, match=f"slope must not require a gradient for {implementation}"):
         fn(q, k, v, slope)
     with torch.no_grad():
@@ -126,7 +112,7 @@ def test_slopes_get_no_gradient(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", LIGHTNING)
 def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
     """Tensors that begin off a multiple of 16 bytes are read by pointers, with the same results to the bit."""
-    inputs = resolve(OPERATION.inputs)({**SMALL, "batch": 2}, dtype=torch.float16, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs({**SMALL, "batch": 2}, dtype=torch.float16)
     do = torch.randn(inputs["v"].shape, generator=torch.Generator().manual_seed(1)).half()
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -148,7 +134,7 @@ def test_tensors_that_descriptors_cannot_take(implementation: str) -> None:
 @pytest.mark.parametrize("implementation", ["fused_chunk", "xl_chunk"])
 def test_engine_gives_slopes_a_gradient_where_they_want_one(implementation: str, dtype: torch.dtype) -> None:
     """And the other gradients are the same with it as without."""
-    inputs = resolve(OPERATION.inputs)({**SMALL, "seq_len": 41}, dtype=dtype, device="cpu", seed=0)
+    inputs = OPERATION.make_inputs({**SMALL, "seq_len": 41}, dtype=dtype)
     exact = [x.double().requires_grad_() for x in inputs.values()]
     expected = torch.autograd.grad(resolve(OPERATION.recurrent)(*exact).square().sum(), exact)
 

@@ -73,7 +73,7 @@ def test_groups_of_either_kind(
 @pytest.mark.parametrize("op", HEADS)
 def test_outputs_leave_inference_mode(op: str, dtype: torch.dtype, requires_grad: bool) -> None:
     """Autograd refuses to save inference tensors, and to have them written."""
-    inputs = resolve(get_operation(op).inputs)(SIZES["portable"][0], dtype=dtype, device="cpu", seed=0)
+    inputs = get_operation(op).make_inputs(SIZES["portable"][0], dtype=dtype)
     leaves = [x.requires_grad_(requires_grad) for x in inputs.values()]
     h, last = get_operation(op).function("torch")(*leaves, chunk_size=16, return_last_state=True)
     outputs = (h, last) if isinstance(last, torch.Tensor) else (h, *last)
@@ -88,7 +88,7 @@ def test_outputs_leave_inference_mode(op: str, dtype: torch.dtype, requires_grad
 @pytest.mark.parametrize("op", HEADS)
 def test_forward_mode_is_refused(op: str, dtype: torch.dtype) -> None:
     """Inference mode would return outputs without a tangent, which reads as a derivative of zero."""
-    first, *others = resolve(get_operation(op).inputs)(SIZES["portable"][0], dtype=dtype, device="cpu", seed=0).values()
+    first, *others = get_operation(op).make_inputs(SIZES["portable"][0], dtype=dtype).values()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(first, torch.ones_like(first))
         with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
@@ -98,7 +98,7 @@ def test_forward_mode_is_refused(op: str, dtype: torch.dtype) -> None:
 def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
     """Finite differences see through the denominator; the default gradient does not."""
     operation = get_operation("mlstm_exp")
-    inputs = resolve(operation.inputs)(heads(1, 9, 1, 4, 3), dtype=torch.float64, device="cpu", seed=0)
+    inputs = operation.make_inputs(heads(1, 9, 1, 4, 3), dtype=torch.float64)
     inputs["i"] = inputs["i"] + 4
     arguments = [x.requires_grad_() for x in inputs.values()]
     for fn, kwargs in ((resolve(operation.recurrent), {}), (operation.function("torch"), {"chunk_size": 4})):
@@ -111,7 +111,7 @@ def test_mlstm_exp_normalizer_gradient_is_exact() -> None:
 def test_a_step_of_no_length_is_no_step() -> None:
     """Mamba-2's dt = 0 (padding) leaves the state as it is and poisons no gradient."""
     operation = get_operation("mamba2_ssd")
-    inputs = resolve(operation.inputs)(SMALL, dtype=torch.float32, device="cpu", seed=0)
+    inputs = operation.make_inputs(SMALL, dtype=torch.float32)
     inputs["dt"][:, 10:20] = 0.0
     leaves = [x.requires_grad_() for x in inputs.values()]
     for implementation in ("fused_chunk", "xl_chunk", "torch"):
@@ -125,15 +125,15 @@ def test_a_step_of_no_length_is_no_step() -> None:
 @interpret
 def test_implementations_and_their_options() -> None:
     """What an implementation does not have is refused."""
-    fn, inputs = get_operation("simple_gla").function("fused_chunk").func, resolve(get_operation("simple_gla").inputs)
-    tensors = list(inputs(SMALL, dtype=torch.float32, device="cpu", seed=0).values())
+    operation = get_operation("simple_gla")
+    fn, tensors = resolve(operation.call), list(operation.make_inputs(SMALL, dtype=torch.float32).values())
     with pytest.raises(ValueError, match="chunk_size must be None for parallel, got 16"):
         fn(*tensors, impl="parallel", chunk_size=16)
     with pytest.raises(TypeError, match="round_operands is no option of fused_chunk"):
         fn(*tensors, round_operands=True)
     with pytest.raises(ValueError, match="normalizer_gradient must be False for fused_chunk, got True"):
         mlstm_exp(*tensors, tensors[-1], normalizer_gradient=True)
-    assert torch.equal(fn(*tensors), get_operation("simple_gla").function("fused_chunk")(*tensors))
+    assert torch.equal(fn(*tensors), operation.function("fused_chunk")(*tensors))
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,9 @@ def on_each(*cases: Any) -> Any:
     return pytest.mark.parametrize(("case", "_"), cases)
 
 
-def skip_elsewhere(case: Case) -> None:
+@pytest.fixture(autouse=True)
+def _skip_elsewhere(case: Case) -> None:
     """Skip an implementation that this GPU cannot run, for the reason that its declaration gives."""
-    implementation = case.operation.implementation(case.impl)
     if case.device == "cuda" and case.impl == WHOLE_STATE:
         from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 
@@ -60,7 +60,7 @@ def skip_elsewhere(case: Case) -> None:
             torch.empty(1, 1, 1, case.sizes[x], dtype=case.dtype, device="cuda") for x in ("head_dim_qk", "head_dim_v")
         )
         if reason := why_not_whole_state(*dims, None, 1.0):
-            pytest.skip(f"{implementation.name}: {reason}")
+            pytest.skip(f"{case.impl}: {reason}")
 
 
 def assert_same(results: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -87,7 +87,6 @@ def _fresh_compiler() -> Iterator[None]:
 @on_each(*KERNELS)
 def test_compiled(case: Case, _: Any, dynamic: bool) -> None:
     """A function around it compiles in one piece and gives the same numbers; with a dynamic length once for all."""
-    skip_elsewhere(case)
     backend = torch._dynamo.testing.CompileCounterWithBackend("inductor" if case.device == "cuda" else "aot_eager")
     around = case.function
     compiled = torch.compile(lambda *args, **keywords: around(*args, **keywords), fullgraph=True, backend=backend)
@@ -131,7 +130,6 @@ class _Calls(TorchDispatchMode):
 @on_each(*KERNELS)
 def test_registered(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators of a compiled call pass torch's own checks: schema, shapes without running, autograd, tracing."""
-    skip_elsewhere(case)
     problem = case.draw()
     with monkeypatch.context() as patch, _Calls() as seen:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -151,7 +149,6 @@ def test_registered(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None
 @on_each(*KERNELS, *FORMS)
 def test_autocast_changes_nothing(case: Case, _: Any) -> None:
     """Gates and states keep their dtype, and so do products within."""
-    skip_elsewhere(case)
     lower = BF16 if case.dtype != BF16 else F16
 
     def function(*args: Any, **keywords: Any) -> Any:
@@ -164,14 +161,12 @@ def test_autocast_changes_nothing(case: Case, _: Any) -> None:
 @on_each(*KERNELS, *FORMS)
 def test_checkpointed(case: Case, _: Any) -> None:
     """A forward pass that is run again for the backward pass gives the same bits."""
-    skip_elsewhere(case)
     assert_same(run(case, partial(checkpoint, case.function, use_reentrant=False)), run(case))
 
 
 @on_each(*KERNELS)
 def test_transforms_are_refused(case: Case, _: Any) -> None:
     """A kernel would be handed tensors without memory."""
-    skip_elsewhere(case)
     inputs = list(case.draw().inputs.values())
 
     def loss(x: Tensor) -> Tensor:
@@ -212,7 +207,6 @@ class _Layer(torch.nn.Module):
 @on_each(*KERNELS)
 def test_distributed_hooks(case: Case, _: Any) -> None:
     """DDP's hooks see every gradient once, as it is without them."""
-    skip_elsewhere(case)
     alone, layer = _Layer(case), _Layer(case)
     alone().float().square().sum().backward()
     DistributedDataParallel(layer)().float().square().sum().backward()
@@ -223,7 +217,6 @@ def test_distributed_hooks(case: Case, _: Any) -> None:
 
 @on_each(*ON_GPU)
 def test_same_bits_every_time(case: Case, _: Any) -> None:
-    skip_elsewhere(case)
     expected = run(case)
     for _ in range(20):
         assert_same(run(case), expected)
@@ -232,7 +225,6 @@ def test_same_bits_every_time(case: Case, _: Any) -> None:
 @on_each(*ON_GPU)
 def test_two_streams(case: Case, _: Any) -> None:
     """Calls on two streams at once, forward and backward, each with inputs of its own."""
-    skip_elsewhere(case)
     problems = [replace(case, seed=seed).draw() for seed in (1, 2)]
     expected = [laws.evaluate(problem, case.function) for problem in problems]
     streams = [torch.cuda.Stream() for _ in problems]
@@ -252,7 +244,6 @@ def test_two_streams(case: Case, _: Any) -> None:
 def test_repeated_calls(case: Case, _: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that follow plans, with other values, on other streams, with other gradients asked for, have the bits of a
     call that follows none."""
-    skip_elsewhere(case)
     followed: list[Any] = []
     follow = remember.Plan.__call__
 
@@ -301,7 +292,6 @@ REPLAYS = 2000
 def test_graph_replays(case: Case, _: Any) -> None:
     """A captured forward and backward pass, replayed thousands of times with new inputs, beside eager calls that use
     the same kept memory: each result has an eager call's bits."""
-    skip_elsewhere(case)
     differentiable = case.operation.differentiable
     draws = [list(replace(case, seed=seed).draw().inputs.values()) for seed in range(4)]
     static = [x.clone() for x in draws[0]]

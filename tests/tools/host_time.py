@@ -88,7 +88,7 @@ def main(names: list[str]) -> None:
     print(f"{'operation':32} {'forward':>8} {'both':>8} us")
     for name in names or [name for family in FAMILIES.values() for name in family]:
         operation = get_operation(name)
-        inputs = resolve(operation.inputs)(SIZES, dtype=torch.bfloat16, device="cuda", seed=0)
+        inputs = operation.make_inputs(SIZES, dtype=torch.bfloat16, device="cuda")
         tensors = {n: x.requires_grad_(n in operation.differentiable) for n, x in inputs.items()}
         leaves = [tensors[n] for n in operation.differentiable]
         function = resolve(operation.call)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lrbench.kernels import resolve
 from lrbench.kernels.rglru import RGLRU
 from lrbench.kernels.wkv import OPERATION as WKV
 
@@ -28,7 +27,7 @@ ROUND_S = 20.0
 def wkv4() -> Callable[[], tuple[Tensor, ...]]:
     """Return a forward pass without gradients: 128 tiles of time, which pass their states on."""
     sizes = {"batch": 8, "seq_len": 16384, "channels": 768}
-    inputs = resolve(WKV.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    inputs = WKV.make_inputs(sizes, dtype=torch.bfloat16, device="cuda")
     scan = WKV.function(WKV.implementation("scan"))
 
     def call() -> tuple[Tensor, ...]:
@@ -41,7 +40,7 @@ def wkv4() -> Callable[[], tuple[Tensor, ...]]:
 def rglru() -> Callable[[], tuple[Tensor, ...]]:
     """Return a forward and backward pass, each of 128 tiles of time."""
     sizes = {"batch": 8, "seq_len": 8192, "channels": 1024}
-    inputs = resolve(RGLRU.inputs)(sizes, dtype=torch.bfloat16, device="cuda", seed=0)
+    inputs = RGLRU.make_inputs(sizes, dtype=torch.bfloat16, device="cuda")
     leaves = [x.requires_grad_() for x in inputs.values()]
     dh = torch.randn_like(leaves[0])
     fused = RGLRU.function(RGLRU.implementation("fused"))

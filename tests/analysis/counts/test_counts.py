@@ -111,10 +111,10 @@ def test_a_single_chunk_is_neither_reduced_nor_scanned() -> None:
 
 
 def test_rows_without_a_chunk_length_take_the_shortest_that_is_chosen() -> None:
-    from lrbench.kernels.rglru.config import default_chunk_size
+    from lrbench.kernels.rglru.config import preferred_chunk
 
     sizes = {"batch": 1, "seq_len": 4096, "channels": 64}
-    chunk = default_chunk_size(**sizes)
+    chunk = preferred_chunk(sizes)
     row = count_case("rglru", "chunked", "fw", "bf16", None, sizes)
     assert row == count_case("rglru", "chunked", "fw", "bf16", None, {**sizes, "chunk_size": chunk})
 

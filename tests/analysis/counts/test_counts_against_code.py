@@ -110,7 +110,7 @@ def matrix_flops(call: Callable[[], object]) -> int:
 def run(op: str, impl: str, chunk_size: int | None) -> tuple[int, int]:
     """Return the matrix FLOPs of an implementation's forward and backward pass."""
     operation = get_operation(op)
-    tensors = resolve(operation.inputs)(SIZES, dtype=torch.float32, device="cpu", seed=0)
+    tensors = operation.make_inputs(SIZES, dtype=torch.float32)
     leaves = [tensors[name].requires_grad_(name in operation.differentiable) for name in operation.arguments]
     keywords = {"chunk_size": chunk_size} if chunk_size else {}
     outputs: list[torch.Tensor] = []
@@ -160,7 +160,7 @@ def test_parallel_matrix_work_is_exact(op: str) -> None:
 def test_attention_matrix_work_is_exact() -> None:
     operation = baselines.get_operation("attention")
     sizes = {"batch": 2, "seq_len": 128, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 16}
-    tensors = resolve(operation.inputs)(sizes, dtype=torch.float64, device="cpu", seed=0)
+    tensors = operation.make_inputs(sizes, dtype=torch.float64)
     leaves = [tensors[name].requires_grad_() for name in operation.arguments]
     outputs: list[torch.Tensor] = []
     forward = matrix_flops(lambda: outputs.append(resolve(operation.parallel)(*leaves)))
@@ -190,7 +190,7 @@ def test_gated_mlp_eager_is_exactly_torch() -> None:
 def work_of(op: str, form: str, sizes: dict[str, int]) -> float:
     """Return the FLOPs of a reference: its definition (recurrent) or its quadratic form (parallel)."""
     operation = baselines.get_operation(op)
-    tensors = resolve(operation.inputs)(sizes, dtype=torch.float64, device="cpu", seed=0)
+    tensors = operation.make_inputs(sizes, dtype=torch.float64)
     with torch.no_grad(), OperationCounter() as counter:
         resolve(getattr(operation, form))(*(tensors[name] for name in operation.arguments))
     return counter.products + counter.others

@@ -100,7 +100,7 @@ def measured(
     """Run forward and backward pass in the interpreter; return what each did."""
     operation = get_operation(op)
     keywords = {} if chunk_size is None else {"chunk_size": chunk_size}
-    tensors = resolve(operation.inputs)(sizes, dtype=torch.float16, device="cpu", seed=0)
+    tensors = operation.make_inputs(sizes, dtype=torch.float16)
     implementation = operation.implementation(impl)
     if implementation.prepare is not None:
         tensors = resolve(implementation.prepare)(tensors)
@@ -293,7 +293,7 @@ def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, m
     monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 64, "head_dim_v": 64}
     operation = get_operation(op)
-    tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
     with torch.no_grad(), record_launches(launch) as launches:
         operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
     # Two chunks of one tile each: half of everything but the pass for the states, which only the second chunk needs.

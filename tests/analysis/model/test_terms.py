@@ -249,7 +249,7 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
     import torch
 
     from lrbench.analysis.model.schedule import RESIDENT
-    from lrbench.kernels import get_operation, resolve
+    from lrbench.kernels import get_operation
     from lrbench.kernels.common.offline import compile_launch, record_launches
     from lrbench.kernels.scalar_decay import engine, launch
 
@@ -257,7 +257,7 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
     monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
     operation = get_operation(op)
     sizes = {"batch": 1, "seq_len": 128, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
-    tensors = resolve(operation.inputs)(sizes, dtype=torch.bfloat16, device="cpu", seed=0)
+    tensors = operation.make_inputs(sizes, dtype=torch.bfloat16)
     with torch.no_grad(), record_launches(launch) as recorded:
         operation.function("fused_chunk")(*tensors.values(), chunk_size=64)
     kinds = {

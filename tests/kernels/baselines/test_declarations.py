@@ -20,7 +20,6 @@ from lrbench.kernels.baselines import (
     installed_versions,
     known_bad_here,
     plan_sizes,
-    unsupported,
 )
 from lrbench.kernels.baselines.operations import OPERATIONS
 from lrbench.kernels.baselines.spec import Baseline
@@ -51,6 +50,10 @@ def case_of(baseline: Baseline, *, mode: str = "fw", dtype: str | None = None, *
         dtype=dtype or baseline.dtypes[0],
         **planned,
     )
+
+
+def refused(baseline: Baseline, case: Case) -> str | None:
+    return baseline.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
 
 
 def test_the_packages_asked_for_are_declared() -> None:
@@ -227,7 +230,7 @@ def test_known_failures_are_refused_where_they_happen(
 )
 def test_what_a_baseline_cannot_run_is_refused(name: str, changes: dict[str, object], expected: str) -> None:
     baseline = find(name)
-    reason = unsupported(baseline, dataclasses.replace(case_of(baseline), **changes))
+    reason = refused(baseline, dataclasses.replace(case_of(baseline), **changes))
     assert reason is not None and re.search(expected, reason)
 
 
@@ -251,7 +254,7 @@ def test_planned_sizes_keep_tokens_and_embedding_and_run(baseline: Baseline, hea
         assert ("chunk_size" in sizes) == bool(baseline.chunk_sizes)
         # What keeps T x T matrices may refuse these lengths.
         if baseline.formulation != "parallel":
-            assert unsupported(baseline, case_of(baseline, **sizes)) is None
+            assert refused(baseline, case_of(baseline, **sizes)) is None
 
 
 def test_attention_and_mamba_have_their_own_heads() -> None:

@@ -17,7 +17,6 @@ from lrbench.kernels.baselines import (
     installed_versions,
     known_bad_here,
     plan_sizes,
-    unsupported,
 )
 from lrbench.kernels.baselines.spec import Baseline, Runnable
 from lrbench.results.schema import Case
@@ -45,7 +44,7 @@ def make_case(baseline: Baseline, family: dict[str, int], dtype: str, chunk_size
 
 
 def make_inputs(operation: Operation, case: Case, device: str) -> dict[str, Tensor]:
-    return resolve(operation.inputs)(case.sizes, dtype=DTYPES[case.dtype], device=device, seed=0)
+    return operation.make_inputs(case.sizes, dtype=DTYPES[case.dtype], device=device)
 
 
 def relative_errors(
@@ -72,7 +71,7 @@ def skip_unless_here(baseline: Baseline, case: Case, capability: tuple[int, int]
     reason = (
         availability(baseline)
         or known_bad_here(baseline, case, installed_versions(), capability)
-        or unsupported(baseline, case)
+        or baseline.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
     )
     if reason:
         pytest.skip(reason)

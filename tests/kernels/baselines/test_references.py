@@ -20,7 +20,7 @@ SIZES = {
 
 
 def inputs_of(op: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
-    return resolve(get_operation(op).inputs)(SIZES, dtype=dtype, device="cpu", seed=seed)
+    return get_operation(op).make_inputs(SIZES, dtype=dtype, seed=seed)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,222 @@
+"""PyTorch's own: attention with its fused backends, recurrences over channels and gated MLPs, eager and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...results.schema import Case
+from .spec import Baseline, Runnable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_HEAD_DIM_FLASH = 256
+MAX_HEAD_DIM_CUDNN = 128
+
+LEAVES: Mapping[str, tuple[str, ...]] = {
+    "rglru": ("x", "r", "i", "c"),
+    "rglru_layer": ("x", "w_a", "w_x", "c"),
+    "linear_scan": ("x", "a"),
+}
+"""Operation -> its arguments, all of which get a gradient."""
+
+LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"}
+"""Operation -> the formulation of eager gates, a kernel a line."""
+
+_torch = partial(Baseline, provider="torch", distribution="torch", tested="2.11.0", licence="BSD-3-Clause")
+_attention = partial(
+    _torch,
+    build="kernels.baselines.pytorch:build_attention",
+    op="attention",
+    formulation="flash",
+    kernels=("tfla", "lightning", "rglru"),
+    plan="kernels.baselines.plans:head_sizes",
+)
+_LAYOUT = (
+    "is_causal, heads of 128; [B, H, T, D] views of [B, T, H, D] memory, the layout a model's projections leave behind"
+)
+_channels = partial(
+    _torch, kernels=("rglru",), plan="kernels.baselines.plans:channel_sizes", dtypes=("bf16", "fp16", "fp32")
+)
+_mlp = partial(
+    _torch, kernels=("gated-mlp",), plan="kernels.baselines.plans:mlp_sizes", dtypes=("bf16", "fp16", "fp32")
+)
+
+BASELINES = (
+    _attention(
+        name="torch.sdpa_flash",
+        supports="kernels.baselines.pytorch:supports_flash",
+        dtypes=("bf16", "fp16"),
+        settings=f"SDPBackend.FLASH_ATTENTION (FlashAttention-2), {_LAYOUT}",
+    ),
+    _attention(
+        name="torch.sdpa_cudnn",
+        supports="kernels.baselines.pytorch:supports_cudnn",
+        nvidia=True,
+        dtypes=("bf16", "fp16"),
+        settings=f"SDPBackend.CUDNN_ATTENTION, {_LAYOUT}",
+    ),
+    _attention(
+        name="torch.sdpa_cpu",
+        supports="kernels.baselines.pytorch:supports_cpu",
+        dtypes=("fp32", "bf16"),
+        devices=("cpu",),
+        settings=f"SDPBackend.FLASH_ATTENTION (torch's blocked CPU kernel), {_LAYOUT}",
+    ),
+    *(
+        _channels(
+            name="torch.eager",
+            op=op,
+            formulation=formulation,
+            build="kernels.baselines.pytorch:build_channels",
+            settings=(
+                "the listing of the layer in eager torch, a loop over time for the recurrence; decays and states in "
+                "float32, all else in the activations' dtype, as in RecurrentGemma's torch code"
+            ),
+        )
+        for op, formulation in LINE_BY_LINE.items()
+    ),
+    *(
+        _channels(
+            name="torch.compile",
+            op=op,
+            build="kernels.baselines.pytorch:build_channels",
+            settings="torch.compile, static shapes, one graph, of the gates and the associative scan in log2(T) passes",
+        )
+        for op in LEAVES
+    ),
+    _mlp(
+        name="torch.eager",
+        op="gated_mlp",
+        formulation="eager",
+        build="kernels.baselines.pytorch:build_mlp",
+        settings="silu(x @ w_gate) * (x @ w_up): cuBLAS, and a kernel each for the activation and the product",
+    ),
+    _mlp(
+        name="torch.compile",
+        op="gated_mlp",
+        formulation="gemms_activation",
+        build="kernels.baselines.pytorch:build_mlp",
+        settings="torch.compile (static shapes) of the eager form: cuBLAS twice and one kernel for the gating",
+    ),
+    _mlp(
+        name="torch.gemms",
+        op="projections",
+        formulation="gemms",
+        build="kernels.baselines.pytorch:build_products",
+        modes=("fw",),
+        settings="cuBLAS alone: the two products without activation and gating, which is not the same result",
+    ),
+)
+
+
+def supports_cpu(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why torch's blocked CPU kernel cannot run these sizes, or None."""
+    if sizes["head_dim_qk"] != sizes["head_dim_v"]:
+        return f"head_dim_qk must equal head_dim_v, got {sizes['head_dim_qk']} and {sizes['head_dim_v']}"
+    return None
+
+
+def supports_flash(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why FlashAttention-2 cannot run these sizes, or None."""
+    if sizes["head_dim_v"] > MAX_HEAD_DIM_FLASH:
+        return f"head_dim_v must be at most {MAX_HEAD_DIM_FLASH}, got {sizes['head_dim_v']}"
+    return supports_cpu(sizes, dtype, state_dtype)
+
+
+def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> str | None:
+    """Return why cuDNN's attention cannot run these sizes, or None."""
+    for name in ("head_dim_qk", "head_dim_v"):
+        if sizes[name] % 8 or sizes[name] > MAX_HEAD_DIM_CUDNN:
+            return f"{name} must be a multiple of 8 up to {MAX_HEAD_DIM_CUDNN}, got {sizes[name]}"
+    return None
+
+
+def build_attention(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare causal SDPA restricted to one backend."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from ._tensors import on_leaves
+
+    only = SDPBackend.CUDNN_ATTENTION if case.impl == "torch.sdpa_cudnn" else SDPBackend.FLASH_ATTENTION
+
+    def attention(**leaves: Tensor) -> Tensor:
+        q, k, v = (leaf.transpose(1, 2) for leaf in leaves.values())
+        with sdpa_kernel(only):
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    return on_leaves(attention, inputs)
+
+
+def elements(op: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return log a (of a scan: a) in float32 and b [B, T, C] in x's dtype, each line of the layer's listing a kernel.
+
+    1 - a^2 is taken by expm1, since autograd divides by its root.
+    """
+    import torch
+    from torch.nn.functional import softplus
+
+    if op == "linear_scan":
+        return tensors["a"].float(), tensors["x"]
+    x = tensors["x"]
+    r, i = (x @ tensors["w_a"], x @ tensors["w_x"]) if op == "rglru_layer" else (tensors["r"], tensors["i"])
+    log_a = -8.0 * torch.sigmoid(r) * softplus(tensors["c"])
+    root = torch.sqrt(-torch.expm1(2.0 * log_a))
+    return log_a, (x * torch.sigmoid(i)) * root.to(x.dtype)
+
+
+def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare gates and recurrence: eager, a loop over time, or compiled, the associative scan."""
+    import torch
+
+    from ..rglru.reference import associative, recurrent
+    from ._tensors import on_leaves
+
+    compiled = case.impl == "torch.compile"
+    scan = associative if compiled else recurrent
+
+    def run(**tensors: Tensor) -> Tensor:
+        decay, b = elements(case.op, tensors)
+        a = decay if case.op == "linear_scan" else decay.exp()
+        return scan(a, b.float(), None)[0].to(b.dtype)
+
+    function: Callable[..., Tensor] = run
+    if compiled:
+        # What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.
+        torch._dynamo.reset()
+        function = torch.compile(run, dynamic=False, fullgraph=True)
+    return on_leaves(function, inputs, *LEAVES[case.op])
+
+
+def eager(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
+    """Return silu(x W_gate) * (x W_up), a kernel a line."""
+    from torch.nn.functional import silu
+
+    return silu(x @ w_gate) * (x @ w_up)
+
+
+def build_mlp(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare the eager form, or what torch.compile makes of it when it is first called."""
+    import torch
+
+    from ._tensors import on_leaves
+
+    return on_leaves(torch.compile(eager, dynamic=False) if case.impl == "torch.compile" else eager, inputs)
+
+
+def build_products(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare the two products, into the halves of one tensor [2, M, F]."""
+    import torch
+
+    x, w_up, w_gate = (tensor.detach() for tensor in inputs.values())
+
+    def forward() -> Tensor:
+        both = x.new_empty(2, x.shape[0], w_up.shape[1])
+        torch.mm(x, w_up, out=both[0])
+        torch.mm(x, w_gate, out=both[1])
+        return both
+
+    return Runnable(forward=forward, leaves={"x": x, "w_up": w_up, "w_gate": w_gate})

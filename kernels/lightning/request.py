@@ -1,0 +1,63 @@
+"""What lightning1 and lightning2 are asked for: a request of checked arguments, and the launches for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..common.arguments import CASE_DTYPES, check_on_gpu, check_state_dtype, resolve_scale
+from ..common.device import capability
+from ..scalar_decay.validate import check_initial_state
+from .config import LightningConfig, invalid_reason, select_config, supports
+
+
+class Request(NamedTuple):
+    """What a call asks for, see :func:`.lightning`."""
+
+    impl: str
+    scale: float
+    want_last: bool
+    config: LightningConfig[Any] | None
+
+
+def make_request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slope: Tensor,
+    impl: str,
+    state_dtype: torch.dtype | None,
+    initial_state: Tensor | None,
+    want_last: bool,
+    scale: float,
+    config: LightningConfig[Any] | None = None,
+) -> Request:
+    """Check the arguments of :func:`.lightning` beyond those of all its forms and return the request."""
+    check_state_dtype(torch.float32 if state_dtype is None else state_dtype)
+    check_initial_state(initial_state, k, v, normalize=False)
+    check_kernel_support(q, v)
+    if torch.is_grad_enabled() and slope.requires_grad:
+        raise ValueError(f"slope must not require a gradient for {impl}: only q, k, v and the state get one")
+    return Request(impl, resolve_scale(scale, q.shape[3]), want_last, config)
+
+
+def check_kernel_support(q: Tensor, v: Tensor) -> None:
+    """Raise ValueError on a dtype, device or head dim that the kernels do not take."""
+    check_on_gpu("v", v)
+    if reason := supports({"head_dim_qk": q.shape[3], "head_dim_v": v.shape[3]}, "", None):
+        raise ValueError(reason)
+
+
+def launches(request: Request, q: Tensor, v: Tensor) -> LightningConfig[Any]:
+    """Return the launches for a request; raise unless they are valid."""
+    config, device = request.config, capability(v.device)
+    if config is None:
+        names = ("batch", "num_heads", "head_dim_qk", "head_dim_v")
+        sizes = dict(zip(names, (v.shape[0], v.shape[2], q.shape[3], v.shape[3]), strict=True))
+        config = select_config(sizes, CASE_DTYPES[v.dtype], device, True, impl=request.impl)
+    reason = invalid_reason(config, capability=device, item_bytes=v.element_size())
+    if request.impl == "lightning2" and reason:
+        raise ValueError(f"config: {reason}")
+    return config

@@ -1,0 +1,187 @@
+"""Adapters for recurrences over channels and gated MLPs, with plain torch in the place of packages not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lrbench.bench.derived import Run, build_record
+from lrbench.bench.plan import PlannedCase
+from lrbench.kernels import resolve
+from lrbench.kernels.baselines import BASELINES, baselines_for, get_baseline, get_operation, plan_sizes
+from lrbench.kernels.baselines.spec import Baseline
+from lrbench.kernels.rglru.reference import recurrent
+from lrbench.kernels.wkv.reference import recurrent as wkv
+from lrbench.results.schema import Case
+from lrbench.tests.bench.test_derived import H200
+from lrbench.tests.kernels.baselines.test_numerics import relative_errors
+
+SIZES = {"batch": 2, "seq_len": 37, "channels": 24}
+MLP_SIZES = {"batch": 1, "seq_len": 5, "d_model": 16, "d_ff": 24}
+CHANNELS = [b for b in BASELINES if b.op in ("rglru", "rglru_layer", "linear_scan", "wkv4") and b.provider != "jax"]
+MLPS = list(baselines_for("gated-mlp"))
+
+
+def hgrn(x: Tensor, g: Tensor) -> tuple[Tensor, None]:
+    """fla's scan: g is the log decay."""
+    return recurrent(g.double().exp(), x.double(), None)[0].to(x.dtype), None
+
+
+def rwkv4(w: Tensor, u: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """fla's WKV: w is the logarithm of the rate, the state [B, 3, 1, C]."""
+    num, den, top = state[:, :, 0].unbind(1)
+    y, last = wkv(k, v, w.exp(), u, initial_state=(num, den, top), return_last_state=True)
+    return y, torch.stack(last, dim=1)[:, :, None]
+
+
+def channels_first(forget: Tensor, inputs: Tensor) -> Tensor:
+    """accelerated-scan's: [B, C, T], contiguous."""
+    assert forget.is_contiguous() and inputs.is_contiguous()
+    return recurrent(forget.transpose(1, 2), inputs.transpose(1, 2), None)[0].transpose(1, 2)
+
+
+class SiLUMul:
+    """liger-kernel's signature: the activated argument comes first."""
+
+    @staticmethod
+    def apply(a: Tensor, b: Tensor) -> Tensor:
+        assert a.is_contiguous()
+        assert b.is_contiguous()
+        return F.silu(a) * b
+
+
+class GateUp:
+    """liger-kernel's signature: gate and up side by side."""
+
+    @staticmethod
+    def apply(y: Tensor) -> Tensor:
+        gate, up = y.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+def gemm_swiglu(x: Tensor, gate: Tensor, up: Tensor, multiplier: float, store_preact: bool) -> tuple[Tensor, None]:
+    """liger-kernel's signature: x [B, S, D], weights [F, D]."""
+    assert (multiplier, store_preact) == (1.0, False)
+    assert gate.is_contiguous()
+    assert up.is_contiguous()
+    return F.silu(x @ gate.T) * (x @ up.T), None
+
+
+def dual_gemm(x: Tensor, w1: Tensor, b1: None, w2: Tensor, b2: None) -> tuple[Tensor, Tensor, Tensor]:
+    """xformers' operator: weights [F, D], packed."""
+    assert w1.is_contiguous()
+    first, second = F.linear(x, w1, b1), F.linear(x, w2, b2)
+    return first, second, F.silu(first) * second
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Put plain functions in the place of packages; return what is compiled, which runs as it is."""
+    seen: list[Any] = []
+    modules: dict[str, dict[str, Any]] = {
+        "fla": {},
+        "fla.ops": {},
+        "fla.ops.rwkv4": {"fused_recurrent_rwkv4": rwkv4},
+        "fla.ops.hgrn": {"fused_recurrent_hgrn": hgrn, "chunk_hgrn": hgrn},
+        "accelerated_scan": {},
+        "accelerated_scan.scalar": {"scan": channels_first},
+        "liger_kernel": {},
+        "liger_kernel.ops": {},
+        "liger_kernel.ops.swiglu": {"LigerSiLUMulFunction": SiLUMul, "LigerFusedGateUpSiLUMulFunction": GateUp},
+        "liger_kernel.ops.mlp": {"gemm_swiglu": gemm_swiglu},
+        "xformers": {"__version__": "0.0.99"},
+        "xformers.ops": {},
+    }
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    operators = types.SimpleNamespace(dual_gemm_silu_identity_mul=dual_gemm)
+    monkeypatch.setattr(torch.ops, "xformers", operators, raising=False)
+
+    def compile_(function: Any, **options: Any) -> Any:
+        seen.append((function.__name__, options))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return seen
+
+
+def case_of(baseline: Baseline, mode: str = "fwbw") -> Case:
+    sizes = MLP_SIZES if baseline in MLPS else SIZES
+    return Case(
+        kernel=baseline.kernels[0], op=baseline.op, impl=baseline.name, provider=baseline.provider, mode=mode,
+        dtype="fp32", **sizes,
+    )  # fmt: skip
+
+
+def errors_of(baseline: Baseline, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+    """Return the errors of the output and of the gradients, where there are any, against the definition."""
+    operation, case = get_operation(baseline.op), case_of(baseline)
+    inputs = operation.make_inputs(case.sizes, dtype=dtype)
+    runnable, gradients = resolve(baseline.build)(case, inputs), "fwbw" in baseline.modes
+    errors = relative_errors(operation, runnable, inputs, gradients=gradients)
+    assert set(errors) == {"out", *(operation.differentiable if gradients else ())}
+    return errors
+
+
+@pytest.mark.parametrize("baseline", [*CHANNELS, *MLPS], ids=lambda baseline: f"{baseline.op}-{baseline.name}")
+def test_adapter_agrees_with_the_reference(baseline: Baseline, compiled: list[Any]) -> None:
+    errors = errors_of(baseline)
+    assert max(errors.values()) < (1e-6 if baseline in MLPS else 1e-5), errors
+    if baseline.name == "torch.compile":
+        whole = ("eager", {"dynamic": False}) if baseline in MLPS else ("run", {"dynamic": False, "fullgraph": True})
+        assert compiled == [whole]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_xformers_without_its_operator() -> None:
+    del torch.ops.xformers.dual_gemm_silu_identity_mul
+    with pytest.raises(ImportError, match=r"xformers 0.0.99 has no operator dual_gemm_silu_identity_mul"):
+        errors_of(get_baseline("gated_mlp", "xformers.swiglu"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install jax")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_jax_agrees_with_the_reference(dtype: torch.dtype) -> None:
+    errors = errors_of(get_baseline("wkv4", "jax.associative_scan"), dtype)
+    assert max(errors.values()) < 2 * torch.finfo(dtype).eps + 1e-6, errors
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", ["torch.eager", "fla.chunk_hgrn"])
+def test_closed_gates_have_finite_gradients(name: str) -> None:
+    """Decays so near 1 that 1 - a^2 as it stands would be 0, and its root's gradient infinite."""
+    baseline = get_baseline("rglru", name)
+    inputs = get_operation("rglru").make_inputs(SIZES, dtype=torch.float32)
+    inputs["r"] = torch.full_like(inputs["r"], -20.0)
+    runnable = resolve(baseline.build)(case_of(baseline), inputs)
+    gradients = torch.autograd.grad(runnable.forward().sum(), list(runnable.leaves.values()))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def test_sizes_beside_another_family() -> None:
+    """A channel stands for an embedding dim, and so does an MLP's input."""
+    heads = {"batch": 2, "seq_len": 1024, "num_heads": 4, "head_dim_qk": 128, "head_dim_v": 256}
+    for baselines, own, planned in (
+        (CHANNELS, SIZES, {"batch": 2, "seq_len": 1024, "channels": 1024}),
+        (MLPS, MLP_SIZES, {"batch": 1, "seq_len": 2048, "d_model": 1024, "d_ff": 3584}),
+    ):
+        for baseline in baselines:
+            assert plan_sizes(baseline, own) == [own]
+            assert plan_sizes(baseline, heads) == [planned]
+
+
+def test_products_alone_are_labelled_as_another_result() -> None:
+    run, labels = Run.start("run", H200, None), {}
+    for baseline in MLPS:
+        item = PlannedCase(case=case_of(baseline, "fw"), target=baseline)
+        labels[baseline.name] = build_record(run, item, {"status": "ok", "reason": None, "columns": {}}).same_math
+    assert {name for name, same in labels.items() if not same} == {"torch.gemms"}
