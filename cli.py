@@ -367,7 +367,13 @@ class HeadsProblem:
 
         op, state_dtype = self.operation(kernel), _dtype(self.state_dtype, "state_dtype")
         more |= {"mode": self.mode, "dtype": self.dtype, "state_dtype": state_dtype, "accelerator": accelerator}
-        return ask(op, sizes=self.sizes(op), results=results or (), **more)
+        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
+        for name in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
+            if getattr(self, name, None) is not None and name not in question.sizes:
+                raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(question.sizes)} do")
+        if question.stands_in:
+            note(f"no rows of {self.mode} {self.dtype}: times are estimated from rows of {question.stands_in}")
+        return question
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -797,9 +803,9 @@ def predict(
         return
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, fitted=fit, roofs=roofs)
     row = prediction(question, choice.implementation(question, impl), chunk_size)
-    if results and row["stored_rows"] == 0:
+    if results and row["stored_rows"] == 0 and row["measured_time_ms"] is None:
         case = f"{row['op']} {row['impl']} {problem.mode} {problem.dtype}"
-        raise ValueError(f"results must hold measured rows of {case}, got none")
+        raise ValueError(f"results must hold rows of {case} that were measured on an idle machine, got none")
     if format != "table":
         display.show(row if format == "json" else [row], format)
         return

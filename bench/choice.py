@@ -179,6 +179,7 @@ def _ranked_row(found: Answer, question: Question, same: bool, versions: Mapping
         "low_ms": low_ms,
         "high_ms": high_ms,
         "memory_bytes": found.memory_bytes,
+        "noisy": found.noisy,
         "does_not_fit": found.does_not_fit,
         "roof_fraction": time_ms and roofline_fraction(count, question.accelerator, dtype, time_ms),
         "same_math": same,
@@ -197,7 +198,8 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"nothing to use on {where}: {least['impl']}, which needs least memory, {least['does_not_fit']}"
     if best["basis"] == "bound":
         return f"no rows to choose by: {best['impl']}{chunks} takes at least {best['low_ms']:.4g} ms on {where}"
-    how = f"measured on {where}" if best["basis"] == "measured" else f"({interval}) predicted for {where}"
+    how = f"measured on {where}{' while it was busy' * best['noisy']}"
+    how = how if best["basis"] == "measured" else f"({interval}) predicted for {where}"
     return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}"
 
 

@@ -48,11 +48,18 @@ class Question:
     def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
         if (self.op, impl) not in self.known_fits:
-            rows, case = self.rows if self.fitted else (), (self.op, impl, self.mode, self.dtype)
+            rows = [row for row in self.rows if not row["noise"]] if self.fitted else []
+            case = (self.op, impl, self.mode, self.dtype)
             fit = fit_rows(rows, *case, device=self.accelerator.key, roofs=self.roofs)
             own = sum((row["op"], row["impl"]) == (self.op, impl) for row in rows)
             self.known_fits[self.op, impl] = fit, own
         return self.known_fits[self.op, impl]
+
+    @property
+    def stands_in(self) -> str | None:
+        """What its rows are of where there are none of the mode and dtype, see :func:`.prediction.rows_by_status`."""
+        found = [row.get("stands_in") for row in self.rows]
+        return None if not found or None in found else ", ".join(sorted(set(map(str, found))))
 
     def why_wrong(self, impl: str) -> str | None:
         """Return what was incorrect where an implementation computed the very problem there, and never correctly."""
@@ -176,11 +183,14 @@ def prediction_in_words(row: Mapping[str, Any]) -> str:
         model = f"{row['time_ms']:.4g} ms, {row['low_ms']:.4g} to {row['high_ms']:.4g}"
         meaning = f"low to high: {row['interval']}"
     where = row["accelerator"]
-    meaning = f"{row['does_not_fit']}\n{meaning}" if row["does_not_fit"] else meaning
+    if row["does_not_fit"]:
+        return f"{case} {row['does_not_fit']} on {where}; in time it would be {model}\n{meaning}"
     if row["measured_time_ms"] is None:
         there = f"incorrect there: {row['incorrect']}" if row["incorrect"] else "not measured there"
         return f"{case} on {where}: {model}; {there}\n{meaning}"
-    measured = f"measured {row['measured_time_ms']:.4g} ms on {where}"
+    measured = (
+        f"measured {row['measured_time_ms']:.4g} ms on {where}{' while it was busy' * bool(row['measured_noise'])}"
+    )
     commit = (row["measured_git_commit"] or "unknown")[:10]
     return f"{case}: {measured}, commit {commit}; the model says {model}\n{meaning}"
 
@@ -212,7 +222,7 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     if answer["basis"] == "bound":
         bound = f"at least {answer['low_ms']:.4g} ms on {where}, {answer['high_ms']:.4g} without overlap"
         return use + f"{bound}, no fit: {_rows(rows)}; not measured there"
-    text = use + f"{answer['time_ms']:.4g} ms measured on {where}"
+    text = use + f"{answer['time_ms']:.4g} ms measured on {where}{' while it was busy' * answer['noisy']}"
     # Beside it the one that the paper's model chooses, which many would take; else the second best.
     others = [each for each in at.values() if each["measured_ms"] is not None and each is not at[chosen]]
     if others:

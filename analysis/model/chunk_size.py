@@ -170,7 +170,7 @@ def chunk_size_report(
     Returns:
         answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
             low_ms to high_ms; of a bound only the interval. does_not_fit says why no length fits in the memory, None
-            where one does.
+            where one does; noisy, whether the machine was busy when it was measured.
         flop_optimal, runtime_optimal: the real-valued closed forms.
         model: of the modelled time: launches or formulation, as fitted, else the formulation's upper time (eq. 118).
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
@@ -261,6 +261,7 @@ def chunk_size_report(
             "low_ms": best.interval_ms[0],
             "high_ms": best.interval_ms[1],
             "does_not_fit": best.does_not_fit,
+            "noisy": best.noisy,
         },
         "flop_optimal": closed.flop_optimal(),
         "runtime_optimal": closed.runtime_optimal(intensity),

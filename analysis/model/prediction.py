@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from .terms import Case
 
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
-    "measured_at", "reason",
+    "measured_at", "reason", "noise",
 )  # fmt: skip
 """Columns of a measured row that answers show."""
 
@@ -115,7 +116,9 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             model=model,
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
-    time_ms, (low_ms, high_ms, carried) = fit.time_ms(case, accelerator), fit.carried_ms(case, accelerator)
+    low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
+    # Which of the rates counts elsewhere is not known: in the middle, as far from the one as from the other.
+    time_ms = math.sqrt(low_ms * high_ms)
     (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
     if measured is not None:
         off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))
@@ -144,13 +147,20 @@ class Answer:
         case: what is asked about.
         accelerator: where.
         predicted: what the model says.
-        measured: the newest row of the very case on the accelerator, or None.
+        measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
+        memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
     """
 
     case: Case
     accelerator: Accelerator
     predicted: Prediction
     measured: Row | None
+    memory_ratio: float = 1.0
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the machine was busy when the case was measured."""
+        return bool(self.measured and self.measured["noise"])
 
     @property
     def basis(self) -> str:
@@ -176,9 +186,9 @@ class Answer:
 
     @property
     def memory_bytes(self) -> float:
-        """Peak memory, as measured or as modelled."""
+        """Peak memory, as measured, else as modelled, and as much more as the nearest measured problem took."""
         measured = self.measured["peak_memory_bytes"] if self.measured else None
-        return self.modelled_memory_bytes if measured is None else float(measured)
+        return self.memory_ratio * self.modelled_memory_bytes if measured is None else float(measured)
 
     @property
     def modelled_memory_bytes(self) -> float:
@@ -187,11 +197,7 @@ class Answer:
         A backward pass holds the gradients of the states as well. What the states take falls with the chunk length
         (TFLA paper, figure 6).
         """
-        op, impl, mode, dtype, state_dtype, sizes = self.case
-        last = count_case(op, impl, "bw" if mode == "fwbw" else mode, dtype, state_dtype, sizes)
-        assert last is not None, "a case of another mode would not have been predicted"
-        states = last.byte_parts.get("recurrent store", 0.0)
-        return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
+        return _modelled_memory(self.case)
 
     @property
     def does_not_fit(self) -> str | None:
@@ -208,6 +214,30 @@ class Answer:
         So one of which little is known is not preferred to one that was measured.
         """
         return self.does_not_fit is not None, self.basis == "bound", self.interval_ms[1]
+
+
+def _modelled_memory(case: Case) -> float:
+    op, impl, mode, dtype, state_dtype, sizes = case
+    last = count_case(op, impl, "bw" if mode == "fwbw" else mode, dtype, state_dtype, sizes)
+    assert last is not None, "a case of another mode would not have been predicted"
+    states = last.byte_parts.get("recurrent store", 0.0)
+    return last.compulsory_bytes + (2 * states if last.mode == "bw" else states)
+
+
+def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
+    """Return measured over modelled peak memory of the row of most similar sizes; 1 where no row has any."""
+    op, impl, mode, dtype, state_dtype, sizes = case
+    there = [row for row in rows if row["peak_memory_bytes"] and (row["op"], row["impl"]) == (op, impl)]
+    if not there:
+        return 1.0
+    stored = stored_sizes(sizes)
+
+    def distance(row: Row) -> float:
+        return sum(abs(math.log(row[name] / size)) for name, size in stored.items() if row[name])
+
+    nearest = min(there, key=distance)
+    own = {name: nearest[name] for name in sizes if nearest[name]}
+    return max(1.0, nearest["peak_memory_bytes"] / _modelled_memory((op, impl, mode, dtype, state_dtype, own)))
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
@@ -234,10 +264,12 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     wanted: dict[str, Any] = {"op": op, "impl": impl, "state_dtype": state_dtype, "suspect": None}
     wanted |= {**dict.fromkeys(SIZE_COLUMNS), **stored_sizes(sizes)}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    # By device, the newest last.
-    newest = {row["device_accelerator"]: row for row in sorted(found, key=lambda row: row["measured_at"] or "")}
+    # By device, the newest of an idle machine last.
+    order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
+    newest = {row["device_accelerator"]: row for row in order}
     here = newest.get(accelerator.key)
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
     predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    return Answer(case=case, accelerator=accelerator, predicted=predicted, measured=measured)
+    ratio = _memory_ratio(case, rows)
+    return Answer(case=case, accelerator=accelerator, predicted=predicted, measured=measured, memory_ratio=ratio)
