@@ -82,7 +82,7 @@ def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]
     return told
 
 
-@pytest.mark.parametrize("times", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_sweeps_ended_at_random_moments(tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "get_executor", runner.get_executor)
     draw = random.Random(0)
