@@ -24,7 +24,7 @@ from ...results.select import (
 from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
-from ..derive import derive_anew
+from ..derive import derive_anew, of_today
 from ..figures.selection import (
     MODE_TITLES,
     Chosen,
@@ -190,7 +190,7 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
         ValueError: an unknown accelerator, or bad results, see :func:`.select.load_results`.
     """
     accelerator = with_stored_roofs(get_accelerator(gpu))
-    loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
+    loaded = derive_anew(of_today(load_results(results, samples=True)).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
     whole = Subject(
