@@ -939,9 +939,12 @@ def roofline(
 
     check_format(output)
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
+    named = _names(gpu, "gpu") or ()
+    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]
     frame, selection = shown.selection(results)
-    names = _names(gpu, "gpu") or tuple(frame["device_accelerator"].mode()[:1]) or (None,)
-    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(names)]
+    if not accelerators:
+        most = [*frame["device_accelerator"].mode()[:1]]
+        accelerators = [_accelerator(most[0] if most else None, roofs)]
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 

@@ -72,14 +72,14 @@ class Subject:
 
     @functools.cached_property
     def trusted(self) -> pd.DataFrame:
-        """The measured rows of ``rows`` that are not suspect."""
-        measured = ok_rows(self.rows)
+        """The measured rows of ``rows`` that are not suspect, of implementations that are still there."""
+        measured = of_today(ok_rows(self.rows))
         return measured[measured["suspect"].isna()]
 
     @functools.cached_property
     def repeated(self) -> pd.DataFrame:
         """The same as ``trusted``, but with the older rows of cases measured more than once."""
-        measured = ok_rows(self.loaded)
+        measured = of_today(ok_rows(self.loaded))
         return measured[(_devices(measured) == self.device) & measured["suspect"].isna()]
 
     @functools.cached_property
@@ -190,7 +190,7 @@ def load_subjects(results: Sequence[str | Path], gpu: str) -> list[Subject]:
         ValueError: an unknown accelerator, or bad results, see :func:`.select.load_results`.
     """
     accelerator = with_stored_roofs(get_accelerator(gpu))
-    loaded = derive_anew(of_today(load_results(results, samples=True)).reset_index(drop=True))
+    loaded = derive_anew(load_results(results, samples=True).reset_index(drop=True))
     if loaded.empty:
         raise ValueError(f"results must hold at least one row, got none in {', '.join(map(str, results))}")
     whole = Subject(
