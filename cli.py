@@ -926,7 +926,7 @@ def roofline(
     shown: Shown,
     results: Annotated[list[Path], typer.Argument(help="Result files or folders.")],
     gpu: Annotated[
-        str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the GPU that is here, else h100].")
+        str | None, option("Accelerators, comma-separated; see `lrbench gpus` [the one with most rows].")
     ] = None,
     output: Figure = Path("roofline.png"),
     width: Width = None,
@@ -939,9 +939,12 @@ def roofline(
 
     check_format(output)
     # One calibration cannot stand for several parts: a further accelerator is drawn as specified.
-    names = _names(gpu, "gpu") or (None,)
-    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(names)]
+    named = _names(gpu, "gpu") or ()
+    accelerators = [_accelerator(name, "spec" if n else roofs) for n, name in enumerate(named)]
     frame, selection = shown.selection(results)
+    if not accelerators:
+        most = [*frame["device_accelerator"].mode()[:1]]
+        accelerators = [_accelerator(most[0] if most else None, roofs)]
     print(save_figure(drawing(frame, accelerators, selection).at(width), output, dpi=dpi))
 
 

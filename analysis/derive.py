@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..kernels import FAMILIES, get_operation
 from ..results.schema import CASE_COLUMNS, SIZE_COLUMNS
 from .accelerators.known import Accelerator, get_accelerator, known_accelerators
 from .counts import Count, count_case
@@ -24,6 +25,22 @@ DERIVED_COLUMNS = (
 
 ONCE_SINCE = "2026-11-21T15:00"
 """From when on the memory of a forward and backward call holds the gradient of the output once."""
+
+
+def of_today(frame: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the rows of implementations of ours that are gone: they are for comparisons and histories.
+
+    What is of no operation known here is kept.
+    """
+    pairs = frame[["op", "impl", "provider"]].drop_duplicates()
+    gone = {(op, impl) for op, impl, provider in pairs.itertuples(index=False) if _is_gone(op, impl, provider)}
+    return frame[[pair not in gone for pair in zip(frame["op"], frame["impl"], strict=True)]] if gone else frame
+
+
+def _is_gone(op: str, impl: str, provider: str) -> bool:
+    if provider != "lrbench" or all(op not in ops for ops in FAMILIES.values()):
+        return False
+    return all(impl != each.name for each in get_operation(op).implementations)
 
 
 def derive(

@@ -213,7 +213,7 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if row["does_not_fit"]:
             continue
         measured, bound, heads = row["basis"] == "measured", row["basis"] == "bound", _heads(row)
-        time = f">{row['low_ms']:.3g}" if bound else f"{'' if measured else '~'}{row['time_ms']:.3g}"
+        time = f">{_short(row['low_ms'])}" if bound else f"{'' if measured else '~'}{_short(row['time_ms'])}"
         shown.append(
             {
                 "kernel": _name(row) + ("" if row["installed"] else " *"),
@@ -221,13 +221,17 @@ def ranking_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "heads": None if heads == asked else heads,
                 "chunk": row["chunk_size"] and short_size(row["chunk_size"]),
                 "ms": time,
-                "up to": None if measured or bound else f"{row['high_ms']:.3g}",
+                "up to": None if measured or bound else _short(row["high_ms"]),
                 "GiB": f"{row['memory_bytes'] / 2**30:.3g}",
                 "roof": row["roof_fraction"] and f"{row['roof_fraction']:.0%}",
             }
         )
     empty = [name for name in ("heads", "chunk") if all(each[name] is None for each in shown)]
     return [{name: value for name, value in each.items() if name not in empty} for each in shown]
+
+
+def _short(time_ms: float) -> str:
+    return f"{time_ms:.3g}" if time_ms < 1000 else f"{time_ms:.0f}"
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -259,7 +263,7 @@ def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -
         lines.append(f"{capacity}: {', '.join(names)}")
     if elsewhere:
         number = f"{len(elsewhere)} kernel{'s' if len(elsewhere) > 1 else ''}"
-        lines.append(f"not for {where}: {number} ({', '.join(elsewhere)})")
+        lines.append(f"not known to run on {where}: {number} ({', '.join(elsewhere)})")
     if any(not row["installed"] for row in shown):
         lines.append("*: not installed here")
     return lines

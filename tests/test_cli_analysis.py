@@ -280,7 +280,7 @@ def test_what_does_not_run_on_an_accelerator_is_left_out_and_said(gpu: str, gone
     rows = run.json("best", "--gpu", gpu, "--all")
     assert not {row["impl"] for row in rows} & {*gone} and "fused_chunk" in {row["impl"] for row in rows}
     run("best", "--gpu", gpu)
-    number, names = re.search(r"^not for \w+: (\d+) kernels \((.*)\)$", run.err, re.MULTILINE).groups()
+    number, names = re.search(r"^not known to run on \w+: (\d+) kernels \((.*)\)$", run.err, re.MULTILINE).groups()
     assert {*gone} <= {*names.split(", ")} and len(names.split(", ")) == int(number)
 
 

@@ -104,6 +104,9 @@ def roofline(
                 leaders=False,
             )
         )
+    # Without chunk sizes the roofs say it all.
+    shares = shares if chunks else []
+    one_row = len(roofs) == 1 or not shares
     notes = (
         other_head_dims(chosen),
         *_notes(frame, points, accelerators, chosen.dtype),
@@ -111,12 +114,12 @@ def roofline(
         hidden,
     )
     return Drawing(
-        grid=[[*roofs, *shares]] if len(roofs) == 1 else [roofs, shares],
+        grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
         finding=share_of_roof(at_best, {mode: MODE_TITLES[mode].lower() for mode in modes_of(at_best)}),
         setting=describe(chosen, "counted FLOPs and bytes"),
         note=" ".join(filter(None, notes)),
-        heights=None if len(roofs) == 1 else (1.3, 0.85),
+        heights=None if one_row else (1.3, 0.85),
     )
 
 
@@ -289,7 +292,7 @@ def _measured_beside(accelerator: Accelerator, dtype: str) -> Roofs | None:
 
 def _notes(frame: pd.DataFrame, points: pd.DataFrame, accelerators: Sequence[Accelerator], dtype: str) -> list[str]:
     main, parts = accelerators[0], []
-    if points["chunk_size"].isna().any():
+    if points["chunk_size"].isna().any() and points["chunk_size"].notna().any():
         parts.append("None: no chunk axis.")
     measured = _measured_beside(main, dtype)
     if measured is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
-from ..derive import derive_anew
+from ..derive import derive_anew, of_today
 from .style import operation_label, series_label, sizes_in_words
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def choose(
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
     """
-    latest = latest_rows(frame if selection.kernel is None else of_family(frame, selection.kernel))
+    known = frame if selection.impls else of_today(frame)
+    latest = latest_rows(known if selection.kernel is None else of_family(known, selection.kernel))
     # Every step below copies the rows that it keeps: only the columns that decide, numbered by their place in latest.
     rows = latest[[*CHOICE_COLUMNS]].assign(measured=is_ok(latest)).reset_index(drop=True)
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())

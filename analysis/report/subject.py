@@ -24,7 +24,7 @@ from ...results.select import (
 from ...results.store import committed_results, read_results
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_stored_roofs
-from ..derive import derive_anew
+from ..derive import derive_anew, of_today
 from ..figures.selection import (
     MODE_TITLES,
     Chosen,
@@ -72,14 +72,14 @@ class Subject:
 
     @functools.cached_property
     def trusted(self) -> pd.DataFrame:
-        """The measured rows of ``rows`` that are not suspect."""
-        measured = ok_rows(self.rows)
+        """The measured rows of ``rows`` that are not suspect, of implementations that are still there."""
+        measured = of_today(ok_rows(self.rows))
         return measured[measured["suspect"].isna()]
 
     @functools.cached_property
     def repeated(self) -> pd.DataFrame:
         """The same as ``trusted``, but with the older rows of cases measured more than once."""
-        measured = ok_rows(self.loaded)
+        measured = of_today(ok_rows(self.loaded))
         return measured[(_devices(measured) == self.device) & measured["suspect"].isna()]
 
     @functools.cached_property
