@@ -1111,7 +1111,7 @@ def check(
     again = functools.partial(session.measure_again, timeout_s=timeout, budget_s=budget)
     left = cases_left(Path(new)) if is_path(new) else 0
     if left:
-        note(f"warning: the run was stopped: {left} or more of its cases have no row")
+        note(f"warning: the run was stopped: at least {left} of its cases have no row")
     found = session.run_check(
         _selected(new, results),
         _selected(baseline, results),

@@ -9,7 +9,7 @@ from typing import Any
 from .. import kernels
 from ..analysis.counts import FORMULATIONS, count_case
 from ..analysis.model.answers import Question
-from ..analysis.model.prediction import Answer
+from ..analysis.model.prediction import Answer, measured_on
 from ..analysis.model.runtime_model import roofline_fraction
 from ..kernels import baselines
 from ..kernels.baselines import get_implementation, get_operation
@@ -198,8 +198,8 @@ def ranking_answer(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"nothing to use on {where}: {least['impl']}, which needs least memory, {least['does_not_fit']}"
     if best["basis"] == "bound":
         return f"no rows to choose by: {best['impl']}{chunks} takes at least {best['low_ms']:.4g} ms on {where}"
-    how = f"measured on {where}{' while it was busy' * best['noisy']}"
-    how = how if best["basis"] == "measured" else f"({interval}) predicted for {where}"
+    predicted = f"({interval}) predicted for {where}"
+    how = measured_on(where, best["noisy"]) if best["basis"] == "measured" else predicted
     return f"use {best['impl']}{chunks}: {best['time_ms']:.4g} ms {how}"
 
 

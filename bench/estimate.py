@@ -82,9 +82,7 @@ def _problem(item: PlannedCase) -> tuple[tuple[str, int], ...]:
 
 
 def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: int) -> float:
-    """Return the seconds that ``jobs`` processes take to compile what the cases need, where no cache on disk has it."""
+    """Return the seconds that ``jobs`` processes take to compile what cases that run need, where no cache has it."""
     if environment.device_kind == "cpu":
         return 0.0
-    versions = baselines.installed_versions()
-    here = [item for item in planned if refuse(item, environment, versions) is None]
-    return COMPILE_S * len(compile_cases(here, environment.capability)) / max(1, jobs)
+    return COMPILE_S * len(compile_cases(planned, environment.capability)) / max(1, jobs)

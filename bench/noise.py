@@ -14,9 +14,7 @@ Load lengthens all samples of a case alike, by any factor, which no interval of 
 * the samples of the last third beside those of the first.
 
 What the limits rest on: of two quiet sweeps on two cores (``tests/analysis/check/test_noise.py``) one case of 32 is
-marked, of three beside two busy loops all 48, which waited for 1.26 s per s and more. When the host slowed the cores
-without a trace in ``/proc``, the yardstick took 1.13 ms, not 0.75, and a case 3.3 ms, not 2.3. Of 3196 rows of an H200,
-one drifts by more than 1.25x.
+marked, of three beside two busy loops all 48.
 """
 
 from __future__ import annotations

@@ -203,8 +203,10 @@ def _begin(
         if not left:
             return accelerator, planned, {}
     preset = plan.preset_for(request, environment.device_kind)
-    expected_s = dict(zip((item.case.case_id for item in left), cases_s(left, environment), strict=True))
-    seconds = sum(expected_s.values()) + compile_s(left, environment, jobs)
+    times = cases_s(left, environment)
+    expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
+    tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
+    seconds = sum(times) + compile_s(tried, environment, jobs)
     for line in introduction(request, preset.name, environment, accelerator, left, seconds):
         note(line)
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lrbench.analysis.accelerators import user_file
 from lrbench.analysis.accelerators.user_file import VARIABLE, user_accelerators
 from lrbench.analysis.check.thresholds import load_thresholds
 from lrbench.results import store
@@ -44,19 +45,9 @@ match = { device_kind = "cpu", seq_len = { max = 1024 }, impl = ["torch", "naive
 time = 0.15
 min_slowdown_ms = 1
 """
-ACCELERATORS = """
-[h100_nvl]
-name = "NVIDIA H100 NVL"
-part = "H100 94 GB HBM3 PCIe"
-source = "product brief"
-device_names = ["NVIDIA H100 NVL"]
-matrix_flops = { bf16 = 835e12, fp16 = 835e12, tf32 = 417e12, fp32 = 60e12, fp64 = 60e12 }
-vector_flops = 60e12
-bandwidth_bytes_s = 3.9e12
-l2_bytes = 62914560
-smem_bytes = 232448
-sms = 132
-"""
+# One of the specified accelerators under a name of the user's.
+SPECIFIED = Path(user_file.__file__).with_name("specified.toml").read_text(encoding="utf-8")
+ACCELERATORS = "[mine]\n" + SPECIFIED.partition("[v100]\n")[2].partition("\n[")[0]
 FRAGMENTS = [
     "[" * 5000, "{a=" * 5000, "9" * 400, "9" * 5000, "-1", "0", "1e400", "nan", "inf", "true", '""', '"\\u0000"', "[]",
     "{}", "[[rule]]", "=", "\n", "1979-05-27", "[1, [2]]", "é", "\x00", "#",

@@ -14,7 +14,7 @@ from ..counts import formulation_of, is_chunked
 from ..counts.formulations import has_heads, sizes_of, state_dtype_of
 from .chunk_size import chunks_taken
 from .fit import Fit, Row, fit_rows
-from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, rows_by_status, stored_sizes
+from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, measured_on, rows_by_status, stored_sizes
 
 if TYPE_CHECKING:
     from ..accelerators.known import Accelerator
@@ -222,7 +222,7 @@ def chunk_size_answer(report: Mapping[str, Any], rows: int) -> str:
     if answer["basis"] == "bound":
         bound = f"at least {answer['low_ms']:.4g} ms on {where}, {answer['high_ms']:.4g} without overlap"
         return use + f"{bound}, no fit: {_rows(rows)}; not measured there"
-    text = use + f"{answer['time_ms']:.4g} ms measured on {where}{' while it was busy' * answer['noisy']}"
+    text = use + f"{answer['time_ms']:.4g} ms {measured_on(where, answer['noisy'])}"
     # Beside it the one that the paper's model chooses, which many would take; else the second best.
     others = [each for each in at.values() if each["measured_ms"] is not None and each is not at[chosen]]
     if others:

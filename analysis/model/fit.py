@@ -44,8 +44,7 @@ BETWEEN, LEAST_BETWEEN = 0.25, 0.01
 """Variance of the logarithms of how many times as slow implementations of a kind are: of two, and at least."""
 
 EXTRAPOLATION = 0.1
-"""By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured. With
-it 94 % of the committed rows lie in the intervals of fits to the lower, or the upper, half of a size alone."""
+"""By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
 KIND_COUNTS = 2
 """For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""

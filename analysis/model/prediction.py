@@ -139,6 +139,11 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
     )
 
 
+def measured_on(where: str, noisy: bool) -> str:
+    """Return in words where a time was measured, and whether the machine was busy."""
+    return f"measured on {where}{' while it was busy' if noisy else ''}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What a case takes: as measured where it was, else as fitted, else between the model's bounds.

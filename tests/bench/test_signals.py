@@ -84,6 +84,7 @@ def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]
 
 @pytest.mark.parametrize("times", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_sweeps_ended_at_random_moments(tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What sweep() puts in its place in this process is taken back.
     monkeypatch.setattr(runner, "get_executor", runner.get_executor)
     draw = random.Random(0)
     for n in range(times):
