@@ -335,8 +335,8 @@ def run_fused_chunk(
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
     whole = isinstance(config, WholeStateConfig)
-    # Who sums rows and takes anchors for itself: a program, or a group of warps; rows even a warp.
-    shares = tiles_z * config.groups if isinstance(config, WholeStateConfig) else tiles_z
+    # Who sums rows and takes anchors for itself: a program, or a group of warps that has columns; rows even a warp.
+    shares = cdiv(DZ, config.block_z // config.groups) if isinstance(config, WholeStateConfig) else tiles_z
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(shares * 4 if whole else shares, B, H, T, like=z)
