@@ -284,15 +284,16 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         sizes = {name: size for name, size in given.items() if name in operation.sizes}
         target = _default(operation) if impl == DEFAULT else baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
-        preferred = None
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
             preferred = target.chosen_chunk(sizes)
-        elif problem.options:
-            # Modes are declared for the operation without options, of which its gradients may not be.
-            target = replace(target, modes=MODES)
+        else:
+            preferred = next(iter(target.chunk_sizes), None)
+            if problem.options:
+                # Modes are declared for the operation without options, of which its gradients may not be.
+                target = replace(target, modes=MODES)
         every = side.chunk_sizes == "every"
         for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
             columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size
