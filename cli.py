@@ -407,7 +407,7 @@ class Shown:
     ]
     batch: Annotated[int | None, size("--batch", "Batch, held in place of --tokens [as the rows vary].")]
     head_dim: Annotated[
-        int | None, field("--head-dim", "Value head dim [the one with most rows; counts: 512].", kind=int)
+        int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
     ]
     channels: Annotated[
         int | None,
@@ -418,7 +418,7 @@ class Shown:
     ]
     d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
     seq_len: Annotated[
-        int | None, field("--seq-len", "Sequence length, where one is shown [8k].", parse_size, what="seq_len")
+        int | None, field("--seq-len", "Length, where one is shown [8k; else of most points].", parse_size, what="seq_len")
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]

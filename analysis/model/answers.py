@@ -48,10 +48,10 @@ class Question:
     def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
         if (self.op, impl) not in self.known_fits:
-            rows = [row for row in self.rows if not row["noise"]] if self.fitted else []
+            rows = self.rows if self.fitted else []
             case = (self.op, impl, self.mode, self.dtype)
             fit = fit_rows(rows, *case, device=self.accelerator.key, roofs=self.roofs)
-            own = sum((row["op"], row["impl"]) == (self.op, impl) for row in rows)
+            own = sum((row["op"], row["impl"]) == (self.op, impl) and not row["noise"] for row in rows)
             self.known_fits[self.op, impl] = fit, own
         return self.known_fits[self.op, impl]
 

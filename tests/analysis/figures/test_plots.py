@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from lrbench.analysis.figures.plots import RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
+from lrbench.analysis.figures.theory import Theory
 from lrbench.cli import app
 
 from .. import rows as made
@@ -170,6 +171,35 @@ def test_suspect_points_are_ringed_and_explained() -> None:
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep()))
+
+
+def test_points_of_a_busy_machine_are_hollow() -> None:
+    """A line under the figure says so, and no title rests on them."""
+    rows = [
+        made.row(made.case("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk))
+        for impl in ("fused_chunk", "mlstm_kernels.xl_chunk_siging")
+        for seq_len in (1024, 8192)
+        for chunk in (128, 256)
+    ]
+    busy = made.frame([row | {"noise": "busy CPU: load 9" if row["seq_len"] == 1024 else None} for row in rows])
+    at_length = {"ops": ("mlstm_sig",), "seq_len": 1024}
+    theory = Theory(seq_len=1024, head_dim=256, gpus=("h200",))
+    figures = {
+        "runtime": plot("runtime", busy),
+        "memory": plot("memory", busy),
+        "chunk-size": plot("chunk-size", busy, Selection(**at_length)),
+        "trade-off": plot("trade-off", busy, Selection(**at_length)),
+        "roofline": roofline(busy, "h200", Selection(**at_length)),
+        "model": plot("model", busy, theory=theory),
+    }
+    for kind, figure in figures.items():
+        hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+        points = 2 if kind in ("runtime", "memory") else 4
+        assert sum(len(line.get_xdata()) for line in hollow) == points, kind
+        assert f"Hollow: measured on a busy machine, {points} of 4 points." in text(figure), kind
+    assert "at every sequence length" in text(plot("runtime", made.frame(rows)))
+    assert "at every sequence length" not in text(figures["runtime"])
+    assert "Hollow" not in text(plot("runtime", made.frame(rows)))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
