@@ -418,7 +418,7 @@ class Shown:
     ]
     d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
     seq_len: Annotated[
-        int | None, field("--seq-len", "Length, where one is shown [8k; else of most points].", parse_size, what="seq_len")
+        int | None, field("--seq-len", "Length, where one is shown [8k; of most points].", parse_size, what="seq_len")
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
@@ -616,11 +616,17 @@ def errors(
 
 @command(MEASURE, "bars tfla --list")
 def bars(
-    name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A family of bars, an operation, an implementation, or a name that --list prints [all]."),
+    ] = None,
     rounds: Annotated[int | None, option("Samples of every case [what the family says].", min=3)] = None,
     only: Annotated[str | None, option("Only problems whose label contains this text.")] = None,
     output: Annotated[Path, option("Folder for the rows.")] = LOCAL,
-    list_only: Annotated[bool, option("Print the bars and measure nothing.", "--list")] = False,
+    list_only: Annotated[
+        bool, option("Print the families, or a family's problems, and measure nothing; --all: every bar.", "--list")
+    ] = False,
+    every: Every = False,
     format: Format = "table",
 ) -> None:
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
@@ -628,7 +634,8 @@ def bars(
 
     chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
-        display.show(bars.list_rows(chosen), format)
+        rows = bars.brief_rows(chosen) if format == "table" and not every else bars.list_rows(chosen)
+        display.show(rows, format)
         return
     verdicts = []
     for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
@@ -1238,9 +1245,10 @@ def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
+    every: Every = False,
     format: TableFormat = "table",
 ) -> None:
-    """List stored results: files, implementations with their cases, commits and versions, and what is missing."""
+    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing."""
     from .bench import display, inventory
     from .results import contents, store
 
@@ -1252,7 +1260,8 @@ def results(
     if format == "table":
         display.show(contents.file_rows(named), "table")
         print()
-    display.show(implementations, format)
+    brief = format == "table" and not every
+    display.show(contents.operation_rows(implementations) if brief else implementations, format)
 
 
 @command(LIST, "runs --limit 5")
@@ -1275,11 +1284,12 @@ def runs(
 
 
 @command(LIST, "presets --kernel rglru")
-def presets(kernel: Kernel = None, format: Format = "table") -> None:
-    """List the presets of each kernel family and the axes they stand for."""
+def presets(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
+    """List the presets, or those of a kernel family with the axes that they stand for; --all: of every family."""
     from .bench import display, inventory
 
-    display.show(inventory.preset_rows(kernel), format)
+    rows = inventory.preset_rows(kernel)
+    display.show(inventory.brief_preset_rows(rows) if format == "table" and not (every or kernel) else rows, format)
 
 
 @command(LIST, "gpus --all")
@@ -1298,8 +1308,8 @@ def gpus(every: Every = False, format: Format = "table") -> None:
 
 
 @command(LIST, "doctor --format json")
-def doctor(format: Format = "table") -> None:
-    """Show this machine, the packages that are here or missing, and known failures that apply."""
+def doctor(every: Every = False, format: Format = "table") -> None:
+    """Show this machine, the packages that are here or missing, and known failures that apply; --all: all known."""
     from .bench import display, inventory
     from .bench.workers import probe_environment
 
@@ -1307,7 +1317,7 @@ def doctor(format: Format = "table") -> None:
     if format != "table":
         display.show([{"section": title, **row} for title, rows in sections.items() for row in rows], format)
         return
-    for title, rows in sections.items():
+    for title, rows in (sections if every else inventory.brief_sections(sections)).items():
         display.show(rows, "table", title=title)
         print()
 
