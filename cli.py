@@ -327,7 +327,10 @@ class HeadsProblem:
         int | None,
         size("--head-dim-qk", "Query-key head dim, the state's size [half for mLSTM, else equal].", "--state-size"),
     ]
-    dtype: Annotated[str, field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64.", default="bf16")]
+    dtype: Annotated[
+        str | None,
+        field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32]."),
+    ]
     state_dtype: Annotated[
         str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
     ]
@@ -366,13 +369,13 @@ class HeadsProblem:
         from .analysis.model.answers import ask
 
         op, state_dtype = self.operation(kernel), _dtype(self.state_dtype, "state_dtype")
-        more |= {"mode": self.mode, "dtype": self.dtype, "state_dtype": state_dtype, "accelerator": accelerator}
-        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
+        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "accelerator": accelerator}
+        question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
         for name in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
             if getattr(self, name, None) is not None and name not in question.sizes:
                 raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(question.sizes)} do")
         if question.stands_in:
-            note(f"no rows of {self.mode} {self.dtype}: times are estimated from rows of {question.stands_in}")
+            note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
 
 
@@ -690,7 +693,7 @@ def count(
         mode=problem.mode,
         **(problem.sizes(operation) | {"num_heads": problem.num_heads or 1}),
         chunk_size=chunk if counts.is_chunked(operation, chosen) else None,
-        dtype=problem.dtype,
+        dtype=problem.dtype or "bf16",
         gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
         state_dtype=problem.state_dtype,
         causal=not non_causal,
@@ -811,7 +814,7 @@ def predict(
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, fitted=fit, roofs=roofs)
     row = prediction(question, choice.implementation(question, impl), chunk_size)
     if results and row["stored_rows"] == 0 and row["measured_time_ms"] is None:
-        case = f"{row['op']} {row['impl']} {problem.mode} {problem.dtype}"
+        case = f"{row['op']} {row['impl']} {problem.mode} {question.dtype}"
         raise ValueError(f"results must hold rows of {case} that were measured on an idle machine, got none")
     if format != "table":
         display.show(row if format == "json" else [row], format)

@@ -262,6 +262,27 @@ def test_times_of_a_busy_machine_are_told_and_not_fitted(run: Run, tmp_path: Pat
         assert "busy" not in run(command, *problem).splitlines()[0]
 
 
+@pytest.mark.parametrize(("gpu", "length"), [("h100", "4k"), ("h100", "64k"), ("h200", "16k"), ("b200", "256k")])
+def test_the_formulation_chooses_among_chunk_lengths_that_were_fastest_somewhere(
+    gpu: str, length: str, run: Run
+) -> None:
+    """It does not see that few chunks fill no device, so it would take the whole sequence as one."""
+    rows = {
+        (row["op"], row["impl"]): row for row in run.json("best", "rglru", "--gpu", gpu, "--seq-len", length, "--all")
+    }
+    assert {rows[op, "chunked"]["chunk_size"] for op in ("rglru", "linear_scan")} <= {256, 512}
+    predicted = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length)
+    assert predicted["chunk_size"] == rows["rglru", "chunked"]["chunk_size"]
+    given = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length, "--chunk-size", "4k")
+    assert given["chunk_size"] == 4096
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("cpu", "fp32"), ("v100", "fp16"), ("h100", "bf16")])
+def test_the_usual_dtype_is_the_accelerators(gpu: str, dtype: str, run: Run) -> None:
+    for command in ("best", "predict", "chunk-size"):
+        assert run(command, "--gpu", gpu) == run(command, "--gpu", gpu, "--dtype", dtype)
+
+
 @pytest.mark.parametrize("options", ["mlstm_sig --channels 256", "rglru --num-heads 4", "wkv --d-ff 8"])
 def test_a_size_that_an_operation_does_not_have_is_refused(options: str, lrbench: Lrbench) -> None:
     for command in ("best", "predict"):
@@ -590,7 +611,12 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
         ("predict tfla --state-dtype=", "state_dtype must be one of "),
         ("predict --validate --impl zzz", "results must hold measured rows of what is validated, got none"),
-        ("predict tfla --gpu v100", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
+        (
+            "predict tfla --seq-len 1",
+            "nothing runs mlstm_sig fw bf16 on h100_sxm: mlstm_sig whole_state cannot run this: seq_",
+        ),
+        ("best tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
+        ("predict tfla --gpu v100 --dtype bf16", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
         ("predict tfla --gpu b200 --roofs measured", "roofs must be spec for b200"),
         ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn.v4 fw"),
         (

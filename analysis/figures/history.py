@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...results.select import Row, describe, device_of, with_slowness
 from .style import CURVES, MUTED, new_figure, set_alt_text, styled
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vP*X"
 MAX_CASES = len(MARKERS)
+HOLLOW: dict[str, Any] = {"markersize": 4.5, "markerfacecolor": "white"}
 
 
 def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
@@ -42,10 +43,10 @@ def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
                 marker=marker, color=colour, markersize=4.5, capsize=2, linewidth=1.2,
             )  # fmt: skip
             noisy = [row for row in rows if row["noise"]]
-            at, hollow = [places[_run(row)] for row in noisy], {"markersize": 4.5, "markerfacecolor": "white"}
-            axes.plot(at, [row["time_ms"] for row in noisy], marker, color=colour, zorder=3, **hollow)
+            at, times = [places[_run(row)] for row in noisy], [row["time_ms"] for row in noisy]
+            axes.plot(at, times, marker, color=colour, zorder=3, **HOLLOW)
         if any(row["noise"] for rows in measured for row in rows):
-            axes.plot([], [], "o", color=MUTED, label="hollow: measured on a busy machine", **hollow)
+            axes.plot([], [], "o", color=MUTED, label="hollow: measured on a busy machine", **HOLLOW)
         axes.set_xticks(list(places.values()), [f"{commit}\n{run}" for commit, run in places])
         axes.set(xlabel="commit and run, oldest first", ylabel="time (ms)", xlim=(-0.5, len(places) - 0.5))
         axes.set_ylim(bottom=0)
