@@ -904,7 +904,7 @@ def plot(
     Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
     said otherwise.
     """
-    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, drawing, modelled_operation
+    from .analysis.figures.plots import MODEL, OVER_LENGTH, RESULT_KINDS, check_kind, drawing, modelled_operation
     from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
@@ -913,7 +913,8 @@ def plot(
     check_format(output)
     check_kind(kind, results=bool(results))
     of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts: dict[str, Any] = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
             raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")

@@ -641,6 +641,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
+        ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
         ("plot pie nowhere", "kind must be one of runtime, "),
         ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
+from ...results.arguments import unknown
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew, of_today
 from .style import operation_label, series_label, sizes_in_words
@@ -123,22 +124,28 @@ def choose(
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
     for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
         if wanted is not None:
-            rows = rows[rows[column].isin(wanted)]
+            known, rows = rows[column][rows["measured"]], rows[rows[column].isin(wanted)]
+            if wanted and not rows["measured"].any():
+                raise unknown(column, wanted[0], sorted(set(known)), " in these results")
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
+    _check_measured(rows, "dtype", selection.dtype)
     dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
     rows = rows[rows["dtype"] == dtype]
+    _check_measured(rows, "state_dtype", selection.state_dtype)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
     held = {"tokens": selection.tokens, "batch": selection.batch}
     if not any(held.values()):
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():
+        _check_measured(rows, name, value)
         rows = rows if value is None else rows[rows[name] == value]
     for name, column in WIDTHS.items():
         if channels or name != "channels":
             rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)
     length = selection.seq_len
     if seq_len and length:
+        _check_measured(rows, "seq_len", length)
         rows = rows[rows["seq_len"] == length]
     before = _measured_lines(rows)
     chosen_dim = selection.head_dim
@@ -203,13 +210,14 @@ def _at_width(
     return rows if wanted is None else rows[rows[column].isna() | (rows[column] == wanted)]
 
 
-def _check_measured(rows: pd.DataFrame, column: str, wanted: int | None, *, option: str) -> None:
-    """Raise ValueError where a size is wanted that was not measured; the message lists those that were."""
+def _check_measured(rows: pd.DataFrame, column: str, wanted: int | str | None, *, option: str = "") -> None:
+    """Raise ValueError where a size or dtype is wanted that was not measured; the message lists those that were."""
     if wanted is None:
         return
-    known = sorted({int(value) for value in rows[column][rows["measured"]].dropna()})
+    known = sorted({type(wanted)(value) for value in rows[column][rows["measured"]].dropna()})
     if wanted in known:
         return
+    option = option or column
     if not known:
         raise ValueError(f"{option} must be left out for these results, which have none, got {wanted}")
     raise ValueError(f"{option} must be one of {', '.join(map(str, known))} in these results, got {wanted}")

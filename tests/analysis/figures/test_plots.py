@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -200,6 +201,24 @@ def test_points_of_a_busy_machine_are_hollow() -> None:
     assert "at every sequence length" in text(plot("runtime", made.frame(rows)))
     assert "at every sequence length" not in text(figures["runtime"])
     assert "Hollow" not in text(plot("runtime", made.frame(rows)))
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"tokens": 5}, "tokens must be one of 65536 in these results, got 5"),
+        ({"batch": 7}, "batch must be one of 1, 2, 4, 8, 16, 32, 64 in these results, got 7"),
+        ({"dtype": "fp64"}, "dtype must be one of bf16 in these results, got fp64"),
+        ({"state_dtype": "bf16"}, "state_dtype must be one of fp32 in these results, got bf16"),
+        ({"seq_len": 3072}, "seq_len must be one of 1024, .*, 65536 in these results, got 3072"),
+        ({"impls": ("fused",)}, "impl must be one of .*, got 'fused'; did you mean fused_chunk"),
+        ({"modes": ("step",)}, "mode must be one of fw, fwbw in these results, got 'step'"),
+    ],
+)
+def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
+    for kind in ("chunk-size", *(("runtime", "head-dim") if "seq_len" not in selection else ())):
+        with pytest.raises(ValueError, match=message):
+            plot(kind, sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:
