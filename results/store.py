@@ -134,6 +134,8 @@ class RunWriter:
     def _write(self, record: Record) -> None:
         line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
         end = self._file.tell()
+        if not end and self.planned is not None:
+            line = json.dumps({PLANNED: self.planned}).encode() + b"\n" + line
         try:
             self._file.write(line)
             self._file.flush()
@@ -202,13 +204,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
     """Return the row in each line of a journal, None for a line that is no row a results file can hold.
 
-    A last line that a kill cut short is left out.
+    The line that says how many rows were planned is left out, and a last line that a kill cut short.
     """
     import pyarrow as pa
 
     schema = arrow_schema()
     rows: list[dict[str, Any] | None] = []
     for line in lines:
+        if _planned(line) is not None:
+            continue
         row = _parse(line)
         try:
             stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
@@ -233,6 +237,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     needed = {"run_id", "case_id", "schema_version"}
     return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+
+
+def _planned(line: bytes) -> int | None:
+    """Return how many rows a run planned from the first line of its journal, None for another line."""
+    found = re.fullmatch(rb'\{"%s": (\d{1,9})\}\n' % PLANNED.encode(), line)
+    return None if found is None else int(found[1])
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +300,8 @@ def _recover(journal: Path) -> list[Path]:
         target = journal.with_suffix(".parquet")
         made = []
         if good and not target.exists():
-            write_parquet(good, target, complete=False)
+            planned = _planned(lines[0])
+            write_parquet(good, target, complete=planned == len(good), planned=planned)
             made.append(target)
         if len(good) == len(rows) and (made or not good):
             journal.unlink()

@@ -59,6 +59,7 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "verdict": None,
             "peak_memory_bytes": row["peak_memory_bytes"],
             "rel_error": row["rel_error"],
+            "noise": ", ".join(reason.partition(":")[0] for reason in (row["noise"] or "").split("; ")) or None,
             "changed": None,
         }
         if before is not None:
