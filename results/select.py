@@ -83,15 +83,10 @@ def load_rows(
     wanted = where or {}
     stored = [[(name, "==", value)] for name, value in wanted.items() if name not in ("impl", "case_id")]
     table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
-    # Compared in Python, column after column: pyarrow imports pandas to compare with a Python value.
-    rows: Sequence[int] = range(len(table))
-    for name, value in wanted.items():
-        values = table[name].to_pylist()
-        rows = [n for n in rows if values[n] == value]
-    if len(rows) == len(table):
-        return table.select(list(columns)).to_pylist()
-    kept = {name: table[name].combine_chunks() for name in columns}
-    return [{name: column[n].as_py() for name, column in kept.items()} for n in rows]
+    # Compared in Python: pyarrow imports pandas to compare with a Python value.
+    found = {name: table[name].to_pylist() for name in table.column_names}
+    rows = [n for n in range(len(table)) if all(found[name][n] == value for name, value in wanted.items())]
+    return [{name: found[name][n] for name in columns} for n in rows]
 
 
 def parse_terms(text: str) -> dict[str, str]:

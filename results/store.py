@@ -417,6 +417,7 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     import pyarrow.parquet as pq
 
     schema = arrow_schema()
+    names = [name for name in schema.names if name in columns]
     folders = ds.partitioning(schema, flavor="hive")
     stored = ds.dataset(list(map(str, files)), schema=schema, format="parquet", partitioning=folders)
 
@@ -427,11 +428,17 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     def row_groups(parts: Iterable[ds.Fragment]) -> list[ds.Fragment]:
         return [group for part in parts for group in part.split_by_row_group(wanted, schema=schema)]
 
-    def read(groups: list[ds.Fragment], names: Iterable[str]) -> pa.Table:
-        return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(names), filter=wanted)
+    def may_fail(part: Sequence[tuple[str, str, Any]], group: ds.Fragment) -> bool:
+        return bool(group.split_by_row_group(~passing([part]), schema=schema))
+
+    def read(groups: list[ds.Fragment], columns: Iterable[str]) -> pa.Table:
+        return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
 
     wanted = passing(where)
     parts = [row_groups([file]) for file in stored.get_fragments(filter=wanted)]
+    # What statistics show to hold in all of these row groups is not looked at again.
+    where = [part for part in where if any(may_fail(part, group) for groups in parts for group in groups)]
+    wanted = passing(where)
     if newest:
         # A file at a time: the keys of all rows take as much memory as there is.
         times = _newest_times(read(groups, (*SAME_CASE, "measured_at")) for groups in parts if groups)
@@ -442,14 +449,12 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
         held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
         groups = [groups[n] for n in sorted(held)]
     if not groups:
-        return schema.empty_table().select([name for name in schema.names if name in columns])
+        return schema.empty_table().select(names)
     rename = not {"impl", "case_id"}.isdisjoint(columns)
     table = read(groups, dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version")))
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
-    return (_with_names_of_today(table, RENAMED) if rename else table).select(
-        [name for name in schema.names if name in columns]
-    )
+    return (_with_names_of_today(table, RENAMED) if rename else table).select(names)
 
 
 def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
@@ -506,7 +511,8 @@ def read_file(
     for field in schema:
         if field.name not in present:
             value = folders.get(field.name)
-            found.append(pa.nulls(len(table), field.type) if value is None else _repeated(value, len(table), field))
+            missing = pa.nulls(len(table), field.type)
+            found.append(missing if value is None else pa.repeat(value, len(table)).cast(field.type))
             continue
         column = table[field.name]
         try:
@@ -529,12 +535,6 @@ def _named_by_folders(path: Path) -> dict[str, str | None]:
     named = (part.partition("=") for part in path.parent.parts if "=" in part)
     values = {name: urllib.parse.unquote(value) for name, _, value in named}
     return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else value for name, value in values.items()}
-
-
-def _repeated(value: str, number: int, field: pa.Field) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.repeat(value, number).cast(field.type)
 
 
 @contextlib.contextmanager
@@ -579,5 +579,8 @@ def finished_cases(
     if not files:
         return {}
     wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
-    rows = (row for row in read_results(files).to_pylist() if all(row[key] == v for key, v in wanted.items()))
+    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
+    rows = (
+        row for row in read_results(files, where=where).to_pylist() if all(row[key] == v for key, v in wanted.items())
+    )
     return {row["case_id"]: Record(**row) for row in rows}
