@@ -1123,9 +1123,10 @@ def check(
     left = cases_left(Path(new)) if is_path(new) else 0
     if left:
         note(f"warning: the run was stopped: at least {left} of its cases have no row")
+    rows = _selected(new, results)
     found = session.run_check(
-        _selected(new, results),
-        _selected(baseline, results),
+        rows,
+        _selected(baseline, results, newest=True, without={row["run_id"] for row in rows}),
         load_thresholds(thresholds or HERE / "thresholds.toml"),
         rerun=again if rerun else None,
         allow_missing=allow_missing,
@@ -1213,11 +1214,11 @@ def _committed() -> list[Path]:
     return folders
 
 
-def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
+def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[dict[str, Any]]:
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
     from .results.select import is_path, select
 
-    return select(text, ()) if is_path(text) else select(_terms(text), results or _committed())
+    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _committed(), **more)
 
 
 def _terms(text: str) -> str:
