@@ -484,6 +484,9 @@ def sweep(
     ] = False,
     strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
+    profile_harness: Annotated[
+        bool, option("Say where the time went and how many kernels were compiled.", "--profile-harness")
+    ] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -514,6 +517,7 @@ def sweep(
         devices=devices,
         wait=wait,
         calibrate=calibrate,
+        profile_harness=profile_harness,
     )
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():

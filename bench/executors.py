@@ -8,41 +8,51 @@ import queue
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
 from .environment import Environment, gpu_uuids
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, probe_environment
+from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, ask_machine
 
 Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
 
 
-def implementation_of(item: PlannedCase) -> Hashable:
-    """Return what is different for cases that get processes of their own."""
-    return item.case.provider, item.case.impl
+def provider_of(item: PlannedCase) -> Hashable:
+    """Return what is different for cases that get processes of their own: whose code it is.
+
+    A process imports a package once, and what it does there disturbs no other's.
+    """
+    return item.case.provider
+
+
+def autotunes(item: PlannedCase) -> bool:
+    """Return whether a case's process makes choices that others of its package rely on."""
+    return isinstance(item.target, Baseline) and item.target.autotunes
 
 
 class Queue:
     """Cases that are left, taken by several workers.
 
-    A worker goes on with the implementation for which it has a process; then it takes one that nobody has begun, in the
-    order given; then it helps with the one of which most is left. The cases of an outside package stay with the worker
-    that began them: what its autotuners chose is in that process.
+    A worker goes on with the package for which it has a process; then it takes one that nobody has begun, in the order
+    given; then it helps with the one of which most is left. Where a package autotunes, all of its cases stay with the
+    worker that began them: what it chose is in that process.
 
     Args:
         process_of: cases for which it returns the same may share a process.
     """
 
     def __init__(
-        self, planned: Sequence[PlannedCase], process_of: Callable[[PlannedCase], Hashable] = implementation_of
+        self, planned: Sequence[PlannedCase], process_of: Callable[[PlannedCase], Hashable] = provider_of
     ) -> None:
         self._process_of = process_of
         self._left: dict[Hashable, deque[PlannedCase]] = {}
         self._begun: set[Hashable] = set()
+        self._pinned = {process_of(item) for item in planned if autotunes(item)}
         self._lock = threading.Lock()
         for item in planned:
             self._left.setdefault(process_of(item), deque()).append(item)
@@ -66,7 +76,7 @@ class Queue:
         for process in self._left:
             if process not in self._begun:
                 return process
-        shared = [process for process, left in self._left.items() if not isinstance(left[0].target, Baseline)]
+        shared = [process for process in self._left if process not in self._pinned]
         return max(shared, key=lambda process: len(self._left[process]), default=None)
 
     def put_back(self, item: PlannedCase) -> None:
@@ -76,48 +86,56 @@ class Queue:
             self._left.setdefault(process, deque()).appendleft(item)
             self._begun.discard(process)
 
+    def others_wait(self) -> bool:
+        """Return whether there are cases for a process that no worker has yet."""
+        with self._lock:
+            return not self._begun.issuperset(self._left)
+
     def may_share(self, item: PlannedCase, before: PlannedCase) -> bool:
         """Return whether a case may run in the process that ran another."""
         return self._process_of(item) == self._process_of(before)
 
 
 class Executor(Protocol):
-    """Runs cases in worker processes and yields outcomes as they come."""
+    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these."""
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
 
     def environment(self) -> Environment:
         """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
         ...
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
-        """Yield every case with its outcome; closing the iterator stops the workers."""
+        """Yield every case with its outcome; closing the iterator stops workers that are busy."""
         ...
 
 
 def run_cases(
-    cases: Queue,
-    limits: Limits,
-    started: Started,
-    *,
-    environ: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
+    cases: Queue, limits: Limits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
-    """Run cases one after the other until none is left; closing the iterator kills the worker."""
-    item = cases.take()
+    """Run cases one after the other until none is left, each process of the queue in a worker of its own."""
+    before: PlannedCase | None = None
+    session.start()
     with contextlib.suppress(WorkerStoppedError):
-        while item is not None:
-            with ReplaceableWorker(environ, stop) as session:
-                before = item
-                while item is not None and cases.may_share(item, before):
-                    if stop is not None and stop.is_set():
-                        return
-                    started(item)
-                    (reply,) = session.run([item], limits)
-                    yield item, reply
-                    before, item = item, cases.take(item)
+        while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
+            started(item)
+            if before is not None and not cases.may_share(item, before):
+                session.close()
+                before = None
+            if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
+                # While this one's first case is checked, the next imports torch, on another core.
+                session.start_spare()
+            (reply,) = session.run([item], limits)
+            yield item, reply
+            before = item
 
 
 class LocalExecutor:
     """Runs cases on this machine's devices: one worker at a time per device, so that nothing disturbs what is timed.
+
+    Workers stay until it is closed: it is a context manager.
 
     Args:
         devices: how many GPUs take cases.
@@ -126,41 +144,55 @@ class LocalExecutor:
 
     def __init__(self, *, devices: int = 1, workers_per_device: int = 1) -> None:
         self.devices = devices
-        self.workers_per_device = workers_per_device
+        self._stop = threading.Event()
+        environs: Sequence[dict[str, str]] = [{}]
+        if devices > 1:
+            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(devices)]
+        self._sessions = [ReplaceableWorker(each, self._stop) for each in environs for _ in range(workers_per_device)]
+        # A worker dies with the thread that started it, so threads stay, too.
+        self._threads = ThreadPoolExecutor(len(self._sessions))
+
+    def __enter__(self) -> LocalExecutor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._threads.shutdown()
+        for session in self._sessions:
+            session.__exit__(kind, *rest)
+
+    def start(self) -> None:
+        """Start all workers and do not wait for them."""
+        for session in self._sessions:
+            session.start()
+
+    def ask(self, function: str, **arguments: Any) -> dict[str, Any]:
+        """Return what a function finds out, see :func:`.workers.ask_machine`; of one device, its worker does."""
+        return ask_machine(function, self._sessions[0] if self.devices == 1 else None, **arguments)
 
     def environment(self) -> Environment:
         """See :class:`Executor`."""
-        return probe_environment()
+        return Environment(**self.ask("bench.environment:environment_here"))
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
         """See :class:`Executor`."""
-        if self.devices * self.workers_per_device == 1:
-            yield from run_cases(cases, limits, started)
+        if len(self._sessions) == 1:
+            yield from run_cases(cases, limits, started, self._sessions[0])
             return
         done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
-        stop = threading.Event()
 
-        def serve(environ: Mapping[str, str]) -> None:
+        def serve(session: ReplaceableWorker) -> None:
             try:
-                for outcome in run_cases(cases, limits, started, environ=environ, stop=stop):
+                for outcome in run_cases(cases, limits, started, session, self._stop):
                     done.put(outcome)
             except BaseException as error:  # noqa: BLE001, handed to the caller's thread
                 done.put(error)
             finally:
                 done.put(None)
 
-        environs: Sequence[dict[str, str]] = [{}]
-        if self.devices > 1:
-            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(self.devices)]
-        threads = [
-            threading.Thread(target=serve, args=(environ,), daemon=True)
-            for environ in environs
-            for _ in range(self.workers_per_device)
-        ]
-        for thread in threads:
-            thread.start()
+        self._stop.clear()
+        serving = [self._threads.submit(serve, session) for session in self._sessions]
         try:
-            running = len(threads)
+            running = len(serving)
             while running:
                 outcome = done.get()
                 if outcome is None:
@@ -170,9 +202,8 @@ class LocalExecutor:
                 else:
                     yield outcome
         finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+            self._stop.set()
+            wait(serving)
 
 
 def visible_gpus(count: int) -> list[str]:

@@ -65,25 +65,37 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 
 
 def test_several_workers_at_once() -> None:
-    """The cases of one implementation too are spread."""
+    """The cases of one implementation too are spread; workers stay for the next cases."""
     cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
-    outcomes = list(LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=120.0), lambda _: None))
+    limits = Limits(timeout_s=120.0)
+    with LocalExecutor(workers_per_device=2) as executor:
+        executor.start()
+        pids = [session._worker.pid for session in executor._sessions]
+        outcomes = list(executor.run(cases, limits, lambda _: None))
+        (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
+        assert [session._worker.pid for session in executor._sessions] == pids
+    assert all(session._worker is None for session in executor._sessions)
+    assert again[1]["status"] == "ok"
     assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [*range(32, 40)]
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
 
 
-def named(item: PlannedCase, name: str, baseline: bool = False) -> PlannedCase:
-    target = get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging") if baseline else item.target
-    return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
+def named(item: PlannedCase, name: str, *, autotunes: bool = False) -> PlannedCase:
+    target = dataclasses.replace(get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging"), autotunes=autotunes)
+    return PlannedCase(case=dataclasses.replace(item.case, provider=name), target=target)
 
 
 def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
     items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
-    ours, other, theirs = items[:4], [named(x, "b") for x in items[4:6]], [named(x, "c", True) for x in items[6:9]]
+    ours, other, theirs = (
+        items[:4],
+        [named(x, "b") for x in items[4:6]],
+        [named(x, "c", autotunes=True) for x in items[6:9]],
+    )
     cases = Queue([*ours, *other, *theirs])
     first, second, third = cases.take(), cases.take(), cases.take()
     assert (first, second, third) == (ours[0], other[0], theirs[0])
-    # Each goes on with its own; who has none left helps where most is left, but not with an outside package's.
+    # Each goes on with its own; who has none left helps where most is left, but not with what autotunes.
     assert cases.take(second) == other[1]
     assert cases.take(other[1]) == ours[1]
     assert cases.take(third) == theirs[1]
@@ -114,9 +126,10 @@ def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypat
 
 def test_closing_several_workers_stops_them() -> None:
     cases = Queue([faults.planned("right"), faults.planned("hangs")])
-    outcomes = LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=600.0), lambda _: None)
-    item, _ = next(outcomes)
-    assert item.case.impl == "right"
-    begin = time.monotonic()
-    outcomes.close()
-    assert time.monotonic() - begin < 20
+    with LocalExecutor(workers_per_device=2) as executor:
+        outcomes = executor.run(cases, Limits(timeout_s=600.0), lambda _: None)
+        item, _ = next(outcomes)
+        assert item.case.impl == "right"
+        begin = time.monotonic()
+        outcomes.close()
+        assert time.monotonic() - begin < 20
