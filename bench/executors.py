@@ -156,9 +156,11 @@ class LocalExecutor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._threads.shutdown()
         for session in self._sessions:
-            session.__exit__(kind, *rest)
+            # Each takes a second to end; the threads may be gone already.
+            with contextlib.suppress(RuntimeError):
+                self._threads.submit(session.__exit__, kind, *rest)
+        self._threads.shutdown()
 
     def start(self) -> None:
         """Start all workers and do not wait for them."""

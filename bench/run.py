@@ -80,7 +80,6 @@ class Outcome:
         records: the rows of this run.
         resumed: rows of the cases left out because the output folder has them.
         remaining: cases without a row, because the sweep was interrupted or out of time.
-        recovered: files made from the journals of earlier runs that died, see :func:`.store.recover`.
         seconds: where the time went, summed over the devices.
         first_row_at: when the first row was written, as :func:`time.monotonic` tells it.
         asked: pairs of a case and a Triton kernel that it launches.
@@ -92,7 +91,6 @@ class Outcome:
     resumed: list[Record]
     remaining: int
     interrupted: bool
-    recovered: list[Path]
     seconds: Mapping[str, float] = field(default_factory=dict)
     first_row_at: float | None = None
     asked: int = 0
@@ -155,7 +153,6 @@ def sweep(
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
     executor = executor or get_executor(settings.executor, devices=settings.devices)
     settings.output.mkdir(parents=True, exist_ok=True)
-    recovered = store.recover(settings.output)
     todo = [item for item in planned if item.case.case_id not in done]
     interrupted, first_row_at = False, None
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -191,7 +188,6 @@ def sweep(
         resumed=[done[item.case.case_id] for item in planned if item.case.case_id in done],
         remaining=len(todo) - len(writer.records),
         interrupted=interrupted,
-        recovered=recovered,
         seconds=seconds,
         first_row_at=first_row_at,
         asked=asked,

@@ -153,6 +153,7 @@ def run_sweep(
             note_kernels=profile_harness,
             **settings,
         )
+        _recover(output)
         outcome = sweep(planned, environment, chosen, SweepProgress(expected_s), executor=runs_cases, done=done)
     for line in conclusion(outcome):
         note(line)
@@ -222,8 +223,7 @@ def _begin(
     finished: dict[str, Record] = {}
     if resume:
         # Of a run that died the rows are still in its journal.
-        for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
-            note(line)
+        _recover(output)
         finished = run.finished_cases(output, environment)
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
@@ -241,6 +241,12 @@ def _begin(
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
     return accelerator, planned, expected_s, finished
+
+
+def _recover(output: Path) -> None:
+    """Make files of the journals that runs which died left in a folder, and say so."""
+    for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
+        note(line)
 
 
 def _running_s() -> float:
@@ -297,7 +303,7 @@ def introduction(
 
 def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
-    lines = store.recovered_notes(outcome.recovered)
+    lines = []
     if outcome.remaining:
         why = "interrupted" if outcome.interrupted else "out of time"
         lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")

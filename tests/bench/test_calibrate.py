@@ -160,7 +160,7 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     """A calibration that fails does not keep the sweep from running."""
     seen: dict[str, Any] = {}
     answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
-    done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False, recovered=[])
+    done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False)
     monkeypatch.setattr(calibrate, "calibrate", lambda ask, **given: seen.update(asked=given) or answer)
     monkeypatch.setattr(session, "sweep", lambda _, __, given, ___, **____: seen.update(roofs=given.roofs) or done)
     monkeypatch.setattr(LocalExecutor, "environment", lambda _: short.environment)
