@@ -175,7 +175,7 @@ class _Node:
             os.environ[THREADS] = threads
         self._session = ReplaceableWorker()
         self._process: Hashable = None
-        self._environment = probe_environment()
+        self._environment = probe_environment(self._session)
         self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
 
     def environment(self) -> dict[str, Any]:
@@ -185,8 +185,8 @@ class _Node:
     def run(self, item: PlannedCase, limits: Limits) -> Reply:
         """Return a case's outcome, with the node's environment."""
         process = provider_of(item)
-        if process != self._process:
+        if self._process not in (None, process):
             self._session.close()
-            self._session, self._process = ReplaceableWorker(), process
+        self._process = process
         (reply,) = self._session.run([item], replace(limits, shared=self._references))
         return {**reply, "columns": {**self._environment.columns(), **reply["columns"]}}

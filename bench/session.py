@@ -401,13 +401,15 @@ def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
     """Measure this device's roofs, add them to a file, and show them beside the specification.
 
     Raises:
-        ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same.
+        ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same. Or
+            another lrbench uses the GPU.
         RuntimeError: the device could not be measured.
     """
     path = calibration.output_file(output)
     check_file(path, "--output")
     check_output(path)
-    done = calibration.calibrate(short=False)
+    with hold_gpus():
+        done = calibration.calibrate(short=False)
     if done.failure:
         raise RuntimeError(f"cannot calibrate {done.environment.device_name}: {done.failure}")
     accelerator = done.environment.device_accelerator or "not specified: lrbench gpus"
@@ -510,8 +512,13 @@ def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget
     if reason is not None:
         note(f"not measured again: {reason}")
         return {}
-    note(f"measuring {len(rows)} cases again on {environment.device_name}")
-    return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+    try:
+        with hold_gpus():
+            note(f"measuring {len(rows)} cases again on {environment.device_name}")
+            return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+    except HeldError as error:
+        note(f"not measured again: {error}")
+        return {}
 
 
 def plan_profile(request: Request) -> list[PlannedCase]:

@@ -383,6 +383,6 @@ def ask_machine(function: str, session: ReplaceableWorker | None = None, **argum
         raise RuntimeError(f"cannot find out what this machine is: {error}") from None
 
 
-def probe_environment() -> Environment:
-    """Return the environment that worker processes see; raises as :func:`ask_machine`."""
-    return Environment(**ask_machine("bench.environment:environment_here"))
+def probe_environment(session: ReplaceableWorker | None = None) -> Environment:
+    """Return the environment that worker processes see; arguments and exceptions as those of :func:`ask_machine`."""
+    return Environment(**ask_machine("bench.environment:environment_here", session))
