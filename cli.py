@@ -498,7 +498,7 @@ def sweep(
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
     request = dataclasses.replace(request, shard=parse_shard(shard))
     if dry_run:
-        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume)
+        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume)
         if format == "table" and not every:
             display.show_planned(rows)
         else:

@@ -23,9 +23,9 @@ MAX_COMPILE_ELEMENTS = 2**26
 share the GPU."""
 
 
-def default_jobs(device_kind: str) -> int:
-    """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
-    return min(MAX_COMPILE_JOBS, cpu.available_cores() // 2) if device_kind == "cuda" else 0
+def default_jobs(device_kind: str, devices: int = 1) -> int:
+    """Return how many processes compile ahead: half of the cores, at most eight a GPU; none on a CPU."""
+    return min(MAX_COMPILE_JOBS * devices, cpu.available_cores() // 2) if device_kind == "cuda" else 0
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
@@ -140,7 +140,7 @@ def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout
         seen[kind] += 1
     cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
-    for _ in executor.run(Queue(cases, process_of), limits, lambda _: None):
+    for _ in executor.run(Queue(cases, process_of, lambda item: item.case), limits, lambda _: None):
         pass
 
 

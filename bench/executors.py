@@ -35,27 +35,39 @@ def autotunes(item: PlannedCase) -> bool:
     return isinstance(item.target, Baseline) and item.target.autotunes
 
 
+def problem_of(item: PlannedCase) -> Hashable:
+    """Return what is different for cases that are checked against different references."""
+    case = item.case
+    sizes = tuple((name, size) for name, size in case.sizes.items() if name != "chunk_size")
+    return case.op, case.impl, case.dtype, sizes
+
+
 class Queue:
     """Cases that are left, taken by several workers.
 
-    A worker goes on with the package for which it has a process; then it takes one that nobody has begun, in the order
-    given; then it helps with the one of which most is left. Where a package autotunes, all of its cases stay with the
-    worker that began them: what it chose is in that process.
+    A worker goes on with the problem whose reference it has, then with the package for which it has a process; then it
+    takes a package that nobody has begun, in the order given; then it helps with the one of which most is left. Where a
+    package autotunes, all of its cases stay with the worker that began them: what it chose is in that process.
 
     Args:
         process_of: cases for which it returns the same may share a process.
+        unit_of: of these, those for which it returns the same are best run by one worker.
     """
 
     def __init__(
-        self, planned: Sequence[PlannedCase], process_of: Callable[[PlannedCase], Hashable] = provider_of
+        self,
+        planned: Sequence[PlannedCase],
+        process_of: Callable[[PlannedCase], Hashable] = provider_of,
+        unit_of: Callable[[PlannedCase], Hashable] = problem_of,
     ) -> None:
-        self._process_of = process_of
-        self._left: dict[Hashable, deque[PlannedCase]] = {}
+        self._process_of, self._unit_of = process_of, unit_of
+        self._left: dict[Hashable, dict[Hashable, deque[PlannedCase]]] = {}
         self._begun: set[Hashable] = set()
+        self._units_begun: set[tuple[Hashable, Hashable]] = set()
         self._pinned = {process_of(item) for item in planned if autotunes(item)}
         self._lock = threading.Lock()
         for item in planned:
-            self._left.setdefault(process_of(item), deque()).append(item)
+            self._left.setdefault(process_of(item), {}).setdefault(unit_of(item), deque()).append(item)
 
     def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
         """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
@@ -66,9 +78,17 @@ class Queue:
             if process is None:
                 return None
             self._begun.add(process)
-            left = self._left[process]
-            item = left.popleft()
-            if not left:
+            units = self._left[process]
+            unit = None if before is None else self._unit_of(before)
+            if unit not in units:
+                unit = next((each for each in units if (process, each) not in self._units_begun), None)
+            if unit is None:
+                unit = max(units, key=lambda each: len(units[each]))
+            self._units_begun.add((process, unit))
+            item = units[unit].popleft()
+            if not units[unit]:
+                del units[unit]
+            if not units:
                 del self._left[process]
             return item
 
@@ -77,14 +97,16 @@ class Queue:
             if process not in self._begun:
                 return process
         shared = [process for process in self._left if process not in self._pinned]
-        return max(shared, key=lambda process: len(self._left[process]), default=None)
+        return max(shared, key=lambda process: sum(map(len, self._left[process].values())), default=None)
 
     def put_back(self, item: PlannedCase) -> None:
         """Let another worker run a case whose worker is lost."""
         with self._lock:
-            process = self._process_of(item)
-            self._left.setdefault(process, deque()).appendleft(item)
+            process, unit = self._process_of(item), self._unit_of(item)
+            units = self._left.get(process, {})
+            self._left[process] = {unit: deque([item, *units.pop(unit, ())]), **units}
             self._begun.discard(process)
+            self._units_begun.discard((process, unit))
 
     def others_wait(self) -> bool:
         """Return whether there are cases for a process that no worker has yet."""

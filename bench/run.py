@@ -238,6 +238,8 @@ def _outcomes(
             progress.started(item)
 
         progress.begin(len(todo), "measuring")
+        if isinstance(executor, LocalExecutor):
+            executor.start()
         if compiler is not None and settings.devices > 1:
             seconds[COMPILING] += compiler.compile_all() * settings.devices
         yield from refused

@@ -137,8 +137,8 @@ def run_sweep(
             measured = calibration.calibrate(short=True, gpu_only=calibrate is None, ask=ask)
         environment = runs_cases.environment() if measured is None else measured.environment
         environment_s = time.monotonic() - began
-        jobs = default_jobs(environment.device_kind) if jobs is None else jobs
-        accelerator, planned, expected_s, done = _begin(request, environment, gpu, output, jobs, resume=resume)
+        jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
+        accelerator, planned, expected_s, done = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
         preset = plan.preset_for(request, environment.device_kind)
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
@@ -187,12 +187,14 @@ def where_time_went(outcome: Outcome, began: float, environment_s: float, device
     return lines
 
 
-def planned_rows(request: Request, *, gpu: str | None, output: Path, jobs: int | None, resume: bool) -> list[Row]:
+def planned_rows(
+    request: Request, *, gpu: str | None, output: Path, jobs: int | None, devices: int, resume: bool
+) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
     _check_names(request, gpu)
     environment = probe_environment()
-    jobs = default_jobs(environment.device_kind) if jobs is None else jobs
-    _, planned, expected_s, _ = _begin(request, environment, gpu, output, jobs, resume=resume)
+    jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
+    _, planned, expected_s, _ = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
     versions = baselines.installed_versions()
     rows = []
     for item in planned:
@@ -212,7 +214,7 @@ def _check_names(request: Request, gpu: str | None) -> None:
 
 
 def _begin(
-    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, *, resume: bool
+    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, devices: int, *, resume: bool
 ) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
     """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
     take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
@@ -235,7 +237,7 @@ def _begin(
     times = cases_s(left, environment)
     expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
-    seconds = sum(times) + compile_s(tried, environment, jobs)
+    seconds = sum(times) / devices + compile_s(tried, environment, jobs)
     for line in introduction(request, preset.name, environment, accelerator, left, seconds):
         note(line)
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):

@@ -124,6 +124,25 @@ def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker sees one device; the cases that share a reference are one worker's."""
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("LRBENCH_TEST_NOTES", str(notes))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
+    cases = [faults.planned("leaves_a_note", seq_len=n, chunk_size=c) for n in range(32, 40) for c in (16, 32)]
+    with LocalExecutor(devices=2) as executor:
+        outcomes = list(executor.run(Queue(cases), Limits(timeout_s=120.0), lambda _: None))
+    assert {reply["status"] for _, reply in outcomes} == {"ok"}
+    assert sorted(map(str, (item for item, _ in outcomes))) == sorted(map(str, cases))
+    seen = {tuple(line.split()) for line in notes.read_text().splitlines()}
+    assert len({(device, process) for device, process, _ in seen}) == len({device for device, *_ in seen}) == 2
+    assert {device for device, *_ in seen} == {"5", "3"}
+    lengths = [length for *_, length in seen]
+    # Nobody but the one that has its reference takes a problem's second case, the last one's perhaps.
+    assert len(lengths) <= len(set(lengths)) + 1
+    assert min(sum(device == each for device, *_ in seen) for each in ("5", "3")) >= 2
+
+
 def test_closing_several_workers_stops_them() -> None:
     cases = Queue([faults.planned("right"), faults.planned("hangs")])
     with LocalExecutor(workers_per_device=2) as executor:
