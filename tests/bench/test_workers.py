@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from lrbench.bench import executors, workers
 from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import Limits, ReplaceableWorker, decode_request, encode_request
+from lrbench.bench.workers import ELSEWHERE, STARTING, Limits, ReplaceableWorker, decode_request, encode_request
 from lrbench.kernels.baselines import get_baseline
 from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults
@@ -141,6 +142,21 @@ def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeyp
     # Nobody but the one that has its reference takes a problem's second case, the last one's perhaps.
     assert len(lengths) <= len(set(lengths)) + 1
     assert min(sum(device == each for device, *_ in seen) for each in ("5", "3")) >= 2
+
+
+@pytest.mark.speed
+def test_a_case_costs_little_beside_its_own_work() -> None:
+    """Of the time from one outcome to the next, what the worker does not count as its own is below 5 ms."""
+    cases = Queue([faults.planned("right", seq_len=32 + n) for n in range(30)])
+    seconds: list[float] = []
+    with LocalExecutor() as executor:
+        last = time.perf_counter()
+        for _, reply in executor.run(cases, Limits(timeout_s=120.0), lambda _: None):
+            now = time.perf_counter()
+            own = sum(took for what, took in reply["seconds"].items() if what not in (STARTING, ELSEWHERE))
+            seconds.append(now - last - own)
+            last = now
+    assert statistics.median(seconds) < 5e-3
 
 
 def test_closing_several_workers_stops_them() -> None:
