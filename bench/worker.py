@@ -291,20 +291,19 @@ def _runnable(
 def _noted(kernels: dict[str, str]) -> Iterator[None]:
     """Add the Triton kernels that are launched in the block: the hash of what Triton compiles -> that of its cubin."""
     try:
-        from triton.runtime.jit import JITFunction
+        from triton.compiler import CompiledKernel
     except ImportError:
         yield
         return
-    run = JITFunction.run
+    # Triton calls it before every launch, of our kernels too, which keep JITFunction.run from before.
+    describe = CompiledKernel.launch_metadata
 
-    def run_and_note(self: Any, *args: Any, **options: Any) -> Any:
-        kernel = run(self, *args, **options)
-        code = getattr(kernel, "asm", {}).get("cubin")
-        if code is not None and kernel.hash not in kernels:
-            kernels[kernel.hash] = hashlib.sha256(code).hexdigest()
-        return kernel
+    def note_and_describe(self: Any, *args: Any) -> Any:
+        if self.hash not in kernels:
+            kernels[self.hash] = hashlib.sha256(self.kernel).hexdigest()
+        return describe(self, *args)
 
-    with mock.patch.object(JITFunction, "run", run_and_note):
+    with mock.patch.object(CompiledKernel, "launch_metadata", note_and_describe):
         yield
 
 

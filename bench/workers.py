@@ -44,7 +44,7 @@ STACK_FILE = "stack"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_WAIT_S = 1.0
 
-STARTING, ELSEWHERE = "starting workers, imports", "failed cases, inputs, messages"
+STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
 """Where seconds of a case went that its worker does not tell of."""
 
 Reply = dict[str, Any]
