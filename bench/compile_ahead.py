@@ -116,12 +116,12 @@ def widest(item: PlannedCase) -> int:
     return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
 
 
-def process_of(item: PlannedCase) -> Hashable:
-    """Return which compiling process takes a case: any, but all of what autotunes one.
+def unit_of(item: PlannedCase) -> Hashable:
+    """Return what one process compiles: each case, but of what autotunes all.
 
     Autotuners compile the same configurations for many cases, and side by side within a process.
     """
-    return (item.case.provider, item.case.impl) if autotunes(item) else "any"
+    return (item.case.op, item.case.impl) if autotunes(item) else item.case
 
 
 def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout_s: float) -> None:
@@ -140,7 +140,7 @@ def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout
         seen[kind] += 1
     cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
-    for _ in executor.run(Queue(cases, process_of, lambda item: item.case), limits, lambda _: None):
+    for _ in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
         pass
 
 
@@ -153,7 +153,7 @@ class Compiler:
     Args:
         planned: what is measured, in this order.
         capability: see :func:`compile_cases`.
-        jobs: processes that compile.
+        jobs: processes that compile, on as many ``devices``.
         tell: told of each batch how many cases it has.
     """
 
@@ -162,6 +162,7 @@ class Compiler:
         planned: Sequence[PlannedCase],
         capability: str | None,
         jobs: int,
+        devices: int,
         timeout_s: float,
         tell: Callable[[int], None],
     ) -> None:
@@ -170,7 +171,7 @@ class Compiler:
         self._cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._next, self._first = 0, BATCH * jobs, True
-        self._executor = LocalExecutor(workers_per_device=jobs)
+        self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
         if self._cases:
             self._executor.start()
 

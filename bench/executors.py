@@ -35,83 +35,84 @@ def autotunes(item: PlannedCase) -> bool:
     return isinstance(item.target, Baseline) and item.target.autotunes
 
 
-def problem_of(item: PlannedCase) -> Hashable:
-    """Return what is different for cases that are checked against different references."""
+def unit_of(item: PlannedCase) -> Hashable:
+    """Return what is the same for cases that are best run by one worker.
+
+    What an autotuner chose is in the process that ran it; and cases of a problem are checked against one reference.
+    """
     case = item.case
-    sizes = tuple((name, size) for name, size in case.sizes.items() if name != "chunk_size")
-    return case.op, case.impl, case.dtype, sizes
+    if autotunes(item):
+        return case.impl
+    return case.op, case.impl, case.dtype, tuple((n, size) for n, size in case.sizes.items() if n != "chunk_size")
 
 
 class Queue:
-    """Cases that are left, taken by several workers.
+    """Cases that are left, taken by several workers, a unit each.
 
-    A worker goes on with the problem whose reference it has, then with the package for which it has a process; then it
-    takes a package that nobody has begun, in the order given; then it helps with the one of which most is left. Where a
-    package autotunes, all of its cases stay with the worker that began them: what it chose is in that process.
+    A worker takes its next unit from the package for which it has a process; then from one that nobody has begun, in
+    the order given; then from any. Where no unit is left, it helps with the one of which most is left, but not with one
+    that autotunes.
 
     Args:
         process_of: cases for which it returns the same may share a process.
-        unit_of: of these, those for which it returns the same are best run by one worker.
+        unit_of: of these, those for which it returns the same are a unit.
     """
 
     def __init__(
         self,
         planned: Sequence[PlannedCase],
         process_of: Callable[[PlannedCase], Hashable] = provider_of,
-        unit_of: Callable[[PlannedCase], Hashable] = problem_of,
+        unit_of: Callable[[PlannedCase], Hashable] = unit_of,
     ) -> None:
         self._process_of, self._unit_of = process_of, unit_of
-        self._left: dict[Hashable, dict[Hashable, deque[PlannedCase]]] = {}
-        self._begun: set[Hashable] = set()
-        self._units_begun: set[tuple[Hashable, Hashable]] = set()
-        self._pinned = {process_of(item) for item in planned if autotunes(item)}
+        self._left: dict[tuple[Hashable, Hashable], deque[PlannedCase]] = {}
+        self._begun: set[tuple[Hashable, Hashable]] = set()
+        self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
         for item in planned:
-            self._left.setdefault(process_of(item), {}).setdefault(unit_of(item), deque()).append(item)
+            self._left.setdefault(self._key(item), deque()).append(item)
+
+    def _key(self, item: PlannedCase) -> tuple[Hashable, Hashable]:
+        return self._process_of(item), self._unit_of(item)
 
     def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
         """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
         with self._lock:
-            process = None if before is None else self._process_of(before)
-            if process not in self._left:
-                process = self._choose()
-            if process is None:
+            key = None if before is None else self._key(before)
+            if key not in self._left:
+                key = self._choose(key and key[0])
+            if key is None:
                 return None
-            self._begun.add(process)
-            units = self._left[process]
-            unit = None if before is None else self._unit_of(before)
-            if unit not in units:
-                unit = next((each for each in units if (process, each) not in self._units_begun), None)
-            if unit is None:
-                unit = max(units, key=lambda each: len(units[each]))
-            self._units_begun.add((process, unit))
-            item = units[unit].popleft()
-            if not units[unit]:
-                del units[unit]
-            if not units:
-                del self._left[process]
+            self._begun.add(key)
+            self._processes_begun.add(key[0])
+            item = self._left[key].popleft()
+            if not self._left[key]:
+                del self._left[key]
             return item
 
-    def _choose(self) -> Hashable | None:
-        for process in self._left:
-            if process not in self._begun:
-                return process
-        shared = [process for process in self._left if process not in self._pinned]
-        return max(shared, key=lambda process: sum(map(len, self._left[process].values())), default=None)
+    def _choose(self, process: Hashable) -> tuple[Hashable, Hashable] | None:
+        free = [key for key in self._left if key not in self._begun]
+        for key in free:
+            if key[0] == process:
+                return key
+        for key in free:
+            if key[0] not in self._processes_begun:
+                return key
+        shared = free[:1] or [key for key, left in self._left.items() if not autotunes(left[0])]
+        return max(shared, key=lambda key: len(self._left[key]), default=None)
 
     def put_back(self, item: PlannedCase) -> None:
         """Let another worker run a case whose worker is lost."""
         with self._lock:
-            process, unit = self._process_of(item), self._unit_of(item)
-            units = self._left.get(process, {})
-            self._left[process] = {unit: deque([item, *units.pop(unit, ())]), **units}
-            self._begun.discard(process)
-            self._units_begun.discard((process, unit))
+            key = self._key(item)
+            self._left = {key: deque([item, *self._left.pop(key, ())]), **self._left}
+            self._begun.discard(key)
+            self._processes_begun.discard(key[0])
 
     def others_wait(self) -> bool:
         """Return whether there are cases for a process that no worker has yet."""
         with self._lock:
-            return not self._begun.issuperset(self._left)
+            return any(process not in self._processes_begun for process, _ in self._left)
 
     def may_share(self, item: PlannedCase, before: PlannedCase) -> bool:
         """Return whether a case may run in the process that ran another."""

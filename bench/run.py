@@ -227,8 +227,14 @@ def _outcomes(
             first = next((item for item in runnable if item.case.mode == "fw"), None)
             runnable.sort(key=lambda item: item is not first)
             if settings.jobs > 1 and settings.executor == "local":
-                tell, jobs = progress.compiling, settings.jobs
-                compiler = Compiler(runnable, environment.capability, jobs, settings.timeout_s, tell)
+                compiler = Compiler(
+                    runnable,
+                    environment.capability,
+                    settings.jobs,
+                    settings.devices,
+                    settings.timeout_s,
+                    progress.compiling,
+                )
                 stack.enter_context(compiler)
 
         def start(item: PlannedCase) -> None:

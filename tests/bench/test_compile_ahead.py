@@ -72,7 +72,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     told: list[int] = []
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
     for n, item in enumerate(planned):
         compiler.compile_for(item)
         if n == 0:
@@ -88,7 +88,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1
