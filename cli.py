@@ -487,6 +487,9 @@ def sweep(
     ] = False,
     strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
+    profile_harness: Annotated[
+        bool, option("Say where the time went and how many kernels were compiled.", "--profile-harness")
+    ] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -498,7 +501,7 @@ def sweep(
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
     request = dataclasses.replace(request, shard=parse_shard(shard))
     if dry_run:
-        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume)
+        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume)
         if format == "table" and not every:
             display.show_planned(rows)
         else:
@@ -517,6 +520,7 @@ def sweep(
         devices=devices,
         wait=wait,
         calibrate=calibrate,
+        profile_harness=profile_harness,
     )
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():

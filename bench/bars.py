@@ -34,7 +34,7 @@ from . import note
 from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
-from .executors import hold_gpus
+from .executors import LocalExecutor, hold_gpus
 from .plan import PlannedCase
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
@@ -365,7 +365,8 @@ def compile_first(families: Families, environment: Environment) -> None:
                         kinds[kind] += 1
     runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
     note(f"compiling: {len(runnable)} cases are called")
-    compile_ahead(runnable, default_jobs("cuda"), DEFAULT_TIMEOUT_S)
+    with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
+        compile_ahead(runnable, executor, DEFAULT_TIMEOUT_S)
 
 
 def measure_bars(
