@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from .. import kernels
 from ..analysis.accelerators import cpu
 from ..kernels.spec import Implementation
+from .environment import version_of
 from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits
@@ -124,6 +130,26 @@ def unit_of(item: PlannedCase) -> Hashable:
     return (item.case.op, item.case.impl) if autotunes(item) else item.case
 
 
+def marks(cases: Sequence[PlannedCase], capability: str | None) -> list[Path]:
+    """Return, for each case, the file that says that it was compiled by this code for these GPUs.
+
+    It lies in the folder of Triton's cache, and goes with it.
+    """
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "lrbench"
+    sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
+    code = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
+    versions = {name: version_of(name) for name in {"torch", "triton", *(item.case.provider for item in cases)}}
+    common = hashlib.sha256(repr((code, sorted(versions.items()), capability)).encode())
+
+    def mark(item: PlannedCase) -> Path:
+        digest = common.copy()
+        digest.update(repr(item).encode())
+        return folder / digest.hexdigest()[:32]
+
+    return [mark(item) for item in cases]
+
+
 def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout_s: float) -> None:
     """Call cases once in an executor's processes, so that the timed pass finds the compilers' caches on disk filled.
 
@@ -148,7 +174,7 @@ class Compiler:
     """Compiles what a sweep is about to measure, while nothing is timed: little at first, so that rows come soon.
 
     That is nothing for the first case, which its own worker compiles while the processes here import torch; then
-    batches, each four times as large as the one before.
+    batches, each four times as large as the one before. What an earlier sweep compiled is left out.
 
     Args:
         planned: what is measured, in this order.
@@ -168,7 +194,9 @@ class Compiler:
     ) -> None:
         self._timeout_s, self._tell = timeout_s, tell
         order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
-        self._cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
+        cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
+        new = [(item, mark) for item, mark in zip(cases, marks(cases, capability), strict=True) if not mark.exists()]
+        self._cases, self._marks = [item for item, _ in new], [mark for _, mark in new]
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._next, self._first = 0, BATCH * jobs, True
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
@@ -198,9 +226,15 @@ class Compiler:
     def _compile(self, end: int) -> float:
         began = time.monotonic()
         if end > self._done:
-            batch = self._cases[self._done : max(end, self._done + self._next)]
+            taken = slice(self._done, max(end, self._done + self._next))
+            batch = self._cases[taken]
             self._tell(len(batch))
             compile_ahead(batch, self._executor, self._timeout_s)
+            # Where they cannot be written, the next sweep compiles again.
+            with contextlib.suppress(OSError):
+                for mark in self._marks[taken]:
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
             self._done += len(batch)
             self._next *= 4
             if self._done == len(self._cases):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,16 @@ def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> No
     assert {mode for _, mode, _ in chosen} == {"fwbw"}
 
 
-def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of Triton's in which no sweep has left marks."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_little_is_compiled_before_the_first_case_and_all_before_its_case(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     """The first case compiles itself; then batches grow, and what is compiled is what one pass would compile."""
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
@@ -86,6 +96,11 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     assert told == [len(batch) for batch in batches]
     assert len(batches) < 5
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
+    # What one sweep compiled the next one finds, for the same GPUs, until the cache is gone.
+    for capability, cases in (("9.0", 0), ("8.0", len(compile_cases(planned, "8.0")))):
+        compiler = compile_ahead.Compiler(planned, capability, 8, 1, 120.0, told.append)
+        assert len(compiler._cases) == cases
+    shutil.rmtree(cache)
     # With several devices nothing is compiled while another times.
     batches.clear()
     compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
