@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def compute_until_killed() -> None:
     """Keep the GPU busy, as another program would."""
     x = torch.randn(8192, 8192, device="cuda")
     torch.cuda.synchronize()
-    print("computing", flush=True)
+    print(os.getpid(), flush=True)
     while True:
         x = x @ x
         torch.cuda.synchronize()
