@@ -13,10 +13,9 @@ GATES_TILE = 2048
 WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-NORMALISER_PART = 1024
 """Positions that a program of the gates takes at once, and times heads; positions of a tile of whole_state_kernel; gate
 tiles, or positions, of a program that scans or finishes stabilisers or denominators; elements of a state that a merging
-program takes; positions from which on two programs of the normaliser share a chunk, each half of it."""
+program takes."""
 
 
 def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
@@ -102,13 +101,9 @@ class WholeStateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
-    """Launch of the normaliser's kernel, at the fused kernel's time tile.
-
-    Contraction block, parts of a chunk that have a program each, warps, pipeline stages.
-    """
+    """Launch of the normaliser's kernel, at the fused kernel's time tile: contraction block, warps, pipeline stages."""
 
     block_k: int
-    parts: int
     num_warps: int
     num_stages: int
 
@@ -246,6 +241,8 @@ def select_config(
             num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
+    # whole_state has few programs, and so does its normaliser: small ones wait less. On Blackwell a large one spills.
+    normaliser_k = 128 if capability[0] == 9 and not whole_state else 64
     fit = fit_fused if fused else fit_outputs
     dq = fit(v_pad, k_pad, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
@@ -257,11 +254,5 @@ def select_config(
         dq=dq,
         dk=fit(v_pad, k_pad, sums=True),
         dv=fit(k_pad, v_pad),
-        # Many small programs wait less than a few large ones.
-        normaliser=NormaliserConfig(
-            block_k=min(64, k_pad),
-            parts=2 if chunk >= 2 * NORMALISER_PART else 1,
-            num_warps=2 if capability >= (9, 0) else 4,
-            num_stages=3,
-        ),
+        normaliser=NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3),
     )

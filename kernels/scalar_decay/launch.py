@@ -242,10 +242,10 @@ def run_normaliser(
     n_q = gates.log_denom if blocks == 1 else _empty(blocks, B, heads, T, like=q)
     n_last = _empty(B, heads, K, like=q) if want_last else None
     triton.set_allocator(scratch)
-    normaliser_kernel[(blocks * config.parts * N * B * heads,)](
+    normaliser_kernel[(blocks * N * B * heads,)](
         q, k, gates, n_states, n_q, n_last, problem.scale, T, problem.chunk, N, B * heads,
-        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, PARTS=config.parts,
-        STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
+        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if blocks > 1:
         count, grid = B * heads * T, (cdiv(B * heads * T, SCAN_BLOCK_N),)

@@ -37,7 +37,8 @@ EXPECTED = {
         "hides_illegal_access": ("error", "illegal memory access"),
         "hangs_in_a_kernel": ("timeout", "no result within 20 s; it was in "),
         "exhausts_memory": ("oom", "out of memory"),
-        "tunes_for_minutes": ("timeout", "no result within 20 s; it was in "),
+        # Its process waits in the driver, for kernels that do end, and does not always answer in time where it is.
+        "tunes_for_minutes": ("timeout", "no result within 20 s"),
     },
 }
 """Device -> fault -> the status and what the reason has."""
