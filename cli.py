@@ -487,6 +487,9 @@ def sweep(
     ] = False,
     strict: Annotated[bool, option("Exit 1 on a crash, an error or a wrong result.", "--strict")] = False,
     calibrate: Annotated[bool | None, option("Measure the device's roofs first, beside the rows [on a GPU].")] = None,
+    profile_harness: Annotated[
+        bool, option("Say where the time went and how many kernels were compiled.", "--profile-harness")
+    ] = False,
     format: Format = "table",
 ) -> None:
     """Measure a kernel family and its baselines over sequence length, head dim and chunk length.
@@ -498,7 +501,7 @@ def sweep(
     request = axes.request(kernel, _names(impl, "--impl"), preset=preset, baselines=_names(baselines, "--baselines"))
     request = dataclasses.replace(request, shard=parse_shard(shard))
     if dry_run:
-        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, resume=resume)
+        rows = session.planned_rows(request, gpu=gpu, output=output, jobs=jobs, devices=devices, resume=resume)
         if format == "table" and not every:
             display.show_planned(rows)
         else:
@@ -517,6 +520,7 @@ def sweep(
         devices=devices,
         wait=wait,
         calibrate=calibrate,
+        profile_harness=profile_harness,
     )
     records = outcome.resumed + outcome.records
     with display.reader_may_leave():
@@ -1123,9 +1127,10 @@ def check(
     left = cases_left(Path(new)) if is_path(new) else 0
     if left:
         note(f"warning: the run was stopped: at least {left} of its cases have no row")
+    rows = _selected(new, results)
     found = session.run_check(
-        _selected(new, results),
-        _selected(baseline, results),
+        rows,
+        _selected(baseline, results, newest=True, without={row["run_id"] for row in rows}),
         load_thresholds(thresholds or HERE / "thresholds.toml"),
         rerun=again if rerun else None,
         allow_missing=allow_missing,
@@ -1213,11 +1218,11 @@ def _committed() -> list[Path]:
     return folders
 
 
-def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
+def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[dict[str, Any]]:
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
     from .results.select import is_path, select
 
-    return select(text, ()) if is_path(text) else select(_terms(text), results or _committed())
+    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _committed(), **more)
 
 
 def _terms(text: str) -> str:

@@ -34,7 +34,7 @@ from . import note
 from .calibrate import roof_row
 from .compile_ahead import compile_ahead, default_jobs, widest
 from .derived import Run, build_record
-from .executors import hold_gpus
+from .executors import LocalExecutor, hold_gpus
 from .plan import PlannedCase
 from .run import DEFAULT_TIMEOUT_S, file_name, run_in_turn, separate
 from .workers import Limits, ReplaceableWorker, probe_environment
@@ -311,15 +311,16 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         sizes = {name: size for name, size in given.items() if name in operation.sizes}
         target = _default(operation) if impl == DEFAULT else baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
-        preferred = None
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
             preferred = target.chosen_chunk(sizes)
-        elif problem.options:
-            # Modes are declared for the operation without options, of which its gradients may not be.
-            target = replace(target, modes=MODES)
+        else:
+            preferred = next(iter(target.chunk_sizes), None)
+            if problem.options:
+                # Modes are declared for the operation without options, of which its gradients may not be.
+                target = replace(target, modes=MODES)
         every = side.chunk_sizes == "every"
         for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
             columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size
@@ -364,7 +365,8 @@ def compile_first(families: Families, environment: Environment) -> None:
                         kinds[kind] += 1
     runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
     note(f"compiling: {len(runnable)} cases are called")
-    compile_ahead(runnable, default_jobs("cuda"), DEFAULT_TIMEOUT_S)
+    with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
+        compile_ahead(runnable, executor, DEFAULT_TIMEOUT_S)
 
 
 def measure_bars(

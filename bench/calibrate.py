@@ -94,17 +94,18 @@ class Calibration:
     failure: str | None
 
 
-def calibrate(*, short: bool, gpu_only: bool = False) -> Calibration:
-    """Measure the rates of this machine's device in a process of its own.
+def calibrate(*, short: bool, gpu_only: bool = False, ask: Callable[..., dict[str, Any]] = ask_machine) -> Calibration:
+    """Measure the rates of this machine's device in a worker.
 
     Args:
         short: the form that a sweep takes, about a second on a GPU.
         gpu_only: measure nothing where there is no GPU; the environment is found out all the same.
+        ask: as :func:`.workers.ask_machine`, which asks a process of its own.
 
     Raises:
         RuntimeError, ValueError: as :func:`.workers.ask_machine`.
     """
-    data = ask_machine("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
+    data = ask("bench.calibrate:measure_here", short=short, gpu_only=gpu_only)
     return Calibration(
         environment=Environment(**data["environment"]),
         rows=[RoofRow(**row) for row in data["rows"]],
@@ -311,6 +312,8 @@ def _spec_rate(spec: Accelerator | None, item: _Workload) -> float | None:
 
 def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, Any]:
     """Return the fields of a :class:`Calibration` as JSON holds them; what a worker runs for :func:`calibrate`."""
+    import torch
+
     environment = current_environment()
     rows: list[RoofRow] = []
     failure = None
@@ -320,6 +323,9 @@ def measure_here(worker: object, *, short: bool, gpu_only: bool) -> dict[str, An
         except RuntimeError as error:
             # A device that others fill must not keep a sweep from starting: who asked decides what it means.
             failure = " ".join(str(error).split())[:300]
+        finally:
+            # The same process goes on with a sweep's cases.
+            torch.set_float32_matmul_precision("highest")
     return {
         "environment": dataclasses.asdict(environment),
         "rows": [dataclasses.asdict(row) for row in rows],

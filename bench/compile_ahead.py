@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from .. import kernels
 from ..analysis.accelerators import cpu
-from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
-from .executors import LocalExecutor, Queue, implementation_of
+from .environment import version_of
+from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits
 
 MAX_COMPILE_JOBS = 8
+BATCH = 8
+"""Cases a process in the first batch: with fewer, most compile what another one compiles just now."""
+
 MAX_COMPILE_ELEMENTS = 2**26
 """Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
 share the GPU."""
 
 
-def default_jobs(device_kind: str) -> int:
-    """Return how many processes compile ahead: half of the cores, at most eight; none on a CPU."""
-    return min(MAX_COMPILE_JOBS, cpu.available_cores() // 2) if device_kind == "cuda" else 0
+def default_jobs(device_kind: str, devices: int = 1) -> int:
+    """Return how many processes compile ahead: half of the cores, at most eight a GPU; none on a CPU."""
+    return min(MAX_COMPILE_JOBS * devices, cpu.available_cores() // 2) if device_kind == "cuda" else 0
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
@@ -80,6 +89,12 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     return case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
 
 
+def _widths(item: PlannedCase) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a case that are no lengths."""
+    lengths = ("batch", "seq_len", "chunk_size")
+    return tuple((name, size) for name, size in item.case.sizes.items() if name not in lengths)
+
+
 def _choice(item: PlannedCase, capability: str | None) -> Any:
     """Return the launches that an implementation chooses for a case, None where it does not say."""
     if capability is None or not isinstance(item.target, Implementation):
@@ -107,36 +122,64 @@ def widest(item: PlannedCase) -> int:
     return sizes.get("batch", 1) * sizes.get("seq_len", 1) * width
 
 
-def process_of(item: PlannedCase) -> Hashable:
-    """Return which compiling process takes a case: ours share those that there are, an outside package has one.
+def unit_of(item: PlannedCase) -> Hashable:
+    """Return what one process compiles: each case, but of what autotunes all.
 
-    Its autotuners compile the same configurations for many cases, and side by side within a process.
+    Autotuners compile the same configurations for many cases, and side by side within a process.
     """
-    return implementation_of(item) if isinstance(item.target, Baseline) else "lrbench"
+    return (item.case.op, item.case.impl) if autotunes(item) else item.case
 
 
-def compile_ahead(cases: Sequence[PlannedCase], jobs: int, timeout_s: float) -> None:
-    """Call cases once in several processes, so that the timed pass finds the compilers' caches on disk filled.
+def marks(cases: Sequence[PlannedCase], capability: str | None) -> list[Path]:
+    """Return, for each case, the file that says that it was compiled by this code for these GPUs.
+
+    It lies in the folder of Triton's cache, and goes with it.
+    """
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "lrbench"
+    sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
+    code = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
+    versions = {name: version_of(name) for name in {"torch", "triton", *(item.case.provider for item in cases)}}
+    common = hashlib.sha256(repr((code, sorted(versions.items()), capability)).encode())
+
+    def mark(item: PlannedCase) -> Path:
+        digest = common.copy()
+        digest.update(repr(item).encode())
+        return folder / digest.hexdigest()[:32]
+
+    return [mark(item) for item in cases]
+
+
+def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout_s: float) -> None:
+    """Call cases once in an executor's processes, so that the timed pass finds the compilers' caches on disk filled.
 
     Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
     timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
+    # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
+    seen: Counter[Hashable] = Counter()
+    rounds = {}
+    for n, item in enumerate(cases):
+        case = item.case
+        kind = case.provider, case.op, case.impl, case.mode, case.dtype, _widths(item)
+        rounds[n] = seen[kind]
+        seen[kind] += 1
+    cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
-    executor = LocalExecutor(workers_per_device=jobs)
-    with contextlib.closing(executor.run(Queue(cases, process_of), limits, lambda _: None)) as outcomes:
-        for _ in outcomes:
-            pass
+    for _ in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
+        pass
 
 
 class Compiler:
     """Compiles what a sweep is about to measure, while nothing is timed: little at first, so that rows come soon.
 
-    A batch is four times as large as the one before, as each starts processes.
+    That is nothing for the first case, which its own worker compiles while the processes here import torch; then
+    batches, each four times as large as the one before. What an earlier sweep compiled is left out.
 
     Args:
         planned: what is measured, in this order.
         capability: see :func:`compile_cases`.
-        jobs: processes that compile.
+        jobs: processes that compile, on as many ``devices``.
         tell: told of each batch how many cases it has.
     """
 
@@ -145,28 +188,56 @@ class Compiler:
         planned: Sequence[PlannedCase],
         capability: str | None,
         jobs: int,
+        devices: int,
         timeout_s: float,
         tell: Callable[[int], None],
     ) -> None:
-        self._jobs, self._timeout_s, self._tell = jobs, timeout_s, tell
+        self._timeout_s, self._tell = timeout_s, tell
         order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
-        self._cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
+        cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
+        new = [(item, mark) for item, mark in zip(cases, marks(cases, capability), strict=True) if not mark.exists()]
+        self._cases, self._marks = [item for item, _ in new], [mark for _, mark in new]
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
-        self._done, self._next = 0, jobs
+        self._done, self._next, self._first = 0, BATCH * jobs, True
+        self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
+        if self._cases:
+            self._executor.start()
 
-    def compile_for(self, item: PlannedCase) -> None:
-        """Compile what a case needs, and what others will need with it, unless that is done."""
-        self._compile(self._ends.get(_key(item), 0))
+    def __enter__(self) -> Compiler:
+        return self
 
-    def compile_all(self) -> None:
-        """Compile what all cases need."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._executor.__exit__(kind, *rest)
+
+    def compile_for(self, item: PlannedCase) -> float:
+        """Compile what a case needs, and what others will need with it, unless that is done or it is the first one.
+
+        Returns:
+            The seconds that it took.
+        """
+        first, self._first = self._first, False
+        return 0.0 if first else self._compile(self._ends.get(_key(item), 0))
+
+    def compile_all(self) -> float:
+        """Compile what all cases need, and return the seconds that it took."""
         self._next = len(self._cases)
-        self._compile(len(self._cases))
+        return self._compile(len(self._cases))
 
-    def _compile(self, end: int) -> None:
+    def _compile(self, end: int) -> float:
+        began = time.monotonic()
         if end > self._done:
-            batch = self._cases[self._done : max(end, self._done + self._next)]
+            taken = slice(self._done, max(end, self._done + self._next))
+            batch = self._cases[taken]
             self._tell(len(batch))
-            compile_ahead(batch, self._jobs, self._timeout_s)
+            compile_ahead(batch, self._executor, self._timeout_s)
+            # Where they cannot be written, the next sweep compiles again.
+            with contextlib.suppress(OSError):
+                for mark in self._marks[taken]:
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
             self._done += len(batch)
             self._next *= 4
+            if self._done == len(self._cases):
+                # Their contexts hold memory of the GPU.
+                self._executor.__exit__(None)
+        return time.monotonic() - began

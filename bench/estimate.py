@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
@@ -13,6 +12,7 @@ from ..kernels import baselines
 from ..results.schema import Case
 from .compile_ahead import compile_cases
 from .environment import Environment
+from .executors import provider_of
 from .plan import PlannedCase
 from .run import refuse
 
@@ -47,7 +47,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
     versions = baselines.installed_versions()
     kind = environment.device_kind
     device = accelerators.get_accelerator(environment.device_accelerator) if environment.device_accelerator else None
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[Hashable] = set()
     seconds = []
     for item in planned:
         case = item.case
@@ -55,7 +55,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             seconds.append(0.0)
             continue
         took = CASE_S
-        worker, problem = (case.provider, case.impl), (case.op, case.impl, case.dtype, _problem(item))
+        worker, problem = provider_of(item), (case.op, case.impl, case.dtype, _problem(item))
         if worker not in seen:
             took += WORKER_S[kind]
         if kind == "cpu" and case.mode in ("fwbw", "bw") and problem not in seen:

@@ -8,73 +8,111 @@ import queue
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..kernels.baselines.spec import Baseline
 from ..results.lock import hold
 from .environment import Environment, gpu_uuids
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, probe_environment
+from .workers import Limits, ReplaceableWorker, Reply, Started, WorkerStoppedError, ask_machine
 
 Outcomes = Generator[tuple[PlannedCase, Reply], None, None]
 
 
-def implementation_of(item: PlannedCase) -> Hashable:
-    """Return what is different for cases that get processes of their own."""
-    return item.case.provider, item.case.impl
+def provider_of(item: PlannedCase) -> Hashable:
+    """Return what is different for cases that get processes of their own: whose code it is.
+
+    A process imports a package once, and what it does there disturbs no other's.
+    """
+    return item.case.provider
+
+
+def autotunes(item: PlannedCase) -> bool:
+    """Return whether a case's process makes choices that others of its package rely on."""
+    return isinstance(item.target, Baseline) and item.target.autotunes
+
+
+def unit_of(item: PlannedCase) -> Hashable:
+    """Return what is the same for cases that are best run by one worker.
+
+    What an autotuner chose is in the process that ran it; and cases of a problem are checked against one reference.
+    """
+    case = item.case
+    if autotunes(item):
+        return case.impl
+    return case.op, case.impl, case.dtype, tuple((n, size) for n, size in case.sizes.items() if n != "chunk_size")
 
 
 class Queue:
-    """Cases that are left, taken by several workers.
+    """Cases that are left, taken by several workers, a unit each.
 
-    A worker goes on with the implementation for which it has a process; then it takes one that nobody has begun, in the
-    order given; then it helps with the one of which most is left. The cases of an outside package stay with the worker
-    that began them: what its autotuners chose is in that process.
+    A worker takes its next unit from the package for which it has a process; then from one that nobody has begun, in
+    the order given; then from any. Where no unit is left, it helps with the one of which most is left, but not with one
+    that autotunes.
 
     Args:
         process_of: cases for which it returns the same may share a process.
+        unit_of: of these, those for which it returns the same are a unit.
     """
 
     def __init__(
-        self, planned: Sequence[PlannedCase], process_of: Callable[[PlannedCase], Hashable] = implementation_of
+        self,
+        planned: Sequence[PlannedCase],
+        process_of: Callable[[PlannedCase], Hashable] = provider_of,
+        unit_of: Callable[[PlannedCase], Hashable] = unit_of,
     ) -> None:
-        self._process_of = process_of
-        self._left: dict[Hashable, deque[PlannedCase]] = {}
-        self._begun: set[Hashable] = set()
+        self._process_of, self._unit_of = process_of, unit_of
+        self._left: dict[tuple[Hashable, Hashable], deque[PlannedCase]] = {}
+        self._begun: set[tuple[Hashable, Hashable]] = set()
+        self._processes_begun: set[Hashable] = set()
         self._lock = threading.Lock()
         for item in planned:
-            self._left.setdefault(process_of(item), deque()).append(item)
+            self._left.setdefault(self._key(item), deque()).append(item)
+
+    def _key(self, item: PlannedCase) -> tuple[Hashable, Hashable]:
+        return self._process_of(item), self._unit_of(item)
 
     def take(self, before: PlannedCase | None = None) -> PlannedCase | None:
         """Return the next case for a worker whose last one was ``before``; None when nothing is left for it."""
         with self._lock:
-            process = None if before is None else self._process_of(before)
-            if process not in self._left:
-                process = self._choose()
-            if process is None:
+            key = None if before is None else self._key(before)
+            if key not in self._left:
+                key = self._choose(key and key[0])
+            if key is None:
                 return None
-            self._begun.add(process)
-            left = self._left[process]
-            item = left.popleft()
-            if not left:
-                del self._left[process]
+            self._begun.add(key)
+            self._processes_begun.add(key[0])
+            item = self._left[key].popleft()
+            if not self._left[key]:
+                del self._left[key]
             return item
 
-    def _choose(self) -> Hashable | None:
-        for process in self._left:
-            if process not in self._begun:
-                return process
-        shared = [process for process, left in self._left.items() if not isinstance(left[0].target, Baseline)]
-        return max(shared, key=lambda process: len(self._left[process]), default=None)
+    def _choose(self, process: Hashable) -> tuple[Hashable, Hashable] | None:
+        free = [key for key in self._left if key not in self._begun]
+        for key in free:
+            if key[0] == process:
+                return key
+        for key in free:
+            if key[0] not in self._processes_begun:
+                return key
+        shared = free[:1] or [key for key, left in self._left.items() if not autotunes(left[0])]
+        return max(shared, key=lambda key: len(self._left[key]), default=None)
 
     def put_back(self, item: PlannedCase) -> None:
         """Let another worker run a case whose worker is lost."""
         with self._lock:
-            process = self._process_of(item)
-            self._left.setdefault(process, deque()).appendleft(item)
-            self._begun.discard(process)
+            key = self._key(item)
+            self._left = {key: deque([item, *self._left.pop(key, ())]), **self._left}
+            self._begun.discard(key)
+            self._processes_begun.discard(key[0])
+
+    def others_wait(self) -> bool:
+        """Return whether there are cases for a process that no worker has yet."""
+        with self._lock:
+            return any(process not in self._processes_begun for process, _ in self._left)
 
     def may_share(self, item: PlannedCase, before: PlannedCase) -> bool:
         """Return whether a case may run in the process that ran another."""
@@ -82,42 +120,45 @@ class Queue:
 
 
 class Executor(Protocol):
-    """Runs cases in worker processes and yields outcomes as they come."""
+    """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these."""
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None: ...
 
     def environment(self) -> Environment:
         """Return where cases are run, as a worker sees it; raises as :func:`.workers.ask_machine`."""
         ...
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
-        """Yield every case with its outcome; closing the iterator stops the workers."""
+        """Yield every case with its outcome; closing the iterator stops workers that are busy."""
         ...
 
 
 def run_cases(
-    cases: Queue,
-    limits: Limits,
-    started: Started,
-    *,
-    environ: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
+    cases: Queue, limits: Limits, started: Started, session: ReplaceableWorker, stop: threading.Event | None = None
 ) -> Outcomes:
-    """Run cases one after the other until none is left; closing the iterator kills the worker."""
-    item = cases.take()
+    """Run cases one after the other until none is left, each process of the queue in a worker of its own."""
+    before: PlannedCase | None = None
+    session.start()
     with contextlib.suppress(WorkerStoppedError):
-        while item is not None:
-            with ReplaceableWorker(environ, stop) as session:
-                before = item
-                while item is not None and cases.may_share(item, before):
-                    if stop is not None and stop.is_set():
-                        return
-                    started(item)
-                    (reply,) = session.run([item], limits)
-                    yield item, reply
-                    before, item = item, cases.take(item)
+        while (stop is None or not stop.is_set()) and (item := cases.take(before)) is not None:
+            started(item)
+            if before is not None and not cases.may_share(item, before):
+                session.close()
+                before = None
+            if before is None and limits.device_kind == "cuda" and limits.action == "run" and cases.others_wait():
+                # While this one's first case is checked, the next imports torch, on another core.
+                session.start_spare()
+            (reply,) = session.run([item], limits)
+            yield item, reply
+            before = item
 
 
 class LocalExecutor:
     """Runs cases on this machine's devices: one worker at a time per device, so that nothing disturbs what is timed.
+
+    Workers stay until it is closed: it is a context manager.
 
     Args:
         devices: how many GPUs take cases.
@@ -126,41 +167,57 @@ class LocalExecutor:
 
     def __init__(self, *, devices: int = 1, workers_per_device: int = 1) -> None:
         self.devices = devices
-        self.workers_per_device = workers_per_device
+        self._stop = threading.Event()
+        environs: Sequence[dict[str, str]] = [{}]
+        if devices > 1:
+            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(devices)]
+        self._sessions = [ReplaceableWorker(each, self._stop) for each in environs for _ in range(workers_per_device)]
+        # A worker dies with the thread that started it, so threads stay, too.
+        self._threads = ThreadPoolExecutor(len(self._sessions))
+
+    def __enter__(self) -> LocalExecutor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        for session in self._sessions:
+            # Each takes a second to end; the threads may be gone already.
+            with contextlib.suppress(RuntimeError):
+                self._threads.submit(session.__exit__, kind, *rest)
+        self._threads.shutdown()
+
+    def start(self) -> None:
+        """Start all workers and do not wait for them."""
+        for session in self._sessions:
+            session.start()
+
+    def ask(self, function: str, **arguments: Any) -> dict[str, Any]:
+        """Return what a function finds out, see :func:`.workers.ask_machine`; of one device, its worker does."""
+        return ask_machine(function, self._sessions[0] if self.devices == 1 else None, **arguments)
 
     def environment(self) -> Environment:
         """See :class:`Executor`."""
-        return probe_environment()
+        return Environment(**self.ask("bench.environment:environment_here"))
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
         """See :class:`Executor`."""
-        if self.devices * self.workers_per_device == 1:
-            yield from run_cases(cases, limits, started)
+        if len(self._sessions) == 1:
+            yield from run_cases(cases, limits, started, self._sessions[0])
             return
         done: queue.SimpleQueue[tuple[PlannedCase, Reply] | BaseException | None] = queue.SimpleQueue()
-        stop = threading.Event()
 
-        def serve(environ: Mapping[str, str]) -> None:
+        def serve(session: ReplaceableWorker) -> None:
             try:
-                for outcome in run_cases(cases, limits, started, environ=environ, stop=stop):
+                for outcome in run_cases(cases, limits, started, session, self._stop):
                     done.put(outcome)
             except BaseException as error:  # noqa: BLE001, handed to the caller's thread
                 done.put(error)
             finally:
                 done.put(None)
 
-        environs: Sequence[dict[str, str]] = [{}]
-        if self.devices > 1:
-            environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(self.devices)]
-        threads = [
-            threading.Thread(target=serve, args=(environ,), daemon=True)
-            for environ in environs
-            for _ in range(self.workers_per_device)
-        ]
-        for thread in threads:
-            thread.start()
+        self._stop.clear()
+        serving = [self._threads.submit(serve, session) for session in self._sessions]
         try:
-            running = len(threads)
+            running = len(serving)
             while running:
                 outcome = done.get()
                 if outcome is None:
@@ -170,9 +227,8 @@ class LocalExecutor:
                 else:
                     yield outcome
         finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+            self._stop.set()
+            wait(serving)
 
 
 def visible_gpus(count: int) -> list[str]:

@@ -20,7 +20,7 @@ from ..results.schema import Case
 from ..results.select import short_size
 from .environment import Environment, version_of
 from .plan import named_family
-from .presets import Preset, presets_for
+from .presets import QUICK_ON_GPU, Preset, presets_for
 
 Row = dict[str, Any]
 
@@ -138,7 +138,8 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
         operations = [kernels.get_operation(op) for op in kernels.FAMILIES[family]]
         sizes = {size for operation in operations for size in operation.sizes}
         modes = {mode for operation in operations for each in operation.implementations for mode in each.modes}
-        for preset in presets_for(family).values():
+        on_gpu = dataclasses.replace(QUICK_ON_GPU[family], name="quick on a GPU")
+        for preset in (on_gpu, *presets_for(family).values()):
             widths = {
                 "head_dim": preset.head_dims if "head_dim_v" in sizes else (),
                 "channels": preset.channels if "channels" in sizes else (),

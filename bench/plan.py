@@ -123,7 +123,7 @@ class PlannedCase:
 def preset_for(request: Request, device_kind: str) -> Preset:
     """Return the preset asked for, or default on a GPU and quick on a CPU."""
     name = request.preset or ("default" if device_kind == "cuda" else "quick")
-    return get_preset(name, request.kernel)
+    return get_preset(name, request.kernel, device_kind)
 
 
 def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
@@ -256,6 +256,10 @@ def _select(request: Request, preset: Preset, device_kind: str) -> tuple[list[Op
         chosen = list(family[: preset.operations])
     ops = [kernels.get_operation(name) for name in chosen]
     family_baselines = _family_baselines(request, ops)
+    if request.baselines:
+        preset = dataclasses.replace(preset, impls=None)
+    if preset.impls is not None:
+        family_baselines = [b for b in family_baselines if b.op in chosen or b.op not in family]
     selected = [b for b in family_baselines if _wanted(b.name, b.devices, request.impls, device_kind, preset)]
     return ops, selected
 
@@ -288,6 +292,8 @@ def _wanted(name: str, devices: Sequence[str], impls: Sequence[str] | None, devi
     """Whether the sweep measures it: what is named; else what runs here, portable code on a GPU only in full."""
     if impls:
         return name in impls
+    if preset.impls is not None and name not in preset.impls:
+        return False
     portable = "cpu" in devices and "cuda" in devices
     return device_kind in devices and (preset.portable_on_gpu or device_kind == "cpu" or not portable)
 

@@ -30,6 +30,8 @@ class Preset:
         operations: number of the family's operations to measure, in the order the family lists them; None is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).
         portable_on_gpu: whether code that also runs on a CPU is measured on a GPU without being named.
+        impls: implementations to measure; None is all. A baseline only where its operation is measured, or is not the
+            family's.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Preset:
     dtypes: tuple[str, ...] | None = None
     state_dtypes: tuple[str, ...] = ("fp32",)
     portable_on_gpu: bool = False
+    impls: tuple[str, ...] | None = None
 
 
 QUICK = Preset(
@@ -187,13 +190,57 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
 """Family -> presets of its own."""
 
 
-def presets_for(kernel: str) -> dict[str, Preset]:
+_QUICK_ON_GPU = dataclasses.replace(
+    QUICK,
+    summary="minutes on one GPU: our fastest implementations and the fastest beside them, three lengths, two widths",
+    seq_lens=(1024, 4096, 16384),
+    head_dims=(128, 256),
+    chunk_sizes=(128, 2048, 4096),
+    tokens=65536,
+    embedding_dim=4096,
+    operations=1,
+)
+QUICK_ON_GPU = {
+    # Peers whose autotuners take minutes are left out where their operation is not asked for by name.
+    "tfla": dataclasses.replace(
+        _QUICK_ON_GPU,
+        impls=(
+            "whole_state", "fused_chunk", "mlstm_kernels.xl_chunk_siging", "mlstm_kernels.limit_chunk",
+            "fla.chunk_simple_gla", "fla.chunk_retention", "mamba_ssm.chunk_scan", "torch.sdpa_cudnn",
+        ),
+    ),
+    "lightning": dataclasses.replace(
+        _QUICK_ON_GPU,
+        head_dims=(64, 128),
+        impls=("lightning2", "whole_state", "fused_chunk", "lightning_attn.v2", "torch.sdpa_cudnn"),
+    ),
+    "rglru": dataclasses.replace(
+        _QUICK_ON_GPU,
+        channels=(1024, 2560),
+        chunk_sizes=(256, 512, 1024),
+        batch=8,
+        impls=("fused", "chunked", "scan", "fla.fused_recurrent_hgrn", "accelerated_scan.triton"),
+    ),
+    "wkv": dataclasses.replace(
+        _QUICK_ON_GPU, channels=(768, 2048), batch=8, impls=("scan", "fla.fused_recurrent_rwkv4")
+    ),
+    "gated-mlp": dataclasses.replace(
+        _QUICK_ON_GPU,
+        matrices=LLAMA[:2],
+        impls=("fused", "fused_save", "torch.eager", "liger_kernel.silu_mul"),
+    ),
+}  # fmt: skip
+"""Family -> what quick is on a GPU."""
+
+
+def presets_for(kernel: str, device_kind: str = "cpu") -> dict[str, Preset]:
     """Return the presets of a kernel family by name."""
-    return {preset.name: preset for preset in (*COMMON, *OF_FAMILY.get(kernel, ()))}
+    quick = (QUICK_ON_GPU[kernel],) if device_kind == "cuda" else ()
+    return {preset.name: preset for preset in (*COMMON, *OF_FAMILY.get(kernel, ()), *quick)}
 
 
-def get_preset(name: str, kernel: str) -> Preset:
-    """Return preset ``name`` of a kernel family; ValueError lists the known ones."""
-    known = presets_for(kernel)
+def get_preset(name: str, kernel: str, device_kind: str = "cpu") -> Preset:
+    """Return preset ``name`` of a kernel family on a device; ValueError lists the known ones."""
+    known = presets_for(kernel, device_kind)
     one_of("preset", name, known, f" for kernel {kernel}")
     return known[name]

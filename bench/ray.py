@@ -15,7 +15,7 @@ from typing import Any
 from ..results.lock import temporary_folder
 from . import note
 from .environment import Environment
-from .executors import Outcomes, Queue, implementation_of
+from .executors import Outcomes, Queue, provider_of
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, probe_environment
 
@@ -52,6 +52,14 @@ class RayExecutor:
             raise ValueError("the ray executor needs ray: pip install 'lrbench[cluster]'") from None
         self._ray = ray
         self.devices = devices
+        self._idle: list[Any] = []
+
+    def __enter__(self) -> RayExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._idle:
+            self._ray.kill(node)
 
     def environment(self) -> Environment:
         """Return the environment of one of the nodes.
@@ -61,16 +69,14 @@ class RayExecutor:
             RuntimeError: lrbench does not run on the node.
         """
         self._connect()
-        node = self._start_node()
+        self._idle = [self._start_node()]
         try:
-            future = node.environment.remote()
+            future = self._idle[0].environment.remote()
             if not self._ray.wait([future], timeout=WAIT_S)[0]:
                 note("waiting for a node of the cluster that is free")
             return Environment(**self._ray.get(future))
         except self._ray.exceptions.RayError as error:
             raise RuntimeError(f"cannot find out what a node of the cluster is: {_one_line(error)}") from None
-        finally:
-            self._ray.kill(node)
 
     def run(self, cases: Queue, limits: Limits, started: Started) -> Outcomes:
         """See :class:`.Executor`."""
@@ -78,7 +84,9 @@ class RayExecutor:
         self._connect()
         losses: Counter[str] = Counter()
         running: dict[Any, tuple[Any, PlannedCase]] = {}
-        idle: list[tuple[Any, PlannedCase | None]] = [(self._start_node(), None) for _ in range(self.devices)]
+        nodes, self._idle = self._idle, []
+        nodes += [self._start_node() for _ in range(self.devices - len(nodes))]
+        idle: list[tuple[Any, PlannedCase | None]] = [(node, None) for node in nodes]
         try:
             while True:
                 waiting, idle = idle, []
@@ -158,7 +166,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Node:
-    """What runs on a node: one case after the other, each implementation in a process of its own."""
+    """What runs on a node: one case after the other, each package's in a process of their own."""
 
     def __init__(self, threads: str | None) -> None:
         # Ray limits an actor to the threads of its share of a node's CPUs; a row is about as many as the driver has.
@@ -167,7 +175,7 @@ class _Node:
             os.environ[THREADS] = threads
         self._session = ReplaceableWorker()
         self._process: Hashable = None
-        self._environment = probe_environment()
+        self._environment = probe_environment(self._session)
         self._references = tempfile.mkdtemp(dir=temporary_folder(), prefix="references-")
 
     def environment(self) -> dict[str, Any]:
@@ -176,9 +184,9 @@ class _Node:
 
     def run(self, item: PlannedCase, limits: Limits) -> Reply:
         """Return a case's outcome, with the node's environment."""
-        process = implementation_of(item)
-        if process != self._process:
+        process = provider_of(item)
+        if self._process not in (None, process):
             self._session.close()
-            self._session, self._process = ReplaceableWorker(), process
+        self._process = process
         (reply,) = self._session.run([item], replace(limits, shared=self._references))
         return {**reply, "columns": {**self._environment.columns(), **reply["columns"]}}

@@ -1,7 +1,7 @@
 """Running cases: a sweep, implementations side by side, and cases of a run again.
 
-Whatever happens to a case becomes its typed row. In a sweep every implementation has a process of its own; side by
-side, cases share one process and are timed in turn. Either way a worker checks, measures and times them
+Whatever happens to a case becomes its typed row. In a sweep every package has a process of its own; side by side, cases
+share one process and are timed in turn. Either way a worker checks, measures and times them
 (:meth:`.worker.Worker.run`).
 """
 
@@ -14,11 +14,12 @@ import signal
 import tempfile
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Protocol
 
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
@@ -37,6 +38,7 @@ from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started
 
 EXECUTORS = ("local", "ray")
+COMPILING, WRITING = "waiting for compilation", "writing"
 DEFAULT_TIMEOUT_S = 120.0
 
 
@@ -49,24 +51,24 @@ class Settings:
         accelerator: key that the analysis is about (``--gpu``), or None.
         timeout_s: time limit of a case.
         budget_s: seconds of timing per case after which sampling stops.
-        resume: leave out cases that :func:`.store.finished_cases` counts as finished in ``output``.
         executor: local or ray.
         devices: GPUs to spread the cases over, at most as many as this machine has (1 on a CPU).
         jobs: processes that compile ahead, on a GPU; 0 compiles as cases come.
         time_limit_s: no case starts after this many seconds; the rest is left for ``--resume``.
         roofs: rates measured on the device before the sweep, to be stored beside its rows.
+        note_kernels: see :class:`.workers.Limits`.
     """
 
     output: Path
     accelerator: str | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     budget_s: float = 0.4
-    resume: bool = False
     executor: str = "local"
     devices: int = 1
     jobs: int = 0
     time_limit_s: float | None = None
     roofs: tuple[RoofRow, ...] = ()
+    note_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,10 @@ class Outcome:
         records: the rows of this run.
         resumed: rows of the cases left out because the output folder has them.
         remaining: cases without a row, because the sweep was interrupted or out of time.
-        recovered: files made from the journals of earlier runs that died, see :func:`.store.recover`.
+        seconds: where the time went, summed over the devices.
+        first_row_at: when the first row was written, as :func:`time.monotonic` tells it.
+        asked: pairs of a case and a Triton kernel that it launches.
+        kernels: these kernels' hashes, each with that of its cubin.
     """
 
     path: Path | None
@@ -86,7 +91,10 @@ class Outcome:
     resumed: list[Record]
     remaining: int
     interrupted: bool
-    recovered: list[Path]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    first_row_at: float | None = None
+    asked: int = 0
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Progress(Protocol):
@@ -119,8 +127,20 @@ def get_executor(name: str, *, devices: int = 1) -> Executor:
     raise unknown("executor", name, EXECUTORS)
 
 
-def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Settings, progress: Progress) -> Outcome:
+def sweep(
+    planned: Sequence[PlannedCase],
+    environment: Environment,
+    settings: Settings,
+    progress: Progress,
+    *,
+    executor: Executor | None = None,
+    done: Mapping[str, Record] = MappingProxyType({}),
+) -> Outcome:
     """Run the cases and write their rows.
+
+    Args:
+        executor: runs them; None: the one that ``settings`` name.
+        done: rows of cases to leave out, by their id.
 
     Raises:
         ValueError: an unknown accelerator or executor, or more devices than there are.
@@ -131,29 +151,32 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
     here = max(1, environment.device_count)
     if settings.executor == "local" and not 1 <= settings.devices <= here:
         raise ValueError(f"devices must be from 1 to {here} on {environment.device_name}, got {settings.devices}")
-    executor = get_executor(settings.executor, devices=settings.devices)
+    executor = executor or get_executor(settings.executor, devices=settings.devices)
     settings.output.mkdir(parents=True, exist_ok=True)
-    recovered = store.recover(settings.output)
-    done: dict[str, Record] = {}
-    if settings.resume:
-        done = store.finished_cases(
-            settings.output,
-            device_name=environment.device_name,
-            git_commit=environment.git_commit,
-            git_dirty=environment.git_dirty,
-        )
     todo = [item for item in planned if item.case.case_id not in done]
-    interrupted = False
+    interrupted, first_row_at = False, None
+    seconds: defaultdict[str, float] = defaultdict(float)
+    asked, kernels = 0, dict[str, str]()
     name = file_name(f"{store.SWEEP_PREFIX}{planned[0].case.kernel if planned else 'none'}", run_id)
     with _interrupted_once() as finishing, store.RunWriter(settings.output, name, len(todo)) as writer:
         if settings.roofs and todo:
             of_run = (dataclasses.replace(row, run_id=run_id) for row in settings.roofs)
             write_roofs(of_run, writer.path.with_suffix(".roofs.parquet"))
         try:
-            with contextlib.closing(_outcomes(todo, environment, settings, executor, progress)) as outcomes:
+            with (
+                executor,
+                contextlib.closing(_outcomes(todo, environment, settings, executor, progress, seconds)) as outcomes,
+            ):
                 for item, reply in outcomes:
+                    began = time.monotonic()
                     writer.append(build_record(run, item, reply))
                     progress.finished(item, reply["status"])
+                    now = time.monotonic()
+                    first_row_at = first_row_at or (now if reply["status"] == "ok" else None)
+                    for what, took in {**reply.get("seconds", {}), WRITING: now - began}.items():
+                        seconds[what] += took
+                    asked += len(found := reply.get("kernels", {}))
+                    kernels |= found
             finishing()
         except KeyboardInterrupt:
             interrupted = True
@@ -165,7 +188,20 @@ def sweep(planned: Sequence[PlannedCase], environment: Environment, settings: Se
         resumed=[done[item.case.case_id] for item in planned if item.case.case_id in done],
         remaining=len(todo) - len(writer.records),
         interrupted=interrupted,
-        recovered=recovered,
+        seconds=seconds,
+        first_row_at=first_row_at,
+        asked=asked,
+        kernels=kernels,
+    )
+
+
+def finished_cases(output: Path, environment: Environment) -> dict[str, Record]:
+    """Return by case id the rows that a sweep into ``output`` need not measure, see :func:`.store.finished_cases`."""
+    return store.finished_cases(
+        output,
+        device_name=environment.device_name,
+        git_commit=environment.git_commit,
+        git_dirty=environment.git_dirty,
     )
 
 
@@ -180,35 +216,51 @@ def _outcomes(
     settings: Settings,
     executor: Executor,
     progress: Progress,
+    seconds: defaultdict[str, float],
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
     runnable, refused = separate(todo, environment)
-    compiler = None
-    if settings.jobs > 1 and environment.device_kind == "cuda" and settings.executor == "local":
-        compiler = Compiler(runnable, environment.capability, settings.jobs, settings.timeout_s, progress.compiling)
+    with contextlib.ExitStack() as stack:
+        compiler = None
+        if environment.device_kind == "cuda":
+            # A forward pass compiles soonest, so the first row is one.
+            first = next((item for item in runnable if item.case.mode == "fw"), None)
+            runnable.sort(key=lambda item: item is not first)
+            if settings.jobs > 1 and settings.executor == "local":
+                compiler = Compiler(
+                    runnable,
+                    environment.capability,
+                    settings.jobs,
+                    settings.devices,
+                    settings.timeout_s,
+                    progress.compiling,
+                )
+                stack.enter_context(compiler)
 
-    def start(item: PlannedCase) -> None:
-        # With several devices another may be timing just now, so all is compiled before.
-        if compiler is not None and settings.devices == 1:
-            compiler.compile_for(item)
-        progress.started(item)
+        def start(item: PlannedCase) -> None:
+            # With several devices another may be timing just now, so all is compiled before.
+            if compiler is not None and settings.devices == 1:
+                seconds[COMPILING] += compiler.compile_for(item)
+            progress.started(item)
 
-    progress.begin(len(todo), "measuring")
-    if compiler is not None and settings.devices > 1:
-        compiler.compile_all()
-    yield from refused
-    with tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-") as shared:
+        progress.begin(len(todo), "measuring")
+        if isinstance(executor, LocalExecutor):
+            executor.start()
+        if compiler is not None and settings.devices > 1:
+            seconds[COMPILING] += compiler.compile_all() * settings.devices
+        yield from refused
+        shared = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="references-")
         limits = Limits(
             timeout_s=settings.timeout_s,
             budget_s=settings.budget_s,
-            shared=shared,
+            shared=stack.enter_context(shared),
             device_kind=environment.device_kind,
+            note_kernels=settings.note_kernels,
         )
-        with contextlib.closing(executor.run(Queue(runnable), limits, start)) as outcomes:
-            for outcome in outcomes:
-                yield outcome
-                if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
-                    return
+        for outcome in stack.enter_context(contextlib.closing(executor.run(Queue(runnable), limits, start))):
+            yield outcome
+            if settings.time_limit_s is not None and time.monotonic() - begin > settings.time_limit_s:
+                return
 
 
 def separate(
@@ -318,10 +370,11 @@ def run_in_turn(
 def run_alone(
     planned: Sequence[PlannedCase], environment: Environment, limits: Limits
 ) -> Iterator[tuple[PlannedCase, Reply]]:
-    """Yield every case with its outcome: what can be tried here, each implementation in a process of its own."""
+    """Yield every case with its outcome: what can be tried here, each package in a process of its own."""
     runnable, refused = separate(planned, environment)
     yield from refused
-    yield from LocalExecutor().run(Queue(runnable), limits, lambda _: None)
+    with LocalExecutor() as executor:
+        yield from executor.run(Queue(runnable), limits, lambda _: None)
 
 
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:

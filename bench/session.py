@@ -11,6 +11,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
 from ..results.lock import LOCK_FILE, HeldError, hold
-from ..results.schema import CASE_COLUMNS
+from ..results.schema import CASE_COLUMNS, Record
 from ..results.select import with_slowness
 from . import calibrate as calibration
 from . import ncu, note, plan, profiling, run
@@ -35,17 +36,18 @@ from .derived import Run
 from .display import SweepProgress, describe_s
 from .environment import Environment
 from .estimate import cases_s, compile_s
-from .executors import hold_gpus
+from .executors import LocalExecutor, hold_gpus
 from .inventory import resolve_operation
 from .noise import commonest
 from .plan import PlannedCase, Request
 from .profiling import ProfileRow
 from .run import Outcome, Settings, file_name, get_executor, sweep
-from .workers import Limits, probe_environment
+from .workers import Limits, ask_machine, probe_environment
 
 Row = dict[str, Any]
 WRONG = ("crash", "error", "incorrect")
 INTERRUPTED = 130
+ENVIRONMENT = "the machine: first worker, calibration"
 
 
 def check_folder(output: Path) -> None:
@@ -106,6 +108,7 @@ def run_sweep(
     jobs: int | None,
     calibrate: bool | None,
     resume: bool,
+    profile_harness: bool,
     **settings: Any,
 ) -> Outcome:
     """Sweep, and say on standard error what is measured, what is left out and where the rows are.
@@ -117,22 +120,25 @@ def run_sweep(
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
         resume: leave out cases that the folder has, see :func:`.store.finished_cases`.
+        profile_harness: also say what the time went into and how many kernels were compiled.
         settings: further ones of :class:`.run.Settings`.
 
     Raises:
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
+    began = time.monotonic() - _running_s()
     _check_names(request, gpu)
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
-    local = executor == "local"
-    with alone(output, devices if local else 0, wait=wait):
+    with alone(output, devices if executor == "local" else 0, wait=wait), runs_cases:
         measured = None
-        if local if calibrate is None else calibrate:
-            measured = calibration.calibrate(short=True, gpu_only=calibrate is None)
+        if isinstance(runs_cases, LocalExecutor) if calibrate is None else calibrate:
+            ask = runs_cases.ask if isinstance(runs_cases, LocalExecutor) else ask_machine
+            measured = calibration.calibrate(short=True, gpu_only=calibrate is None, ask=ask)
         environment = runs_cases.environment() if measured is None else measured.environment
-        jobs = default_jobs(environment.device_kind) if jobs is None else jobs
-        accelerator, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
+        environment_s = time.monotonic() - began
+        jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
+        accelerator, planned, expected_s, done = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
         preset = plan.preset_for(request, environment.device_kind)
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
@@ -144,21 +150,51 @@ def run_sweep(
             devices=devices,
             jobs=jobs,
             roofs=() if measured is None else tuple(measured.rows),
-            resume=resume,
+            note_kernels=profile_harness,
             **settings,
         )
-        outcome = sweep(planned, environment, chosen, SweepProgress(expected_s))
+        _recover(output)
+        outcome = sweep(planned, environment, chosen, SweepProgress(expected_s), executor=runs_cases, done=done)
     for line in conclusion(outcome):
         note(line)
+    if profile_harness:
+        for line in where_time_went(outcome, began, environment_s, devices):
+            note(line)
     return outcome
 
 
-def planned_rows(request: Request, *, gpu: str | None, output: Path, jobs: int | None, resume: bool) -> list[Row]:
+def where_time_went(outcome: Outcome, began: float, environment_s: float, devices: int) -> list[str]:
+    """Return what a sweep's time went into, of the devices together, and what it compiled.
+
+    Args:
+        began: when the process did, as :func:`time.monotonic` tells it.
+        environment_s: what it took to find out what the machine is, and to calibrate it.
+    """
+    whole = devices * (time.monotonic() - began)
+    parts = {ENVIRONMENT: environment_s * devices, **outcome.seconds}
+    parts["other"] = whole - sum(parts.values())
+    lines = [f"{whole / devices:.1f} s" + (f" on each of {devices} devices" if devices > 1 else "") + ", went into"]
+    for what, seconds in sorted(parts.items(), key=lambda part: -part[1]):
+        lines.append(f"{seconds:8.1f} s {seconds / whole:6.1%}  {what}")
+    if outcome.first_row_at is not None:
+        lines.append(f"first row after {outcome.first_row_at - began:.1f} s")
+    if outcome.kernels:
+        cubins = len(set(outcome.kernels.values()))
+        lines.append(
+            f"{len(outcome.records)} cases asked for {outcome.asked} Triton kernels: "
+            f"{len(outcome.kernels)} different ones, {cubins} different cubins"
+        )
+    return lines
+
+
+def planned_rows(
+    request: Request, *, gpu: str | None, output: Path, jobs: int | None, devices: int, resume: bool
+) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
     _check_names(request, gpu)
     environment = probe_environment()
-    jobs = default_jobs(environment.device_kind) if jobs is None else jobs
-    _, planned, expected_s = _begin(request, environment, gpu, output, jobs, resume=resume)
+    jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
+    _, planned, expected_s, _ = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
     versions = baselines.installed_versions()
     rows = []
     for item in planned:
@@ -178,40 +214,50 @@ def _check_names(request: Request, gpu: str | None) -> None:
 
 
 def _begin(
-    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, *, resume: bool
-) -> tuple[str | None, list[PlannedCase], dict[str, float]]:
-    """Return the accelerator that a sweep is about, its cases, and the seconds that each of those that are left should
-    take, by its id; say what will run, where to, and what is left out."""
+    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, devices: int, *, resume: bool
+) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
+    """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
+    take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
     left = planned = _planned(request, environment)
+    finished: dict[str, Record] = {}
     if resume:
         # Of a run that died the rows are still in its journal.
-        for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
-            note(line)
-        finished = store.finished_cases(
-            output,
-            device_name=environment.device_name,
-            git_commit=environment.git_commit,
-            git_dirty=environment.git_dirty,
-        )
+        _recover(output)
+        finished = run.finished_cases(output, environment)
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured at this commit on this device"
         note(done if left else f"{done}: nothing is left to measure")
         if not left:
-            return accelerator, planned, {}
+            return accelerator, planned, {}, finished
     preset = plan.preset_for(request, environment.device_kind)
     times = cases_s(left, environment)
     expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
-    seconds = sum(times) + compile_s(tried, environment, jobs)
+    seconds = sum(times) / devices + compile_s(tried, environment, jobs)
     for line in introduction(request, preset.name, environment, accelerator, left, seconds):
         note(line)
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
-    return accelerator, planned, expected_s
+    return accelerator, planned, expected_s, finished
+
+
+def _recover(output: Path) -> None:
+    """Make files of the journals that runs which died left in a folder, and say so."""
+    for line in store.recovered_notes(store.recover(output) if output.is_dir() else ()):
+        note(line)
+
+
+def _running_s() -> float:
+    """Return for how many seconds this process has been running; 0 where the system does not tell."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
@@ -259,7 +305,7 @@ def introduction(
 
 def conclusion(outcome: Outcome) -> list[str]:
     """Return the last lines of a sweep: where the rows are, and what is left."""
-    lines = store.recovered_notes(outcome.recovered)
+    lines = []
     if outcome.remaining:
         why = "interrupted" if outcome.interrupted else "out of time"
         lines.append(f"{why}: {outcome.remaining} cases are left; the same command with --resume runs them")
@@ -357,13 +403,15 @@ def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
     """Measure this device's roofs, add them to a file, and show them beside the specification.
 
     Raises:
-        ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same.
+        ValueError: ``output`` holds something else, or cannot be written; what was measured is shown all the same. Or
+            another lrbench uses the GPU.
         RuntimeError: the device could not be measured.
     """
     path = calibration.output_file(output)
     check_file(path, "--output")
     check_output(path)
-    done = calibration.calibrate(short=False)
+    with hold_gpus():
+        done = calibration.calibrate(short=False)
     if done.failure:
         raise RuntimeError(f"cannot calibrate {done.environment.device_name}: {done.failure}")
     accelerator = done.environment.device_accelerator or "not specified: lrbench gpus"
@@ -466,8 +514,13 @@ def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget
     if reason is not None:
         note(f"not measured again: {reason}")
         return {}
-    note(f"measuring {len(rows)} cases again on {environment.device_name}")
-    return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+    try:
+        with hold_gpus():
+            note(f"measuring {len(rows)} cases again on {environment.device_name}")
+            return run.measure_again(rows, environment, timeout_s=timeout_s, budget_s=budget_s)
+    except HeldError as error:
+        note(f"not measured again: {error}")
+        return {}
 
 
 def plan_profile(request: Request) -> list[PlannedCase]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ from ..results.schema import Case
 from . import autotuning, check, clock, memory
 from .plan import PlannedCase
 from .workers import Limits, Reply, decode_request
+
+CHECKS = "first calls and checks"
 
 
 class CaseFailure(Exception):
@@ -61,6 +65,8 @@ class Worker:
         self.inputs = check.Inputs(device)
         self.references = check.References()
         self._clock: clock.Clock | None = None
+        self._seconds: dict[str, float] = {}
+        self._lapped = 0.0
         if device == "cuda":
             autotuning.compile_in_parallel()
 
@@ -71,15 +77,26 @@ class Worker:
             self._clock = clock.CudaClock() if self.device == "cuda" else clock.CpuClock()
         return self._clock
 
+    def _lap(self, what: str | None = None) -> None:
+        """Count the time since the last lap as what it went into; None: as nothing."""
+        now = time.perf_counter()
+        if what is not None:
+            self._seconds[what] = self._seconds.get(what, 0.0) + now - self._lapped
+        self._lapped = now
+
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
         """Check cases, measure their memory, time them as ``limits`` says, and return their outcomes in order."""
         replies: list[Reply] = []
         ready: dict[int, Ready] = {}
+        kernels: dict[str, str] = {}
+        self._seconds.clear()
+        self._lap()
         for n, item in enumerate(items):
             reply: Reply = {"status": "ok", "reason": None, "columns": {}}
             try:
                 try:
-                    reply["columns"] |= self.verify(item)
+                    with _noted(kernels) if limits.note_kernels else nullcontext():
+                        reply["columns"] |= self.verify(item)
                 except CaseFailure as failure:
                     spared = limits.time_incorrect_peers and item.case.provider != "lrbench"
                     if not spared or failure.status != "incorrect":
@@ -87,9 +104,11 @@ class Worker:
                     reply |= {"status": failure.status, "reason": failure.reason}
                 one = self.make_ready(item)
                 reply["columns"]["compile_s"] = one.compile_s
+                self._lap(CHECKS)
                 if not isinstance(item.target, Baseline) or item.target.torch_memory:
                     use = memory.measure_memory(one.call, prepare=one.prepare, inputs=one.inputs)
                     reply["columns"] |= dataclasses.asdict(use)
+                    self._lap("memory pass")
                 ready[n] = one
             except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
                 reply = failed(error)
@@ -109,6 +128,8 @@ class Worker:
                         name: getattr(timing, name) for name in ("host_ms", "noise", "yardstick_ms")
                     }
                     replies[n]["page_faults"] = timing.page_faults
+            self._lap("warm-up, timed kernels")
+        replies[0] |= {"seconds": dict(self._seconds), "kernels": kernels}
         return replies
 
     def compile(self, item: PlannedCase) -> dict[str, Any]:
@@ -169,9 +190,11 @@ class Worker:
             checked, portable = check.checked_case(operation, item.case, self.device, small=small)
             try:
                 inputs = self.inputs.get(operation, checked)
+                self._lap(CHECKS)
                 expected = self.references.get(
                     operation, checked, inputs, gradients=gradients, portable=portable, options=item.options
                 )
+                self._lap("references")
             except torch.OutOfMemoryError:
                 if small:
                     raise
@@ -262,6 +285,26 @@ def _runnable(
     leaves = operation.leaves(inputs, gradients=gradients)
     tensors = list(inputs.values())
     return Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
+
+
+@contextmanager
+def _noted(kernels: dict[str, str]) -> Iterator[None]:
+    """Add the Triton kernels that are launched in the block: the hash of what Triton compiles -> that of its cubin."""
+    try:
+        from triton.compiler import CompiledKernel
+    except ImportError:
+        yield
+        return
+    # Triton calls it before every launch, of our kernels too, which keep JITFunction.run from before.
+    describe = CompiledKernel.launch_metadata
+
+    def note_and_describe(self: Any, *args: Any) -> Any:
+        if self.hash not in kernels:
+            kernels[self.hash] = hashlib.sha256(self.kernel).hexdigest()
+        return describe(self, *args)
+
+    with mock.patch.object(CompiledKernel, "launch_metadata", note_and_describe):
+        yield
 
 
 def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> AbstractContextManager[Any]:
@@ -386,12 +429,14 @@ def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(device)
     reply({"ready": True})
-    for number, request in enumerate(requests):
+    frozen = False
+    for request in requests:
         outcomes = _answer(worker, request)
-        if number == 0:
+        if not frozen and "items" in request:
             # What the imports left behind stays: collections between cases need not walk it.
             gc.collect()
             gc.freeze()
+            frozen = True
         usable = all(outcome["status"] == "ok" for outcome in outcomes) or _device_is_usable(device)
         reply({"outcomes": outcomes, "usable": usable})
         if not usable:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -43,8 +44,11 @@ STACK_FILE = "stack"
 STACK_SIGNAL = signal.SIGUSR1
 STACK_WAIT_S = 1.0
 
+STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
+"""Where seconds of a case went that its worker does not tell of."""
+
 Reply = dict[str, Any]
-"""A case's outcome: "status", "reason" and "columns"."""
+"""A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`Limits`."""
 
 Started = Callable[[PlannedCase], None]
 """Called when a case starts, so that the progress display can name it."""
@@ -64,6 +68,7 @@ class Limits:
             ``incorrect``, and says by how much.
         shared: folder in which workers share references, or None.
         device_kind: "cuda" or "cpu", what the cases are to run on; None is whatever the worker finds.
+        note_kernels: whether replies have the Triton kernels that a case launched when it was checked, hash -> cubin's.
     """
 
     timeout_s: float
@@ -74,6 +79,7 @@ class Limits:
     time_incorrect_peers: bool = False
     shared: str | None = None
     device_kind: str | None = None
+    note_kernels: bool = False
 
 
 def encode_request(items: Sequence[PlannedCase], limits: Limits) -> dict[str, Any]:
@@ -131,13 +137,15 @@ class WorkerProcess:
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
 
-    Raises:
-        WorkerDiedError, WorkerTimeoutError: it did not come up.
+    It is not waited for until it is first asked. One that raised one of these, or was killed, is gone; nothing needs
+    to be cleaned up after it.
 
-    A worker that raised one of these, or was killed, is gone; nothing needs to be cleaned up after it.
+    Attributes:
+        waited_s: seconds for which its first request waited until it was up.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.waited_s: float | None = None
         self._connection, theirs = Pipe()
         self._folder = tempfile.TemporaryDirectory(dir=temporary_folder(), prefix="worker-")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the worker
@@ -153,7 +161,6 @@ class WorkerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._receive(START_TIMEOUT_S)
 
     @property
     def pid(self) -> int:
@@ -166,10 +173,14 @@ class WorkerProcess:
         """Send a request and return the reply.
 
         Raises:
-            WorkerDiedError: the process ended.
+            WorkerDiedError: the process ended, or did not come up.
             WorkerTimeoutError: no reply within ``timeout_s``.
             WorkerStoppedError: ``stop`` was set meanwhile.
         """
+        if self.waited_s is None:
+            began = time.monotonic()
+            self._receive(START_TIMEOUT_S, stop)
+            self.waited_s = time.monotonic() - began
         try:
             self._connection.send_bytes(json.dumps(request).encode())
         except OSError:
@@ -267,6 +278,7 @@ class ReplaceableWorker:
     """A worker process that starts when it is first asked and is replaced after a crash, a hang or a lost device.
 
     Use as a context manager: an exception inside kills the worker, and whatever it is busy with.
+    Starting one takes seconds, in which it imports torch: :meth:`start` does so beforehand.
 
     Args:
         environ: as of :class:`WorkerProcess`.
@@ -276,6 +288,7 @@ class ReplaceableWorker:
     def __init__(self, environ: Mapping[str, str] | None = None, stop: threading.Event | None = None) -> None:
         self._environ, self._stop = environ, stop
         self._worker: WorkerProcess | None = None
+        self._spare: WorkerProcess | None = None
 
     def __enter__(self) -> ReplaceableWorker:
         return self
@@ -285,6 +298,18 @@ class ReplaceableWorker:
             self._worker.kill()
             self._worker = None
         self.close()
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+    def start(self) -> None:
+        """Start the worker, unless there is one, and do not wait for it."""
+        if self._worker is None:
+            self._worker, self._spare = self._spare or WorkerProcess(self._environ), None
+
+    def start_spare(self) -> None:
+        """Start the worker that will replace this one."""
+        self._spare = self._spare or WorkerProcess(self._environ)
 
     def close(self) -> None:
         """End the worker; the next request starts another."""
@@ -294,8 +319,13 @@ class ReplaceableWorker:
 
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
         """Return the cases' outcomes, in order; one that the process does not survive is that of all."""
+        began = time.monotonic()
         reply = self._ask(encode_request(items, limits), limits.timeout_s)
-        return reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]
+        outcomes = reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]
+        seconds = outcomes[0].setdefault("seconds", {})
+        seconds[STARTING] = reply["waited_s"]
+        seconds[ELSEWHERE] = time.monotonic() - began - sum(seconds.values())
+        return outcomes
 
     def call(self, function: str, **arguments: Any) -> dict[str, Any]:
         """Return what ``function`` returns, "module:function" relative to the package, called with the worker.
@@ -313,26 +343,33 @@ class ReplaceableWorker:
         return outcome["columns"]
 
     def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.start()
         worker, self._worker = self._worker, None
+        assert worker is not None
+        up = worker.waited_s is not None
         try:
-            worker = worker or WorkerProcess(self._environ)
-            self._worker = worker
             reply = worker.ask(request, timeout_s, stop=self._stop)
         except (WorkerDiedError, WorkerTimeoutError) as error:
-            self._worker = None
             status = "crash" if isinstance(error, WorkerDiedError) else "timeout"
-            return {"status": status, "reason": str(error), "columns": {}}
+            reply = {"status": status, "reason": str(error), "columns": {}}
         except WorkerStoppedError:
-            self._worker = None
             raise
-        if not reply["usable"]:
+        except BaseException:
             worker.kill()
-            self._worker = None
-        return reply
+            raise
+        else:
+            if reply["usable"]:
+                self._worker = worker
+            else:
+                worker.kill()
+        return {**reply, "waited_s": 0.0 if up else worker.waited_s or 0.0}
 
 
-def ask_machine(function: str, **arguments: Any) -> dict[str, Any]:
+def ask_machine(function: str, session: ReplaceableWorker | None = None, **arguments: Any) -> dict[str, Any]:
     """Return what a function finds out in a worker, so that this process neither imports torch nor holds a GPU.
+
+    Args:
+        session: asks this worker, which goes on; None asks one that ends.
 
     Raises:
         RuntimeError: torch cannot be imported or the driver fails; the message carries the end of the output.
@@ -340,12 +377,12 @@ def ask_machine(function: str, **arguments: Any) -> dict[str, Any]:
     """
     accelerators.known_accelerators()
     try:
-        with ReplaceableWorker() as session:
-            return session.call(function, **arguments)
+        with nullcontext(session) if session is not None else ReplaceableWorker() as asked:
+            return asked.call(function, **arguments)
     except RuntimeError as error:
         raise RuntimeError(f"cannot find out what this machine is: {error}") from None
 
 
-def probe_environment() -> Environment:
-    """Return the environment that worker processes see; raises as :func:`ask_machine`."""
-    return Environment(**ask_machine("bench.environment:environment_here"))
+def probe_environment(session: ReplaceableWorker | None = None) -> Environment:
+    """Return the environment that worker processes see; arguments and exceptions as those of :func:`ask_machine`."""
+    return Environment(**ask_machine("bench.environment:environment_here", session))

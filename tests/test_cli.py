@@ -175,9 +175,7 @@ def test_exit_codes_of_a_sweep(
     statuses: tuple[str, ...], remaining: int, interrupted: bool, code: int, strict_code: int
 ) -> None:
     records = [dataclasses.replace(RECORD, status=status) for status in statuses]
-    outcome = Outcome(
-        path=None, records=records, resumed=[], remaining=remaining, interrupted=interrupted, recovered=[]
-    )
+    outcome = Outcome(path=None, records=records, resumed=[], remaining=remaining, interrupted=interrupted)
     assert exit_code(outcome, strict=False) == code
     assert exit_code(outcome, strict=True) == strict_code
 
@@ -195,7 +193,7 @@ def test_exit_codes_of_a_sweep(
 )  # fmt: skip
 def test_a_sweep_says_that_the_machine_was_busy(noises: tuple[str | None, ...], warning: list[str]) -> None:
     records = [dataclasses.replace(RECORD, noise=noise) for noise in noises]
-    outcome = Outcome(path=None, records=records, resumed=[], remaining=0, interrupted=False, recovered=[])
+    outcome = Outcome(path=None, records=records, resumed=[], remaining=0, interrupted=False)
     assert conclusion(outcome)[:-1] == warning
     # At another speed of the same CPU the yardstick takes longer.
     slow = [dataclasses.replace(RECORD, yardstick_ms=ms) for ms in (1.0, 1.15, 1.5)]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 import pyarrow.parquet as pq
 import pytest
 
-from lrbench.bench import run
+from lrbench.bench import executors, run
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
@@ -158,6 +159,22 @@ def test_rerun_settles_cases(lrbench: Lrbench, runs: dict[str, Path], monkeypatc
     assert code == 0
     assert "measuring 4 cases again" in err
     assert all(case["measured_again"] and case["verdict"] == "ok" for case in json.loads(out)["cases"])
+
+
+def test_nothing_is_measured_on_a_gpu_that_another_lrbench_uses(
+    lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(executors, "gpu_uuids", lambda names: {name: f"GPU-{name}" for name in names})
+    monkeypatch.setattr(run, "why_not_again", lambda rows, environment: None)
+    used = f"GPU 0 is in use by another lrbench: process {os.getpid()} "
+    with executors.hold_gpus():
+        code, _, err = lrbench("check", runs["slow"], "--baseline", runs["old"], "--rerun")
+        assert code == 1
+        assert f"not measured again: {used}" in err
+        code, _, err = lrbench("calibrate", "--output", tmp_path / "out")
+        assert code == 2
+        assert used in err
 
 
 def test_reports(lrbench: Lrbench, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import load_rows
+from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
 from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
@@ -55,7 +56,8 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
     """
     found: dict[str, list[dict[str, Any]]] = {}
     columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, "status")))
-    for row in load_rows(results, columns, {"mode": mode, "dtype": dtype}) if results else ():
+    files = current_files(results) if results else ()
+    for row in load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ():
         found.setdefault(row["status"], []).append(row)
     measured = {(row["op"], row["impl"]) for row in found.get("ok", [])}
     added = [row for row in _stand_ins(results, mode, dtype) if (row["op"], row["impl"]) not in measured]

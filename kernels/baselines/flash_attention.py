@@ -27,6 +27,7 @@ _attention = partial(
     plan="kernels.baselines.plans:head_sizes",
     supports="kernels.baselines.flash_attention:supports",
     dtypes=("bf16", "fp16"),
+    autotunes=False,
     licence="BSD-3-Clause",
 )
 

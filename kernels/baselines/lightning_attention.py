@@ -27,6 +27,7 @@ BASELINES = (
         plan="kernels.baselines.plans:head_sizes",
         supports="kernels.baselines.lightning_attention:supports",
         dtypes=("bf16", "fp16"),
+        autotunes=False,
         settings="lightning_attn_func with slopes [H, 1, 1]; blocks of 64 (32 backward) are fixed in its source",
         licence="MIT",
     ),

@@ -51,7 +51,7 @@ _mlstm = partial(
     build="kernels.baselines.nxai_mlstm:build",
     licence="NXAI Community License",
 )
-_chunkwise = partial(_mlstm, module="mlstm_kernels.torch.chunkwise")
+_chunkwise = partial(_mlstm, module="mlstm_kernels.torch.chunkwise", autotunes=False)
 _triton = partial(_chunkwise, dtypes=("bf16", "fp16"))
 _native = partial(
     _chunkwise,

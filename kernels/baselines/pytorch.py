@@ -33,6 +33,7 @@ _attention = partial(
     formulation="flash",
     kernels=("tfla", "lightning", "rglru"),
     plan="kernels.baselines.plans:head_sizes",
+    autotunes=False,
 )
 _LAYOUT = (
     "is_causal, heads of 128; [B, H, T, D] views of [B, T, H, D] memory, the layout a model's projections leave behind"

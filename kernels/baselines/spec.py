@@ -56,6 +56,8 @@ class Baseline(Counted):
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
+        autotunes: whether a process makes choices, or compiles, for all cases when it first calls it: those that follow
+            stay in that process.
         torch_memory: whether its memory is torch's, so that it can be measured.
         settings: the settings used and why they are the authors' own.
         licence: of the package.
@@ -78,6 +80,7 @@ class Baseline(Counted):
     supports: str | None = None
     nvidia: bool = False
     known_bad: tuple[KnownBad, ...] = ()
+    autotunes: bool = True
     torch_memory: bool = True
     settings: str = ""
     licence: str = ""

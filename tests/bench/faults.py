@@ -91,6 +91,13 @@ def unwritten(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
     return out
 
 
+def leaves_a_note(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
+    """Compute the operation and write down which GPU the worker sees, its process and the sequence length."""
+    with open(os.environ["LRBENCH_TEST_NOTES"], "a") as notes:
+        notes.write(f"{os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()} {tensors[0].shape[1]}\n")
+    return right(*tensors, chunk_size=chunk_size, **options)
+
+
 def raises(*tensors: Tensor, **options: Any) -> Tensor:
     """Refuse."""
     raise RuntimeError("this shape is not tuned. Try another")

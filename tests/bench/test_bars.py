@@ -358,7 +358,11 @@ def test_every_kind_of_problem_is_compiled_before_it_is_timed(monkeypatch: pytes
 def test_every_side_is_declared_and_every_share_counted(family: bars.Family, problem: bars.Problem) -> None:
     for mode in problem.modes:
         planned = bars.planned_cases(family.kernel, problem, mode, problem.impls)
-        assert all(family.device in item.target.devices for item in planned)
+        for item in planned:
+            assert family.device in item.target.devices
+            case = item.case
+            sizes = {**case.sizes, "chunk_size": case.chunk_size}
+            assert item.target.why_unsupported(mode, case.dtype, case.state_dtype, sizes) is None
         for bar in problem.bars:
             if (bar.theirs, bar.mode) == (COPY, mode):
                 (ours,) = (item.case for item in planned if item.case.impl == bar.ours)

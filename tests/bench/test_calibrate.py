@@ -7,7 +7,6 @@ import errno
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.bench import calibrate, session
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
+from lrbench.bench.executors import LocalExecutor
 from lrbench.bench.run import Outcome
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
@@ -160,11 +160,10 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     """A calibration that fails does not keep the sweep from running."""
     seen: dict[str, Any] = {}
     answer = dataclasses.replace(short, rows=[], failure=failure) if failure else short
-    done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False, recovered=[])
-    monkeypatch.setattr(calibrate, "calibrate", lambda **given: seen.update(asked=given) or answer)
-    monkeypatch.setattr(session, "sweep", lambda _, __, settings, ___: seen.update(roofs=settings.roofs) or done)
-    executor = SimpleNamespace(environment=lambda: short.environment)
-    monkeypatch.setattr(session, "get_executor", lambda name, devices: executor)
+    done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False)
+    monkeypatch.setattr(calibrate, "calibrate", lambda ask, **given: seen.update(asked=given) or answer)
+    monkeypatch.setattr(session, "sweep", lambda _, __, given, ___, **____: seen.update(roofs=given.roofs) or done)
+    monkeypatch.setattr(LocalExecutor, "environment", lambda _: short.environment)
     code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
     assert (code, seen.get("asked")) == (0, asked)
     assert seen["roofs"] == (tuple(answer.rows) if asked else ())

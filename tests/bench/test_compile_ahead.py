@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -62,42 +66,82 @@ def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> No
     assert {mode for _, mode, _ in chosen} == {"fwbw"}
 
 
-def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches grow, and are cut where a case needs no more; what is compiled is what one pass would compile."""
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of Triton's in which no sweep has left marks."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_little_is_compiled_before_the_first_case_and_all_before_its_case(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    """The first case compiles itself; then batches grow, and what is compiled is what one pass would compile."""
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
     told: list[int] = []
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
     for n, item in enumerate(planned):
         compiler.compile_for(item)
         if n == 0:
-            assert [len(batch) for batch in batches] == [8]
+            assert not batches
+            continue
+        if n == 1:
+            assert [len(batch) for batch in batches] == [64]
         key = compile_ahead._key(item)
         done = [case for batch in batches for case in batch if compile_ahead._key(case) == key]
         assert key is None or done
     assert told == [len(batch) for batch in batches]
-    assert len(batches) < 6
+    assert len(batches) < 5
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
+    # What one sweep compiled the next one finds, for the same GPUs, until the cache is gone.
+    for capability, cases in (("9.0", 0), ("8.0", len(compile_cases(planned, "8.0")))):
+        compiler = compile_ahead.Compiler(planned, capability, 8, 1, 120.0, told.append)
+        assert len(compiler._cases) == cases
+    shutil.rmtree(cache)
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1
 
 
+def test_processes_compile_different_kernels_side_by_side() -> None:
+    """Chunk lengths and sequence lengths of one kind of case come one after the other."""
+    request = Request(preset="quick", impls=("fused_chunk", "whole_state"))
+    taken: list[tuple[Any, ...]] = []
+
+    def run(cases: Queue, *_: object) -> Outcomes:
+        while item := cases.take():
+            taken.append((item.case.impl, item.case.mode, item.case.head_dim_v))
+            yield item, {}
+
+    cases = compile_cases(plan(request, device_kind="cuda"), "9.0")
+    compile_ahead.compile_ahead(cases, SimpleNamespace(run=run), 1.0)  # type: ignore[arg-type]
+    assert len(taken) == len(cases) == 64
+    assert len(set(taken[:8])) == len(set(taken)) == 8
+
+
 def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan(Request(ops=("mlstm_sig",), impls=("fused_chunk",), preset="quick"), device_kind="cuda")
     events: list[str] = []
+    started: list[PlannedCase] = []
+    monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: events.append("compile"))
     monkeypatch.setattr(run, "refuse", lambda *_: None)
 
-    class Executor:
-        def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
+    class Executor(contextlib.AbstractContextManager):  # type: ignore[type-arg]
+        def __exit__(self, *_: object) -> None:
+            events.append("end")
+
+        def run(self, cases: Queue, limits: Limits, begin: Callable[[PlannedCase], None]) -> Outcomes:
             item = cases.take()
             while item is not None:
-                started(item)
+                begin(item)
+                started.append(item)
                 events.append("measure")
                 yield item, {"status": "ok", "reason": None, "columns": {}}
                 item = cases.take(item)
@@ -105,5 +149,8 @@ def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(run, "get_executor", lambda *_, **__: Executor())
     environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_count=1, capability="9.0")
     run.sweep(planned, environment, run.Settings(output=tmp_path, jobs=2), Silent())
-    assert events[:2] == ["compile", "measure"]
+    assert events[:2] == ["measure", "compile"]
+    assert events[-1] == "end"
     assert 2 <= events.count("compile") < len(planned) == events.count("measure")
+    assert [item.case.mode for item in started[:2]] == ["fw", "fwbw"]
+    assert sorted(map(str, started)) == sorted(map(str, planned))

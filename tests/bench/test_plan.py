@@ -11,7 +11,7 @@ import pytest
 from lrbench import kernels
 from lrbench.bench import plan
 from lrbench.bench.plan import Request
-from lrbench.bench.presets import presets_for
+from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
 from lrbench.kernels.spec import MODES, Implementation, Operation
@@ -49,6 +49,23 @@ def test_default_preset_is_the_published_sweep() -> None:
     published = [item.case for item in cases("cuda", preset="default") if item.case.impl == "xl_chunk"]
     assert {case.chunk_size for case in published} == {64, 128, 256, 512, 1024}
     assert {case.dtype for case in ours} == {"bf16"}
+
+
+@pytest.mark.parametrize("kernel", FAMILIES)
+def test_quick_on_a_gpu_is_a_choice_of_cases(kernel: str) -> None:
+    """What a GPU answers within minutes: three lengths and two widths of what is listed, each of which has cases."""
+    listed = get_preset("quick", kernel, "cuda").impls or ()
+    planned = [item.case for item in cases("cuda", kernel=kernel, preset="quick")]
+    assert 20 < len(planned) <= 110
+    assert {case.impl for case in planned} <= set(listed)
+    assert {case.seq_len for case in planned} == {1024, 4096, 16384}
+    of_ops = [cases("cuda", kernel=kernel, preset="quick", ops=(op,)) for op in FAMILIES[kernel]]
+    assert {item.case.impl for each in of_ops for item in each} == set(listed)
+
+
+def test_quick_takes_a_baseline_that_is_asked_for_by_name() -> None:
+    assert "flash_attn.v2" not in {item.case.impl for item in cases("cuda", preset="quick")}
+    assert "flash_attn.v2" in {item.case.impl for item in cases("cuda", preset="quick", baselines=("flash_attn",))}
 
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])

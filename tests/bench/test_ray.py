@@ -45,7 +45,12 @@ def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path) -> None:
     outcome = runner.sweep(planned, wrong, settings, Silent())
     statuses = {record.impl: record.status for record in outcome.records}
     assert statuses == {"right": "ok", "killed": "crash", "raises": "error"}
-    here = RayExecutor().environment()
+    with RayExecutor() as executor:
+        here = executor.environment()
+        # The actor that was asked runs cases.
+        executor._start_node = None  # type: ignore[assignment, method-assign]
+        ((_, reply),) = executor.run(Queue(planned[:1]), Limits(timeout_s=120.0), lambda _: None)
+    assert reply["status"] == "ok"
     assert {(r.device_name, r.torch_version) for r in outcome.records} == {(here.device_name, here.torch_version)}
     assert here.device_name != wrong.device_name
 

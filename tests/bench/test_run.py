@@ -23,6 +23,7 @@ from lrbench.bench import run as runner
 from lrbench.bench.environment import version_of
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
+from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
 from lrbench.kernels.spec import Implementation
 from lrbench.results import store
@@ -62,9 +63,15 @@ class Silent:
 
 
 def run(
-    folder: Path, planned: Sequence[PlannedCase], progress: runner.Progress | None = None, **settings: object
+    folder: Path,
+    planned: Sequence[PlannedCase],
+    progress: runner.Progress | None = None,
+    resume: bool = False,
+    **settings: object,
 ) -> Outcome:
-    return runner.sweep(planned, PROCESSOR, Settings(output=folder, budget_s=0.0, **settings), progress or Silent())
+    done = runner.finished_cases(folder, PROCESSOR) if resume else {}
+    chosen = Settings(output=folder, budget_s=0.0, **settings)
+    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), done=done)
 
 
 FAULTS = (
@@ -137,6 +144,22 @@ def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: tuple[Outcom
     assert outcome.path.stem.endswith(outcome.records[0].run_id[:8])
 
 
+def test_where_the_time_went(tmp_path: Path) -> None:
+    """All of it is told: what cases took, a worker's start, the wait for one that hangs; and what was compiled."""
+    began = time.monotonic()
+    outcome = run(tmp_path, [faulty_case(0, "slow"), faulty_case(1, "hangs"), faulty_case(2, "right")], timeout_s=5.0)
+    took = time.monotonic() - began
+    assert 0.5 * took < sum(outcome.seconds.values()) <= took
+    assert outcome.seconds["failed cases, messages"] > 5.0
+    assert outcome.seconds["warm-up, timed kernels"] > 10 * 0.05
+    compiled = dataclasses.replace(outcome, asked=5, kernels={"a": "x", "b": "x", "c": "y"})
+    lines = where_time_went(compiled, began, 1.5, 2)
+    assert lines[-1] == "3 cases asked for 5 Triton kernels: 3 different ones, 2 different cubins"
+    shown = sum(float(line.split()[2].rstrip("%")) for line in lines[1:-2])
+    assert shown == pytest.approx(100, abs=1)
+    assert "     3.0 s" in next(line for line in lines if line.endswith("the machine: first worker, calibration"))
+
+
 def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
     environment = PROCESSOR.columns()
     timing = {f"time_{name}ms": 1.0 for name in ("", "p20_", "p80_", "ci_low_", "ci_high_")}
@@ -161,10 +184,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    later = dataclasses.replace(PROCESSOR, git_commit="d" * 40)
-    settings = Settings(output=tmp_path, budget_s=0.0, resume=True)
-    other_commit = runner.sweep(planned[:1], later, settings, Silent())
-    assert (other_commit.resumed, len(other_commit.records)) == ([], 1)
+    assert runner.finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
@@ -296,7 +316,8 @@ def test_nohup_is_respected() -> None:
 def test_a_worker_that_is_still_importing_torch_dies_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; WorkerProcess()"
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from lrbench.bench.workers import WorkerProcess; "
+        "worker = WorkerProcess(); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "PYTHONSAFEPATH": "1"})
     (child,) = wait_for_children(process.pid)
@@ -323,9 +344,9 @@ def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> 
     process.kill()
     process.wait()
     wait_for_end(children)
+    (recovered,) = store.recover(tmp_path)
+    assert store.read_results(recovered).num_rows >= 3
     outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True)
-    assert len(outcome.recovered) == 1
-    assert store.read_results(outcome.recovered[0]).num_rows >= 3
     assert (len(outcome.resumed), outcome.records) == (1, [])
 
 

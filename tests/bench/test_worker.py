@@ -126,3 +126,26 @@ def test_a_lost_device_ends_the_worker_after_its_answer(monkeypatch: pytest.Monk
 )
 def test_classification(error: Exception, status: str, reason: str) -> None:
     assert worker.classify(error) == (status, reason)
+
+
+@pytest.mark.compile
+def test_launched_kernels_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by what Triton compiled and by its cubin, which may be the same."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, CompiledKernel
+
+    from lrbench.tests.bench.gpu_faults import store_kernel
+
+    # What it does beyond noting needs a GPU.
+    monkeypatch.setattr(CompiledKernel, "launch_metadata", lambda self, *_: self.name)
+    source = ASTSource(fn=store_kernel, signature={"x_ptr": "*fp32", "offset": "i64"}, constexprs={})
+    # The second differs in what a kernel without a loop makes no use of.
+    options = ({"num_stages": 2}, {"num_stages": 3}, {"num_warps": 8})
+    first, same, other = (triton.compile(source, target=GPUTarget("cuda", 90, 32), options=each) for each in options)
+    kernels: dict[str, str] = {}
+    with worker._noted(kernels):
+        assert [each.launch_metadata((1,), 0) for each in (first, same, first)] == ["store_kernel"] * 3
+    other.launch_metadata((1,), 0)
+    assert [*kernels] == [first.hash, same.hash]
+    assert kernels[first.hash] == kernels[same.hash]

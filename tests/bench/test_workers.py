@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from lrbench.bench import executors, workers
 from lrbench.bench.executors import LocalExecutor, Queue
 from lrbench.bench.plan import PlannedCase
-from lrbench.bench.workers import Limits, ReplaceableWorker, decode_request, encode_request
+from lrbench.bench.workers import ELSEWHERE, STARTING, Limits, ReplaceableWorker, decode_request, encode_request
 from lrbench.kernels.baselines import get_baseline
 from lrbench.results.lock import HeldError
 from lrbench.tests.bench import faults
@@ -65,25 +66,37 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 
 
 def test_several_workers_at_once() -> None:
-    """The cases of one implementation too are spread."""
+    """The cases of one implementation too are spread; workers stay for the next cases."""
     cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
-    outcomes = list(LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=120.0), lambda _: None))
+    limits = Limits(timeout_s=120.0)
+    with LocalExecutor(workers_per_device=2) as executor:
+        executor.start()
+        pids = [session._worker.pid for session in executor._sessions]
+        outcomes = list(executor.run(cases, limits, lambda _: None))
+        (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
+        assert [session._worker.pid for session in executor._sessions] == pids
+    assert all(session._worker is None for session in executor._sessions)
+    assert again[1]["status"] == "ok"
     assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [*range(32, 40)]
     assert {reply["status"] for _, reply in outcomes} == {"ok"}
 
 
-def named(item: PlannedCase, name: str, baseline: bool = False) -> PlannedCase:
-    target = get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging") if baseline else item.target
-    return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
+def named(item: PlannedCase, name: str, *, autotunes: bool = False) -> PlannedCase:
+    target = dataclasses.replace(get_baseline("mlstm_sig", "mlstm_kernels.xl_chunk_siging"), autotunes=autotunes)
+    return PlannedCase(case=dataclasses.replace(item.case, provider=name), target=target)
 
 
 def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
     items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
-    ours, other, theirs = items[:4], [named(x, "b") for x in items[4:6]], [named(x, "c", True) for x in items[6:9]]
+    ours, other, theirs = (
+        items[:4],
+        [named(x, "b") for x in items[4:6]],
+        [named(x, "c", autotunes=True) for x in items[6:9]],
+    )
     cases = Queue([*ours, *other, *theirs])
     first, second, third = cases.take(), cases.take(), cases.take()
     assert (first, second, third) == (ours[0], other[0], theirs[0])
-    # Each goes on with its own; who has none left helps where most is left, but not with an outside package's.
+    # Each goes on with its own; who has none left helps where most is left, but not with what autotunes.
     assert cases.take(second) == other[1]
     assert cases.take(other[1]) == ours[1]
     assert cases.take(third) == theirs[1]
@@ -112,11 +125,46 @@ def test_gpus_are_named_as_the_user_does_and_held_once(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_devices_share_an_implementation_by_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker sees one device; the cases that share a reference are one worker's."""
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("LRBENCH_TEST_NOTES", str(notes))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3")
+    cases = [faults.planned("leaves_a_note", seq_len=n, chunk_size=c) for n in range(32, 40) for c in (16, 32)]
+    with LocalExecutor(devices=2) as executor:
+        outcomes = list(executor.run(Queue(cases), Limits(timeout_s=120.0), lambda _: None))
+    assert {reply["status"] for _, reply in outcomes} == {"ok"}
+    assert sorted(map(str, (item for item, _ in outcomes))) == sorted(map(str, cases))
+    seen = {tuple(line.split()) for line in notes.read_text().splitlines()}
+    assert len({(device, process) for device, process, _ in seen}) == len({device for device, *_ in seen}) == 2
+    assert {device for device, *_ in seen} == {"5", "3"}
+    lengths = [length for *_, length in seen]
+    # Nobody but the one that has its reference takes a problem's second case, the last one's perhaps.
+    assert len(lengths) <= len(set(lengths)) + 1
+    assert min(sum(device == each for device, *_ in seen) for each in ("5", "3")) >= 2
+
+
+@pytest.mark.speed
+def test_a_case_costs_little_beside_its_own_work() -> None:
+    """Of the time from one outcome to the next, what the worker does not count as its own is below 5 ms."""
+    cases = Queue([faults.planned("right", seq_len=32 + n) for n in range(30)])
+    seconds: list[float] = []
+    with LocalExecutor() as executor:
+        last = time.perf_counter()
+        for _, reply in executor.run(cases, Limits(timeout_s=120.0), lambda _: None):
+            now = time.perf_counter()
+            own = sum(took for what, took in reply["seconds"].items() if what not in (STARTING, ELSEWHERE))
+            seconds.append(now - last - own)
+            last = now
+    assert statistics.median(seconds) < 5e-3
+
+
 def test_closing_several_workers_stops_them() -> None:
     cases = Queue([faults.planned("right"), faults.planned("hangs")])
-    outcomes = LocalExecutor(workers_per_device=2).run(cases, Limits(timeout_s=600.0), lambda _: None)
-    item, _ = next(outcomes)
-    assert item.case.impl == "right"
-    begin = time.monotonic()
-    outcomes.close()
-    assert time.monotonic() - begin < 20
+    with LocalExecutor(workers_per_device=2) as executor:
+        outcomes = executor.run(cases, Limits(timeout_s=600.0), lambda _: None)
+        item, _ = next(outcomes)
+        assert item.case.impl == "right"
+        begin = time.monotonic()
+        outcomes.close()
+        assert time.monotonic() - begin < 20
