@@ -277,6 +277,21 @@ def test_the_formulation_chooses_among_chunk_lengths_that_were_fastest_somewhere
     assert given["chunk_size"] == 4096
 
 
+def test_a_measured_row_is_found_whose_chunk_length_does_not_count(run: Run, tmp_path: Path) -> None:
+    """Of RG-LRU in torch, whose counts are those of a scan, the fastest chunk length that was measured."""
+    rows = load_rows(store.HERE / "h200_sxm" / "rglru.parquet", where={"op": "rglru", "impl": "naive", "mode": "fw"})
+    (row,) = (row for row in rows if row["seq_len"] == 2048)
+    times = {64: 3.0, 128: 2.0, 256: 4.0}
+    row |= {"impl": "torch", "device_accelerator": "cpu", "dtype": "fp32"}
+    made = [row | {"chunk_size": n, "time_ms": ms, "case_id": str(n)} for n, ms in times.items()]
+    store.write_parquet(made, tmp_path / "torch.parquet")
+    sizes = [f"--{name.replace('_', '-')}={row[name]}" for name in ("seq_len", "batch", "channels")]
+    problem = ("rglru", "--gpu", "cpu", "--results", tmp_path, *sizes)
+    assert run.json("predict", *problem, "--impl", "torch")["measured_time_ms"] == 2.0
+    (best,) = (each for each in run.json("best", *problem) if (each["op"], each["impl"]) == ("rglru", "torch"))
+    assert (best["basis"], best["time_ms"], best["chunk_size"]) == ("measured", 2.0, 128)
+
+
 @pytest.mark.parametrize(("gpu", "dtype"), [("cpu", "fp32"), ("v100", "fp16"), ("h100", "bf16")])
 def test_the_usual_dtype_is_the_accelerators(gpu: str, dtype: str, run: Run) -> None:
     for command in ("best", "predict", "chunk-size"):

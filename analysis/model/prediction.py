@@ -179,8 +179,8 @@ class Answer:
 
     @property
     def chunk_size(self) -> int | None:
-        """The chunk length, None where there is none."""
-        return self.case[-1].get("chunk_size")
+        """The chunk length, None where there is none, or none that counts and none was measured."""
+        return self.case[-1].get("chunk_size") or (self.measured["chunk_size"] if self.measured else None)
 
     @property
     def time_ms(self) -> float | None:
@@ -263,7 +263,7 @@ def best_of(answers: Sequence[Answer]) -> Answer:
 
 
 def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence[Row]) -> Answer:
-    """Return what a case takes on an accelerator.
+    """Return what a case takes on an accelerator; without a chunk length, at the fastest measured one.
 
     Args:
         rows: of the case's mode and dtype, as :func:`stored_rows` returns them.
@@ -273,11 +273,12 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     """
     op, impl, *_, state_dtype, sizes = case
     wanted: dict[str, Any] = {"op": op, "impl": impl, "state_dtype": state_dtype, "suspect": None}
-    wanted |= {**dict.fromkeys(SIZE_COLUMNS), **stored_sizes(sizes)}
+    wanted |= {**dict.fromkeys(name for name in SIZE_COLUMNS if name != "chunk_size"), **stored_sizes(sizes)}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    # By device, the newest of an idle machine last.
+    # By device and chunk length, the newest of an idle machine last; of these the fastest.
     order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
-    newest = {row["device_accelerator"]: row for row in order}
+    by_chunk = {(row["device_accelerator"], row["chunk_size"]): row for row in order}.values()
+    newest = {row["device_accelerator"]: row for row in sorted(by_chunk, key=lambda row: -row["time_ms"])}
     here = newest.get(accelerator.key)
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
