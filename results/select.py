@@ -134,9 +134,10 @@ def select(
             return matching(rows, terms)
     taken: dict[str, str] = {}
     for key, wanted in terms.items():
+        before = ",".join(map(":".join, taken.items()))
         taken[key] = wanted
         if not len(read_results(pool, ["op"], _where(taken))):
-            raise ValueError(f"{key}:{wanted} selects no row{' that the terms before it do' * (len(taken) > 1)}")
+            raise ValueError(f"{key}:{wanted} selects no row{before and ' of '}{before}")
     raise ValueError(f"{text} selects no row")
 
 

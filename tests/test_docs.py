@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ def test_commands_exist(page: Path) -> None:
         assert {argument for argument in arguments if argument.startswith("-")} <= known, f"lrbench {line}"
 
 
-def test_example_of_the_results_page_reads_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibrations, profiles and texts lie beside the sweeps and the bars: the example passes them over."""
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "results.md").read_text(), re.M | re.S)
+def test_examples_of_the_results_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Calibrations, profiles and texts lie beside the sweeps and the bars: the first example passes them over."""
+    example, packing = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "results.md").read_text(), re.M | re.S)
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(compile(example, "docs/results.md", "exec"), names)
@@ -100,3 +101,8 @@ def test_example_of_the_results_page_reads_the_committed_results(monkeypatch: py
     assert {*rows.kernel} == {"tfla", "lightning", "rglru", "wkv", "gated-mlp"}
     assert (fast > 0).all()
     assert {"fused_chunk", "flash_attn.v4"} <= set(fast.index.get_level_values("impl"))
+    shutil.copytree(ROOT / "results" / "h200_sxm", tmp_path / "results" / "local")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(packing, "docs/results.md", "exec"), names)
+    packed = [[*map(repr, sorted(load_rows(path), key=repr))] for path in (tmp_path / "store.parquet", "results/local")]
+    assert packed[0] == packed[1]

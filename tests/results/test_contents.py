@@ -11,7 +11,7 @@ import pytest
 from lrbench.results.contents import as_markdown, file_rows, implementation_rows
 from lrbench.results.schema import Record
 from lrbench.results.select import load_rows, matching
-from lrbench.results.store import HERE, RunWriter, is_complete
+from lrbench.results.store import HERE, RunWriter, current_files, is_complete
 from lrbench.tests.command_line import Lrbench, one_line
 
 from ..analysis import rows as made
@@ -106,6 +106,10 @@ def test_the_newest_row_of_a_case_is_in_its_familys_file() -> None:
     for row in file_rows([HERE / "h200_sxm"]):
         if row["holds"] == "results" and "history" not in row["file"]:
             assert row["rows"] == row["cases"], row["file"]
+    columns = ("case_id", "device_name", "measured_at")
+    newer = {row["case_id"]: row for row in load_rows(current_files([HERE / "h200_sxm"]), columns)}
+    for row in load_rows(HERE / "h200_sxm" / "history.parquet", columns):
+        assert row["measured_at"] <= newer[row["case_id"]]["measured_at"], row
 
 
 def test_runs(tmp_path: Path, lrbench: Lrbench) -> None:
