@@ -17,8 +17,13 @@ from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.executors import Outcomes, Queue
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.workers import Limits
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.bench.test_run import Silent
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
@@ -72,7 +77,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     told: list[int] = []
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
     for n, item in enumerate(planned):
         compiler.compile_for(item)
         if n == 0:
@@ -88,13 +93,13 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1
 
 
-def test_processes_compile_different_kernels_side_by_side() -> None:
+def test_processes_compile_different_kernels_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk lengths and sequence lengths of one kind of case come one after the other."""
     request = Request(preset="quick", impls=("fused_chunk", "whole_state"))
     taken: list[tuple[Any, ...]] = []
@@ -102,12 +107,19 @@ def test_processes_compile_different_kernels_side_by_side() -> None:
     def run(cases: Queue, *_: object) -> Outcomes:
         while item := cases.take():
             taken.append((item.case.impl, item.case.mode, item.case.head_dim_v))
-            yield item, {}
+            yield item, {"status": "error" if item is cases_that_fail[0] else "ok"}
 
-    cases = compile_cases(plan(request, device_kind="cuda"), "9.0")
-    compile_ahead.compile_ahead(cases, SimpleNamespace(run=run), 1.0)  # type: ignore[arg-type]
+    planned = plan(request, device_kind="cuda")
+    cases = compile_cases(planned, "9.0")
+    cases_that_fail = cases[3:4]
+    compile_ahead.compile_ahead(cases, SimpleNamespace(run=run), H200, 1.0)  # type: ignore[arg-type]
     assert len(taken) == len(cases) == 64
     assert len(set(taken[:8])) == len(set(taken)) == 8
+    # What was compiled is not compiled again, until something of it changes.
+    assert compile_ahead.uncompiled(planned, H200) == cases_that_fail
+    assert len(compile_ahead.uncompiled(planned, dataclasses.replace(H200, triton_version="0"))) == 64
+    monkeypatch.setattr(compile_ahead, "_source_digest", lambda: "another")
+    assert len(compile_ahead.uncompiled(planned, H200)) == 64
 
 
 def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
