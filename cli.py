@@ -327,7 +327,10 @@ class HeadsProblem:
         int | None,
         size("--head-dim-qk", "Query-key head dim, the state's size [half for mLSTM, else equal].", "--state-size"),
     ]
-    dtype: Annotated[str, field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64.", default="bf16")]
+    dtype: Annotated[
+        str | None,
+        field("--dtype", "Dtype of the inputs: bf16, fp16, fp32, fp64 [bf16; fp16 without it, on a CPU fp32]."),
+    ]
     state_dtype: Annotated[
         str, field("--state-dtype", "Dtype of the states between chunks: fp32, bf16.", default="fp32")
     ]
@@ -366,13 +369,13 @@ class HeadsProblem:
         from .analysis.model.answers import ask
 
         op, state_dtype = self.operation(kernel), _dtype(self.state_dtype, "state_dtype")
-        more |= {"mode": self.mode, "dtype": self.dtype, "state_dtype": state_dtype, "accelerator": accelerator}
-        question = ask(op, sizes=self.sizes(op), results=results or (), **more)
+        more |= {"mode": self.mode, "dtype": self.dtype or accelerator.usual_dtype, "accelerator": accelerator}
+        question = ask(op, sizes=self.sizes(op), results=results or (), state_dtype=state_dtype, **more)
         for name in ("num_heads", "head_dim_qk", "channels", "d_model", "d_ff"):
             if getattr(self, name, None) is not None and name not in question.sizes:
                 raise ValueError(f"--{name.replace('_', '-')} does not apply to {op}: {', '.join(question.sizes)} do")
         if question.stands_in:
-            note(f"no rows of {self.mode} {self.dtype}: times are estimated from rows of {question.stands_in}")
+            note(f"no rows of {self.mode} {question.dtype}: times are estimated from rows of {question.stands_in}")
         return question
 
 
@@ -407,7 +410,7 @@ class Shown:
     ]
     batch: Annotated[int | None, size("--batch", "Batch, held in place of --tokens [as the rows vary].")]
     head_dim: Annotated[
-        int | None, field("--head-dim", "Value head dim [the one with most rows; counts: 512].", kind=int)
+        int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
     ]
     channels: Annotated[
         int | None,
@@ -418,7 +421,7 @@ class Shown:
     ]
     d_ff: Annotated[int | None, field("--d-ff", "Output columns of a gated MLP [the number with most rows].", kind=int)]
     seq_len: Annotated[
-        int | None, field("--seq-len", "Sequence length, where one is shown [8k].", parse_size, what="seq_len")
+        int | None, field("--seq-len", "Length, where one is shown [8k; of most points].", parse_size, what="seq_len")
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
@@ -620,11 +623,17 @@ def errors(
 
 @command(MEASURE, "bars tfla --list")
 def bars(
-    name: Annotated[str | None, typer.Argument(help="A family of bars, or a name that --list prints [all].")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A family of bars, an operation, an implementation, or a name that --list prints [all]."),
+    ] = None,
     rounds: Annotated[int | None, option("Samples of every case [what the family says].", min=3)] = None,
     only: Annotated[str | None, option("Only problems whose label contains this text.")] = None,
     output: Annotated[Path, option("Folder for the rows.")] = LOCAL,
-    list_only: Annotated[bool, option("Print the bars and measure nothing.", "--list")] = False,
+    list_only: Annotated[
+        bool, option("Print the families, or a family's problems, and measure nothing; --all: every bar.", "--list")
+    ] = False,
+    every: Every = False,
     format: Format = "table",
 ) -> None:
     """Measure the speed bars, ours beside the peers that they name; exit 1 if one is missed, 2 if none was measured."""
@@ -632,7 +641,8 @@ def bars(
 
     chosen = bars.select(bars.load_bars(), name, only)
     if list_only:
-        display.show(bars.list_rows(chosen), format)
+        rows = bars.brief_rows(chosen) if format == "table" and not every else bars.list_rows(chosen)
+        display.show(rows, format)
         return
     verdicts = []
     for entries, found in bars.measure_bars(chosen, rounds=rounds, output=output):
@@ -687,7 +697,7 @@ def count(
         mode=problem.mode,
         **(problem.sizes(operation) | {"num_heads": problem.num_heads or 1}),
         chunk_size=chunk if counts.is_chunked(operation, chosen) else None,
-        dtype=problem.dtype,
+        dtype=problem.dtype or "bf16",
         gate_dtype=None if gate_dtype is None else _dtype(gate_dtype, "gate_dtype"),
         state_dtype=problem.state_dtype,
         causal=not non_causal,
@@ -808,7 +818,7 @@ def predict(
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, fitted=fit, roofs=roofs)
     row = prediction(question, choice.implementation(question, impl), chunk_size)
     if results and row["stored_rows"] == 0 and row["measured_time_ms"] is None:
-        case = f"{row['op']} {row['impl']} {problem.mode} {problem.dtype}"
+        case = f"{row['op']} {row['impl']} {problem.mode} {question.dtype}"
         raise ValueError(f"results must hold rows of {case} that were measured on an idle machine, got none")
     if format != "table":
         display.show(row if format == "json" else [row], format)
@@ -898,7 +908,7 @@ def plot(
     Figures from the counts show one problem: mlstm_sig forward, T = 8k, 64k tokens, head dims 256 and 512, unless
     said otherwise.
     """
-    from .analysis.figures.plots import MODEL, RESULT_KINDS, check_kind, drawing, modelled_operation
+    from .analysis.figures.plots import MODEL, OVER_LENGTH, RESULT_KINDS, check_kind, drawing, modelled_operation
     from .analysis.figures.selection import Selection
     from .analysis.figures.style import check_format, save_figure
     from .analysis.figures.theory import Theory
@@ -907,7 +917,8 @@ def plot(
     check_format(output)
     check_kind(kind, results=bool(results))
     of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts: dict[str, Any] = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
             raise ValueError(f"{name} must be left out for the figure {kind}, got {value!r}")
@@ -1116,9 +1127,10 @@ def check(
     left = cases_left(Path(new)) if is_path(new) else 0
     if left:
         note(f"warning: the run was stopped: at least {left} of its cases have no row")
+    rows = _selected(new, results)
     found = session.run_check(
-        _selected(new, results),
-        _selected(baseline, results),
+        rows,
+        _selected(baseline, results, newest=True, without={row["run_id"] for row in rows}),
         load_thresholds(thresholds or HERE / "thresholds.toml"),
         rerun=again if rerun else None,
         allow_missing=allow_missing,
@@ -1206,11 +1218,11 @@ def _committed() -> list[Path]:
     return folders
 
 
-def _selected(text: str, results: Sequence[Path] | None) -> list[dict[str, Any]]:
+def _selected(text: str, results: Sequence[Path] | None, **more: Any) -> list[dict[str, Any]]:
     """Return the rows that a file, a folder or KEY:VALUE terms name."""
     from .results.select import is_path, select
 
-    return select(text, ()) if is_path(text) else select(_terms(text), results or _committed())
+    return select(text, (), **more) if is_path(text) else select(_terms(text), results or _committed(), **more)
 
 
 def _terms(text: str) -> str:
@@ -1242,9 +1254,10 @@ def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
+    every: Every = False,
     format: TableFormat = "table",
 ) -> None:
-    """List stored results: files, implementations with their cases, commits and versions, and what is missing."""
+    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing."""
     from .bench import display, inventory
     from .results import contents, store
 
@@ -1256,7 +1269,8 @@ def results(
     if format == "table":
         display.show(contents.file_rows(named), "table")
         print()
-    display.show(implementations, format)
+    brief = format == "table" and not every
+    display.show(contents.operation_rows(implementations) if brief else implementations, format)
 
 
 @command(LIST, "runs --limit 5")
@@ -1279,11 +1293,12 @@ def runs(
 
 
 @command(LIST, "presets --kernel rglru")
-def presets(kernel: Kernel = None, format: Format = "table") -> None:
-    """List the presets of each kernel family and the axes they stand for."""
+def presets(kernel: Kernel = None, every: Every = False, format: Format = "table") -> None:
+    """List the presets, or those of a kernel family with the axes that they stand for; --all: of every family."""
     from .bench import display, inventory
 
-    display.show(inventory.preset_rows(kernel), format)
+    rows = inventory.preset_rows(kernel)
+    display.show(inventory.brief_preset_rows(rows) if format == "table" and not (every or kernel) else rows, format)
 
 
 @command(LIST, "gpus --all")
@@ -1302,8 +1317,8 @@ def gpus(every: Every = False, format: Format = "table") -> None:
 
 
 @command(LIST, "doctor --format json")
-def doctor(format: Format = "table") -> None:
-    """Show this machine, the packages that are here or missing, and known failures that apply."""
+def doctor(every: Every = False, format: Format = "table") -> None:
+    """Show this machine, the packages that are here or missing, and known failures that apply; --all: all known."""
     from .bench import display, inventory
     from .bench.workers import probe_environment
 
@@ -1311,7 +1326,7 @@ def doctor(format: Format = "table") -> None:
     if format != "table":
         display.show([{"section": title, **row} for title, rows in sections.items() for row in rows], format)
         return
-    for title, rows in sections.items():
+    for title, rows in (sections if every else inventory.brief_sections(sections)).items():
         display.show(rows, "table", title=title)
         print()
 

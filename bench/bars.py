@@ -135,11 +135,12 @@ class Problem:
                 label = f"{self.label.format(**sizes)}, {dtype}"
                 yield replace(self, label=label, sizes=sizes, shapes=(), dtype=dtype)
 
-    def alone(self, bar: Bar) -> Problem:
-        """Return the problem with one of its bars and that bar's sides."""
-        named = (*self.sides, bar.ours) if bar.theirs == BEST else (bar.ours, bar.theirs)
-        sides = {impl: side for impl, side in self.sides.items() if impl in named}
-        return replace(self, bars=(bar,), modes=(bar.mode,), sides=sides)
+    def alone(self, *bars: Bar) -> Problem:
+        """Return the problem with some of its bars and their sides."""
+        named = {impl for bar in bars for impl in (bar.ours, bar.theirs)}
+        sides = {impl: side for impl, side in self.sides.items() if impl in named or BEST in named}
+        modes = tuple(mode for mode in self.modes if mode in {bar.mode for bar in bars})
+        return replace(self, bars=bars, modes=modes, sides=sides)
 
     @property
     def impls(self) -> list[str]:
@@ -237,9 +238,10 @@ def load_bars(path: Path = FILE) -> Families:
 
 
 def select(families: Families, name: str | None, only: str | None = None) -> Families:
-    """Return a family, a problem or a bar (``family/label/bar``), or all, of problems with ``only`` in their label.
+    """Return what is meant by a name, or all, of problems with ``only`` in their label.
 
-    What is asked of a family overall is asked only where all of it is chosen.
+    A name is a family's, a problem's or a bar's (``family/label/bar``), or an operation's or an implementation's. What
+    is asked of a family overall is asked only where all of it is chosen.
 
     Raises:
         ValueError: there is none.
@@ -251,15 +253,20 @@ def select(families: Families, name: str | None, only: str | None = None) -> Fam
             whole = f"{key}/{problem.label}"
             if only is not None and only not in problem.label:
                 continue
-            if name in (None, key, whole):
+            named = tuple(bar for bar in problem.bars if name in (f"{whole}/{bar.name}", bar.ours, bar.theirs))
+            if name in (None, key, whole, problem.op):
                 kept.append(problem)
-            kept += [problem.alone(bar) for bar in problem.bars if name == f"{whole}/{bar.name}"]
+            elif named:
+                kept.append(problem.alone(*named))
         if kept:
             overall = family.overall if tuple(kept) == family.problems else ()
             chosen[key] = replace(family, problems=tuple(kept), overall=overall)
     if not chosen:
         words = "" if only is None else f" with {only!r} in a label"
-        raise ValueError(f"NAME must be {', '.join(families)}, or a name that --list prints, got {name!r}{words}")
+        raise ValueError(
+            f"NAME must be {', '.join(families)}, an operation, an implementation, or a name that --list prints, "
+            f"got {name!r}{words}"
+        )
     return chosen
 
 
@@ -270,6 +277,26 @@ def list_rows(families: Families) -> list[dict[str, Any]]:
         for name, family in families.items()
         for problem in family.problems
         for bar in problem.bars
+    ]
+
+
+def brief_rows(families: Families) -> list[dict[str, Any]]:
+    """Return a row per family, or per problem of one family; of one problem, per bar."""
+    problems = [(name, problem) for name, family in families.items() for problem in family.problems]
+    if len(problems) == 1:
+        return list_rows(families)
+    several = len(families) > 1
+    groups: dict[str, list[Problem]] = {}
+    for name, problem in problems:
+        groups.setdefault(name if several else f"{name}/{problem.label}", []).append(problem)
+    return [
+        {
+            "name": name,
+            **({"device": families[name].device, "problems": len(group)} if several else {}),
+            "bars": sum(len(problem.bars) for problem in group),
+            "beside": list(dict.fromkeys(bar.theirs for problem in group for bar in problem.bars)),
+        }
+        for name, group in groups.items()
     ]
 
 
@@ -284,15 +311,16 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         sizes = {name: size for name, size in given.items() if name in operation.sizes}
         target = _default(operation) if impl == DEFAULT else baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
-        preferred = None
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
             columns["state_dtype"] = "fp32" if target.state_dtypes else None
             # What the implementation chooses, in the row as in a sweep: counts depend on it.
             preferred = target.chosen_chunk(sizes)
-        elif problem.options:
-            # Modes are declared for the operation without options, of which its gradients may not be.
-            target = replace(target, modes=MODES)
+        else:
+            preferred = next(iter(target.chunk_sizes), None)
+            if problem.options:
+                # Modes are declared for the operation without options, of which its gradients may not be.
+                target = replace(target, modes=MODES)
         every = side.chunk_sizes == "every"
         for chunk_size in _every_chunk(target, mode, str(problem.dtype), sizes) if every else side.chunk_sizes:
             columns["chunk_size"] = preferred if chunk_size == "own" else chunk_size

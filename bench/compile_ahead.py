@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -171,10 +172,12 @@ def compile_ahead(
     cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
-        if reply["status"] == "ok":
-            mark = _mark(item, environment)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+        # Where a mark cannot be written, the next sweep compiles again.
+        with contextlib.suppress(OSError):
+            if reply["status"] == "ok":
+                mark = _mark(item, environment)
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
 
 
 class Compiler:

@@ -19,7 +19,6 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from ..results.schema import Record
@@ -99,14 +98,19 @@ def _print_table(rows: Sequence[Row], title: str | None) -> None:
         for _ in range(sum(widths) - available):
             widest = max(range(len(widths)), key=lambda n: (widths[n] > least[n], widths[n]))
             widths[widest] -= 1
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for name, width in zip(names, widths, strict=True):
-        numeric = any(isinstance(row.get(name), (int, float)) for row in rows)
-        table.add_column(Text(name), width=width, justify="right" if numeric else "left")
-    for texts in cells:
-        table.add_row(*(_wrapped(text, width) for text, width in zip(texts, widths, strict=True)))
-    if names:
-        _print(Console(highlight=False, width=sum(widths) + GAP * len(widths)), table)
+    right = [any(isinstance(row.get(name), (int, float)) for row in rows) for name in names]
+    for n, texts in enumerate([names, *cells] if names else []):
+        parts = itertools.zip_longest(*map(_wrapped, texts, widths), fillvalue="")
+        lines = "\n".join((" " * GAP).join(map(_justified, line, widths, right)).rstrip() for line in parts)
+        if n:
+            print(lines)
+        else:
+            _print(terminal, Text(lines, style="bold"), soft_wrap=True)
+
+
+def _justified(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - cell_len(text))
+    return blanks + text if right else text + blanks
 
 
 def _print(console: Console, what: RenderableType, **how: Any) -> None:
@@ -125,7 +129,7 @@ def _print_values(names: Sequence[str], cells: Sequence[Sequence[str]], console:
             if cell_len(joined) <= console.width:
                 lines[-1] = joined
             else:
-                lines += _wrapped(item, console.width - 2 * GAP).plain.splitlines()
+                lines += _wrapped(item, console.width - 2 * GAP)
         first, *rest = filter(None, lines)
         print("\n".join([first, *(" " * 2 * GAP + line for line in rest)]))
 
@@ -143,17 +147,18 @@ def _unbroken(text: str, dots: bool = True) -> list[str]:
     return [part for part in (*parts, command + rest) if part] or [""]
 
 
-def _wrapped(text: str, width: int) -> Text:
+def _wrapped(text: str, width: int) -> list[str]:
     """Return a text in lines of ``width``; a command that does not fit behind what is before it has its own line."""
+    if cell_len(text) <= width:
+        return [text]
     lines = [""]
     words = _unbroken(text, dots=False)
-    broken = (part for word in words for part in (_unbroken(word) if cell_len(word.rstrip()) > width else [word]))
-    for part in broken if cell_len(text) > width else [text]:
+    for part in (part for word in words for part in (_unbroken(word) if cell_len(word.rstrip()) > width else [word])):
         if cell_len((lines[-1] + part).rstrip()) <= width and not part.startswith(COMMAND):
             lines[-1] += part
         else:
             lines.append(part)
-    return Text("\n".join(line.rstrip() for line in lines if line), no_wrap=True)
+    return [line.rstrip() for line in lines if line]
 
 
 def _cell(value: Any) -> str:

@@ -160,6 +160,18 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
     return rows
 
 
+def brief_preset_rows(rows: list[Row]) -> list[Row]:
+    """Return a row per preset and purpose: the families that have it."""
+    kernels_of: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        kernels_of.setdefault((row["preset"], row["what"]), []).append(row["kernel"])
+    every = list(dict.fromkeys(row["kernel"] for row in rows))
+    return [
+        {"preset": preset, "kernels": "all" if found == every else found, "what": what}
+        for (preset, what), found in kernels_of.items()
+    ]
+
+
 def _batch(preset: Preset) -> str:
     if preset.batch is not None:
         return str(preset.batch)
@@ -244,6 +256,26 @@ def doctor_sections(environment: Environment) -> dict[str, list[Row]]:
         "environment": environment_rows(environment),
         "packages": package_rows(),
         "known failures": known_bad_rows(environment),
+    }
+
+
+def brief_sections(sections: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    """Return what of :func:`doctor_sections` concerns this machine: what is known, missing or fails here."""
+    environment, packages, failures = sections.values()
+    applying = [row for row in failures if row["applies_here"] == "yes"]
+    return {
+        "environment": [row for row in environment if row["value"] is not None],
+        "packages": [
+            {name: row[name] for name in ("package", "version", "tested")} for row in packages if not row["missing"]
+        ],
+        "missing packages": [
+            {"install": row["missing"].partition("installed: ")[2] or row["missing"]}
+            for row in packages
+            if row["missing"]
+        ],
+        f"{len(applying)} of {len(failures)} known failures apply here": [
+            {name: row[name] for name in ("impl", "when", "reason")} for row in applying
+        ],
     }
 
 

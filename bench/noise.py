@@ -108,8 +108,9 @@ class Watch:
             return None
         # A process that only holds memory does no harm. In a container without the host's process ids, ours is not
         # among them, and nobody's can be told.
+        # Children of the process that started us compile, which they never do while a case is timed.
         others = {each.pid for each in used if each.smUtil} & computing - {os.getpid()}
-        count = len(others) if os.getpid() in computing else 0
+        count = sum(_parent_of(pid) != os.getppid() for pid in others) if os.getpid() in computing else 0
         return f"busy GPU: {count} other process{'es' * (count > 1)} on it" if count else None
 
 
@@ -118,6 +119,14 @@ def commonest(noises: Sequence[str]) -> str:
     reasons = [reason for noise in noises for reason in noise.split("; ")]
     ((kind, _),) = Counter(reason.partition(":")[0] for reason in reasons).most_common(1)
     return next(reason for reason in reasons if reason.startswith(kind))
+
+
+def _parent_of(pid: int) -> int | None:
+    """Return the id of a process's parent; None where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def _waited_s() -> float | None:

@@ -52,6 +52,23 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return shown
 
 
+def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each operation on each device: how many of its implementations are there, and their cases."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in implementations:
+        groups.setdefault(tuple(row[name] for name in ("device", "kernel", "op")), []).append(row)
+    return [
+        {
+            **dict(zip(("device", "kernel", "op"), key, strict=True)),
+            "measured": sum(bool(row["ok"]) for row in rows),
+            "of": len(rows),
+            "cases_ok": sum(row["ok"] for row in rows),
+            "last": max((row["measured"][-10:] for row in rows if row["measured"]), default=None),
+        }
+        for key, rows in groups.items()
+    ]
+
+
 def run_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a row for each run, the newest first: its id, when, on what, of which commit, and whether it is complete.
 

@@ -35,6 +35,12 @@ def current_name(op: str, impl: str, renamed: Renames = RENAMED) -> str:
     return renamed.get((op, impl)) or renamed.get((ANY, impl), impl)
 
 
+def stored_names(impl: str, renamed: Renames = RENAMED) -> list[str]:
+    """Return the names that rows of an implementation may have on disk, whichever of them is given."""
+    names = {impl, *(new for (_, old), new in renamed.items() if old == impl)}
+    return sorted(names | {old for (_, old), new in renamed.items() if new in names})
+
+
 def current_names(impls: Iterable[str], ops: Iterable[str], renamed: Renames = RENAMED) -> tuple[str, ...]:
     """Return the names of today of what a user typed for some operations, in that order.
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import nearest, parse_size, unknown
-from .names import current_name
+from .names import RENAMED, current_name, stored_names
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SIZE_COLUMNS
-from .store import read_results
+from .store import Where, read_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,8 @@ SELECTOR_COLUMNS = {
 """Key of a term -> column."""
 
 PREFIXES = ("run", "commit", "case")
+LAST = chr(0x10FFFF)
+"""The last of all characters."""
 
 COMPARED_COLUMNS = (
     "device_name",
@@ -63,6 +65,9 @@ def load_rows(
     paths: str | Path | Iterable[str | Path],
     columns: Sequence[str] = RECORD_COLUMNS,
     where: Mapping[str, Any] | None = None,
+    *,
+    passing: Where = (),
+    newest: bool = False,
 ) -> list[dict[str, Any]]:
     """Load the rows of result files and folders as dicts.
 
@@ -70,21 +75,18 @@ def load_rows(
         paths: parquet files and folders.
         columns: the columns of each dict.
         where: values that a row's columns must have; None is all rows.
+        passing, newest: which other rows need not be loaded, see :func:`.store.read_results`.
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
     wanted = where or {}
-    table = read_results(paths, [*dict.fromkeys((*columns, *wanted))])
-    # Compared in Python, column after column: pyarrow imports pandas to compare with a Python value.
-    rows: Sequence[int] = range(len(table))
-    for name, value in wanted.items():
-        values = table[name].combine_chunks()
-        rows = [n for n in rows if values[n].as_py() == value]
-    if len(rows) == len(table):
-        return table.select(list(columns)).to_pylist()
-    kept = {name: table[name].combine_chunks() for name in columns}
-    return [{name: column[n].as_py() for name, column in kept.items()} for n in rows]
+    stored = [[(name, "==", value)] for name, value in wanted.items() if name not in ("impl", "case_id")]
+    table = read_results(paths, [*dict.fromkeys((*columns, *wanted))], [*passing, *stored], newest=newest)
+    # Compared in Python: pyarrow imports pandas to compare with a Python value.
+    found = {name: table[name].to_pylist() for name in table.column_names}
+    rows = [n for n in range(len(table)) if all(found[name][n] == value for name, value in wanted.items())]
+    return [{name: found[name][n] for name in columns} for n in rows]
 
 
 def parse_terms(text: str) -> dict[str, str]:
@@ -108,20 +110,50 @@ def is_path(text: str) -> bool:
     return bool(text) and (Path(text).exists() or "/" in text or text.endswith(".parquet"))
 
 
-def select(text: str, pool: Sequence[str | Path]) -> list[dict[str, Any]]:
+def select(
+    text: str, pool: Sequence[str | Path], *, newest: bool = False, without: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """Return the rows that a selector names.
 
     Args:
         text: a path, or terms over the rows of ``pool``.
         pool: result files and folders.
+        newest: whether the newest row of every case will do: of many rows, no others are loaded.
+        without: runs whose rows are not wanted either, if there are others.
 
     Raises:
         ValueError: no such path, a bad term, or no row; several runs or commits begin with what is given.
     """
-    if is_path(text):
-        return load_rows(text)
-    terms = parse_terms(text)
-    return matching(load_rows(pool), terms)
+    terms = {} if is_path(text) else parse_terms(text)
+    # Whether several runs, commits or cases begin alike shows in all rows.
+    newest = newest and terms.keys().isdisjoint(PREFIXES)
+    where = _where(terms)
+    for others in ([[("run_id", "not in", list(without))]] if without else [], []):
+        rows = load_rows(pool if terms else text, passing=[*where, *others], newest=newest)
+        if rows:
+            return matching(rows, terms)
+    taken: dict[str, str] = {}
+    for key, wanted in terms.items():
+        taken[key] = wanted
+        if not len(read_results(pool, ["op"], _where(taken))):
+            raise ValueError(f"{key}:{wanted} selects no row{' that the terms before it do' * (len(taken) > 1)}")
+    raise ValueError(f"{text} selects no row")
+
+
+def _where(terms: Mapping[str, str]) -> Where:
+    """Return what the rows that terms select pass as they are stored, under whichever name of an implementation."""
+    where: list[list[tuple[str, str, Any]]] = []
+    for key, wanted in terms.items():
+        column = SELECTOR_COLUMNS[key]
+        if key in PREFIXES:
+            old = [("impl", "in", [old for _, old in RENAMED])] if key == "case" else []
+            where += [[(column, ">=", wanted), *old], [(column, "<=", f"{wanted}{LAST}"), *old]]
+        elif key == "impl":
+            where.append([(column, "in", stored_names(wanted))])
+        else:
+            value = parse_size(wanted) if column in SIZE_COLUMNS else wanted
+            where.append([(name, "==", value) for name in (("kernel", "op") if key == "kernel" else (column,))])
+    return where
 
 
 def matching(rows: Sequence[dict[str, Any]], terms: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -17,13 +17,15 @@ import fcntl
 import functools
 import itertools
 import json
+import operator
 import os
 import re
 import typing
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from .names import RENAMED, Renames, rename_row
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ProfileRow, Record, RoofRow
@@ -41,6 +43,17 @@ COMPLETE, PLANNED = "lrbench.complete", "lrbench.planned"
 
 SWEEP_PREFIX, BARS_PREFIX, LIVE_PREFIX = "sweep-", "bars-", "live-"
 """What the names of runs begin with."""
+
+Where: TypeAlias = Sequence[Sequence[tuple[str, str, Any]]]
+"""What rows are wanted: of each of its parts at least one condition (column, operator, value) must hold. The operators
+are those of pyarrow.parquet's filters."""
+
+LARGE_BYTES = 4 * 2**20
+"""Size of files from which on rows are chosen while they are read. Smaller ones are read before pyarrow.dataset is
+imported."""
+
+SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
+"""Of rows that agree in these columns, the newest counts."""
 
 OTHER_ROW_SETS = {"roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile")}
 
@@ -134,6 +147,8 @@ class RunWriter:
     def _write(self, record: Record) -> None:
         line = json.dumps(dataclasses.asdict(record), allow_nan=False).encode() + b"\n"
         end = self._file.tell()
+        if not end and self.planned is not None:
+            line = json.dumps({PLANNED: self.planned}).encode() + b"\n" + line
         try:
             self._file.write(line)
             self._file.flush()
@@ -202,13 +217,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
     """Return the row in each line of a journal, None for a line that is no row a results file can hold.
 
-    A last line that a kill cut short is left out.
+    The line that says how many rows were planned is left out, and a last line that a kill cut short.
     """
     import pyarrow as pa
 
     schema = arrow_schema()
     rows: list[dict[str, Any] | None] = []
     for line in lines:
+        if _planned(line) is not None:
+            continue
         row = _parse(line)
         try:
             stored = pa.Table.from_pylist([row or {}], schema=schema).to_pylist()[0]
@@ -233,6 +250,12 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     needed = {"run_id", "case_id", "schema_version"}
     return _encodable(row) if isinstance(row, dict) and needed <= row.keys() <= set(RECORD_COLUMNS) else None
+
+
+def _planned(line: bytes) -> int | None:
+    """Return how many rows a run planned from the first line of its journal, None for another line."""
+    found = re.fullmatch(rb'\{"%s": (\d{1,9})\}\n' % PLANNED.encode(), line)
+    return None if found is None else int(found[1])
 
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +313,8 @@ def _recover(journal: Path) -> list[Path]:
         target = journal.with_suffix(".parquet")
         made = []
         if good and not target.exists():
-            write_parquet(good, target, complete=False)
+            planned = _planned(lines[0])
+            write_parquet(good, target, complete=planned == len(good), planned=planned)
             made.append(target)
         if len(good) == len(rows) and (made or not good):
             journal.unlink()
@@ -323,6 +347,15 @@ def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     return files
 
 
+def current_files(paths: Iterable[str | Path]) -> list[Path]:
+    """Return result files without those of older rows, ``history.parquet`` and ``*.history.parquet``.
+
+    Of every case in these the files beside them hold a newer row. Where there are no others, they are returned.
+    """
+    files = result_files(paths)
+    return [path for path in files if f".{path.name}".rpartition(".history.")[2] != "parquet"] or files
+
+
 def _files_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
 
@@ -350,15 +383,23 @@ def committed_results(accelerator: str | None = None) -> list[Path]:
     return [f for f in folders if accelerator in (None, f.name) and _files_in(f)]
 
 
-def read_results(paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None) -> pa.Table:
+def read_results(
+    paths: str | Path | Iterable[str | Path],
+    columns: Sequence[str] | None = None,
+    where: Where = (),
+    *,
+    newest: bool = False,
+) -> pa.Table:
     """Read result files, and all result files of folders, as one table.
 
-    Columns are cast where that loses nothing; columns a file lacks are null, and columns lrbench does not know are
-    left out. Implementations have their names of today, see :mod:`.names`.
+    Columns are cast where that loses nothing; columns a file lacks are those of its folders' names (``kernel=tfla``) or
+    null, and columns lrbench does not know are left out. Implementations have their names of today, see :mod:`.names`.
 
     Args:
         paths: parquet files and folders.
         columns: the columns wanted; None is every column of :class:`Record`.
+        where: which rows are wanted. Only of files of :data:`LARGE_BYTES` in all are the others left out.
+        newest: whether rows are not wanted either that are older than one with the same :data:`SAME_CASE`.
 
     Raises:
         ValueError: no such path, no parquet file in it, a file that is no lrbench result or has another schema version,
@@ -369,7 +410,74 @@ def read_results(paths: str | Path | Iterable[str | Path], columns: Sequence[str
     unknown = sorted(set(columns or ()) - set(RECORD_COLUMNS))
     if unknown:
         raise ValueError(f"columns must be columns of a record, got {', '.join(unknown)}")
-    return pa.concat_tables([read_file(path, columns=columns) for path in result_files(paths)])
+    files = result_files(paths)
+    if not (where or newest) or sum(path.stat().st_size for path in files) < LARGE_BYTES:
+        return pa.concat_tables([read_file(path, columns=columns) for path in files])
+    try:
+        return _read_where(files, columns or RECORD_COLUMNS, where, newest)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # Read one by one, they tell which of them it is, and what is wrong with it.
+        for path in files:
+            read_file(path, columns=columns)
+        raise ValueError(f"results must be parquet files of lrbench: {' '.join(str(error).split())}") from error
+
+
+def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, newest: bool) -> pa.Table:
+    """Read the rows wanted. Statistics rule most row groups out, and the columns of the conditions others."""
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema()
+    names = [name for name in schema.names if name in columns]
+    folders = ds.partitioning(schema, flavor="hive")
+    stored = ds.dataset(list(map(str, files)), schema=schema, format="parquet", partitioning=folders)
+
+    def passing(where: Where) -> ds.Expression:
+        any_of = (functools.reduce(operator.or_, (pq.filters_to_expression([each]) for each in part)) for part in where)
+        return functools.reduce(operator.and_, any_of, ds.scalar(True))
+
+    def row_groups(parts: Iterable[ds.Fragment]) -> list[ds.Fragment]:
+        return [group for part in parts for group in part.split_by_row_group(wanted, schema=schema)]
+
+    def may_fail(part: Sequence[tuple[str, str, Any]], group: ds.Fragment) -> bool:
+        return bool(group.split_by_row_group(~passing([part]), schema=schema))
+
+    def read(groups: list[ds.Fragment], columns: Iterable[str]) -> pa.Table:
+        return ds.FileSystemDataset(groups, schema, stored.format).to_table(columns=list(columns), filter=wanted)
+
+    wanted = passing(where)
+    parts = [row_groups([file]) for file in stored.get_fragments(filter=wanted)]
+    # What statistics show to hold in all of these row groups is not looked at again.
+    where = [part for part in where if any(may_fail(part, group) for groups in parts for group in groups)]
+    wanted = passing(where)
+    if newest:
+        # A file at a time: the keys of all rows take as much memory as there is.
+        times = _newest_times(read(groups, (*SAME_CASE, "measured_at")) for groups in parts if groups)
+        wanted = passing([*where, [("measured_at", ">=", min(times, default=""))], [("measured_at", "in", times)]])
+        parts = [row_groups(groups) for groups in parts]
+    groups = [*itertools.chain.from_iterable(parts)]
+    if groups:
+        held = read(groups, ["__fragment_index"])["__fragment_index"].unique().to_pylist()
+        groups = [groups[n] for n in sorted(held)]
+    if not groups:
+        return schema.empty_table().select(names)
+    rename = not {"impl", "case_id"}.isdisjoint(columns)
+    table = read(groups, dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version")))
+    table.validate(full=True)
+    _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
+    return (_with_names_of_today(table, RENAMED) if rename else table).select(names)
+
+
+def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
+    """Return when the newest row of every case on every device was measured."""
+    import pyarrow as pa
+
+    def reduced(table: pa.Table) -> pa.Table:
+        found = table.group_by(list(SAME_CASE)).aggregate([("measured_at", "max")])
+        return found.rename_columns([name.removesuffix("_max") for name in found.column_names])
+
+    found = [reduced(table) for table in tables]
+    return [] if not found else reduced(pa.concat_tables(found))["measured_at"].drop_null().to_pylist()
 
 
 def read_file(
@@ -383,7 +491,7 @@ def read_file(
     """Read one file of a row set, as :func:`read_results` does.
 
     Read with ParquetFile and checked in Python: pyarrow.dataset and pyarrow.compute import pandas, which takes longer
-    than all the reading.
+    than to read a small file.
 
     Args:
         row: dataclass of the rows; its last field is the version of its columns.
@@ -408,14 +516,14 @@ def read_file(
         # Files are small: threads cost more than they save.
         table = file.read(columns=[*wanted], use_threads=False)
         table.validate(full=True)
-    versions = set(table[version.name].to_pylist())
-    if not versions <= {version.default}:
-        given = ", ".join(sorted(str(each) for each in versions - {version.default}))
-        raise ValueError(f"{version.name} must be {version.default}, got {given} in {path}")
+    _check_version(table[version.name].to_pylist(), row, str(path))
+    folders = _named_by_folders(path)
     found = []
     for field in schema:
         if field.name not in present:
-            found.append(pa.nulls(len(table), field.type))
+            value = folders.get(field.name)
+            missing = pa.nulls(len(table), field.type)
+            found.append(missing if value is None else pa.repeat(value, len(table)).cast(field.type))
             continue
         column = table[field.name]
         try:
@@ -424,6 +532,20 @@ def read_file(
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
     table = pa.table(found, schema=schema)
     return _with_names_of_today(table, renamed).select(names) if rename else table
+
+
+def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
+    version = dataclasses.fields(row)[-1]
+    if others := set(found) - {version.default}:
+        given = ", ".join(sorted(map(str, others)))
+        raise ValueError(f"{version.name} must be {version.default}, got {given} in {where}")
+
+
+def _named_by_folders(path: Path) -> dict[str, str | None]:
+    """Return the columns that the folders of a partitioned store name, such as ``kernel=tfla``."""
+    named = (part.partition("=") for part in path.parent.parts if "=" in part)
+    values = {name: urllib.parse.unquote(value) for name, _, value in named}
+    return {name: None if value == "__HIVE_DEFAULT_PARTITION__" else value for name, value in values.items()}
 
 
 @contextlib.contextmanager
@@ -468,5 +590,8 @@ def finished_cases(
     if not files:
         return {}
     wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
-    rows = (row for row in read_results(files).to_pylist() if all(row[key] == v for key, v in wanted.items()))
+    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
+    rows = (
+        row for row in read_results(files, where=where).to_pylist() if all(row[key] == v for key, v in wanted.items())
+    )
     return {row["case_id"]: Record(**row) for row in rows}

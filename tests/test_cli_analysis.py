@@ -262,6 +262,27 @@ def test_times_of_a_busy_machine_are_told_and_not_fitted(run: Run, tmp_path: Pat
         assert "busy" not in run(command, *problem).splitlines()[0]
 
 
+@pytest.mark.parametrize(("gpu", "length"), [("h100", "4k"), ("h100", "64k"), ("h200", "16k"), ("b200", "256k")])
+def test_the_formulation_chooses_among_chunk_lengths_that_were_fastest_somewhere(
+    gpu: str, length: str, run: Run
+) -> None:
+    """It does not see that few chunks fill no device, so it would take the whole sequence as one."""
+    rows = {
+        (row["op"], row["impl"]): row for row in run.json("best", "rglru", "--gpu", gpu, "--seq-len", length, "--all")
+    }
+    assert {rows[op, "chunked"]["chunk_size"] for op in ("rglru", "linear_scan")} <= {256, 512}
+    predicted = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length)
+    assert predicted["chunk_size"] == rows["rglru", "chunked"]["chunk_size"]
+    given = run.json("predict", "rglru", "--impl", "chunked", "--gpu", gpu, "--seq-len", length, "--chunk-size", "4k")
+    assert given["chunk_size"] == 4096
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [("cpu", "fp32"), ("v100", "fp16"), ("h100", "bf16")])
+def test_the_usual_dtype_is_the_accelerators(gpu: str, dtype: str, run: Run) -> None:
+    for command in ("best", "predict", "chunk-size"):
+        assert run(command, "--gpu", gpu) == run(command, "--gpu", gpu, "--dtype", dtype)
+
+
 @pytest.mark.parametrize("options", ["mlstm_sig --channels 256", "rglru --num-heads 4", "wkv --d-ff 8"])
 def test_a_size_that_an_operation_does_not_have_is_refused(options: str, lrbench: Lrbench) -> None:
     for command in ("best", "predict"):
@@ -272,13 +293,15 @@ def test_a_size_that_an_operation_does_not_have_is_refused(options: str, lrbench
 @pytest.mark.parametrize(
     ("gpu", "gone"),
     [
-        ("mi300x", ("whole_state", "flash_attn.v2", "mamba_ssm.selective_scan")),
+        ("mi300x", ("whole_state", "flash_attn.v3", "flash_attn.v4")),
         ("a100", ("whole_state", "flash_attn.v4")),
     ],
 )
 def test_what_does_not_run_on_an_accelerator_is_left_out_and_said(gpu: str, gone: tuple[str, ...], run: Run) -> None:
     rows = run.json("best", "--gpu", gpu, "--all")
-    assert not {row["impl"] for row in rows} & {*gone} and "fused_chunk" in {row["impl"] for row in rows}
+    there = {row["impl"] for row in rows}
+    # FlashAttention-2 and Mamba document builds for ROCm.
+    assert not there & {*gone} and {"fused_chunk", "flash_attn.v2", "mamba_ssm.selective_scan"} <= there
     run("best", "--gpu", gpu)
     number, names = re.search(r"^not known to run on \w+: (\d+) kernels \((.*)\)$", run.err, re.MULTILINE).groups()
     assert {*gone} <= {*names.split(", ")} and len(names.split(", ")) == int(number)
@@ -590,7 +613,12 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("chunk-size tfla --roofs best", "roofs must be spec, measured, or a file or folder "),
         ("predict tfla --state-dtype=", "state_dtype must be one of "),
         ("predict --validate --impl zzz", "results must hold measured rows of what is validated, got none"),
-        ("predict tfla --gpu v100", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
+        (
+            "predict tfla --seq-len 1",
+            "nothing runs mlstm_sig fw bf16 on h100_sxm: mlstm_sig whole_state cannot run this: seq_",
+        ),
+        ("best tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
+        ("predict tfla --gpu v100 --dtype bf16", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
         ("predict tfla --gpu b200 --roofs measured", "roofs must be spec for b200"),
         ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn.v4 fw"),
         (
@@ -613,6 +641,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict selective_scan --impl fused_chunk", "for selective_scan, got 'fused_chunk'"),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
+        ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
         ("plot pie nowhere", "kind must be one of runtime, "),
         ("plot runtime nowhere -o a.gif", "output must end in one of .png, .svg, .pdf, got 'a.gif'"),

@@ -97,6 +97,11 @@ class Accelerator(Specification):
         rates = [self.matrix_flops[name] for name in _MULTIPLIED_AS.get(dtype, (dtype,)) if name in self.matrix_flops]
         return max(rates, default=None)
 
+    @property
+    def usual_dtype(self) -> str:
+        """The dtype that a question is about where none is named: bf16, where it is not known fp16, on a CPU fp32."""
+        return "fp32" if self.key == "cpu" else "bf16" if self.peak_flops("bf16") else "fp16"
+
     def matrix_rate(self, dtype: str) -> float:
         """Return :meth:`peak_flops`; ValueError where it is not known."""
         peak = self.peak_flops(dtype)

@@ -12,9 +12,8 @@ from ...results.select import (
     Row,
     describe,
     device_of,
-    load_rows,
-    matching,
     parse_terms,
+    select,
     with_slowness,
 )
 from .compare import MARGIN, is_measured, is_noisy, judge, time_interval
@@ -31,7 +30,8 @@ def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, st
         ValueError: nothing is selected, or a bad term.
     """
     is_id = re.fullmatch(r"[0-9a-f]{4,16}", case) is not None
-    rows = matching(load_rows(results), {"case": case} if is_id else parse_terms(case))
+    terms = parse_terms(f"case:{case}" if is_id else case)
+    rows = select(",".join(map(":".join, terms.items())), results)
     histories: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["measured_at"]):
         histories.setdefault((row["case_id"], device_of(row)), []).append(row)
@@ -59,6 +59,7 @@ def history_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "verdict": None,
             "peak_memory_bytes": row["peak_memory_bytes"],
             "rel_error": row["rel_error"],
+            "noise": ", ".join(reason.partition(":")[0] for reason in (row["noise"] or "").split("; ")) or None,
             "changed": None,
         }
         if before is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -139,10 +140,18 @@ def count_case(
     Raises:
         ValueError: bad sizes, as :func:`count`.
     """
+    return _count_case(op, impl, mode, dtype, state_dtype, tuple(sizes.items()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _count_case(
+    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: tuple[tuple[str, int], ...]
+) -> Count | None:
+    """Return :func:`count_case`, which figures and models ask for again and again."""
     if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
         return None
     check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
-    problem = case_problem(op, impl, mode, dtype, state_dtype, sizes)
+    problem = case_problem(op, impl, mode, dtype, state_dtype, dict(sizes))
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
     kernels = kernels_of(op, problem.formulation, impl)
     return _count(problem, mode, kernels=kernels, forward_state=forward_state)

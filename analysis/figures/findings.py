@@ -31,15 +31,18 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     Ours is our fastest implementation of the first operation that has lines of full length. After it come the fastest
     of each other author for the same operation, the fastest of every operation that we have no kernel of, our second
     one of the operation, our fastest of the other operations, and the rest. Lines with less than a third of its points
-    are left out.
+    are left out. Over chunk size lines are compared at their best.
 
     Args:
         rows: one measured row for each point, of all panels.
         x: the column along the axis.
     """
     points = ok_rows(rows)
-    least = points.groupby(["mode", x])["time_ms"].transform("min")
-    table = points.assign(slowness=points["time_ms"] / least).groupby(["op", "impl", "provider"])["slowness"]
+    at, time_ms = ["mode", x], points["time_ms"]
+    if x == "chunk_size":
+        at, time_ms = ["mode"], points.groupby(["op", "impl", "mode"])["time_ms"].transform("min")
+    slowness = time_ms / time_ms.groupby([points[name] for name in at]).transform("min")
+    table = points.assign(slowness=slowness).groupby(["op", "impl", "provider"])["slowness"]
     lines = table.agg(["size", "median"]).reset_index().sort_values("median", kind="stable")
     own = lines[lines["provider"] == OURS]
     long = (own if len(own) else lines)["size"].max()
@@ -61,17 +64,22 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     return [line for *_, line in sorted(ranked)]
 
 
-def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, str]:
-    """Return what is chosen and its points without the lines that no :data:`MAX_LINES` have room for, and a note."""
-    if chosen.every:
-        return chosen, rows, ""
+def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:
+    """Return what is chosen and its points without the lines that no :data:`MAX_LINES` have room for.
+
+    Returns:
+        what is chosen, its points, the line that the figure's statement is about, and a note.
+    """
     shown = lines_in_order(rows, x)[:MAX_LINES]
+    if chosen.every:
+        return chosen, rows, shown[0], ""
     points = in_lines(rows, shown)
     hidden = rows[~points].drop_duplicates(["op", "impl"])
     # What failed throughout is no line, and is told where it computes what the first line does.
     failed = chosen.rows["op"].eq(shown[0][0]) & ~in_lines(chosen.rows, zip(hidden["op"], hidden["impl"], strict=True))
     kept = dataclasses.replace(chosen, rows=chosen.rows[in_lines(chosen.rows, shown) | failed])
-    return kept, rows[points], f"{len(hidden)} more line{'s' * (len(hidden) > 1)} with --all." if len(hidden) else ""
+    note = f"{len(hidden)} more line{'s' * (len(hidden) > 1)} with --all." if len(hidden) else ""
+    return kept, rows[points], shown[0], note
 
 
 def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
@@ -80,22 +88,20 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
 
 
-def beside_others(rows: pd.DataFrame, x: str, over: str, column: str = "time_ms") -> str:
+def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str = "time_ms") -> str:
     """Return by which factor ours is faster, or needs less memory, than the best of the others; "" without any.
 
     The others are those that compute the same, else all.
 
     Args:
-        rows: of all lines, the first of which is ours, see :func:`lines_in_order`.
+        rows: of the lines that are drawn.
+        first: the one of ours, see :func:`lines_in_order`.
         over: what ``x`` is called.
     """
     rows = ok_rows(rows)
-    rows = rows[rows["suspect"].isna() & rows[column].notna()]
-    lines = lines_in_order(rows, x) if len(rows) else []
-    if not lines:
-        return ""
-    op, at = lines[0][0], ["mode", x]
-    ours = rows[in_lines(rows, lines[:1])]
+    rows = rows[rows["suspect"].isna() & rows["noise"].isna() & rows[column].notna()]
+    op, at = first[0], ["mode", x]
+    ours = rows[in_lines(rows, [first])]
     others = rows[(rows["provider"] != OURS) & ~rows["op"].isin(PARTIAL)]
     others = others[others["op"] == op] if (others["op"] == op).any() else others
     if others.empty or set(ours["provider"]) != {OURS}:
@@ -127,31 +133,29 @@ def _factor(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def best_chunk(rows: pd.DataFrame) -> str:
+def best_chunk(rows: pd.DataFrame, first: Line) -> str:
     """Return at which chunk size the first line is fastest, and how much slower it is at its slowest.
 
     Args:
-        rows: of all lines, over chunk size.
+        rows: of the lines that are drawn, over chunk size.
     """
-    rows = ok_rows(rows)
-    op, impl = lines_in_order(rows, "chunk_size")[0]
-    line = rows[in_lines(rows, [(op, impl)])]
+    line = ok_rows(rows)
+    line = line[in_lines(line, [first])]
     best = line.loc[line.groupby("mode")["time_ms"].idxmin()]
     worst = (line.groupby("mode")["time_ms"].max() / best.set_index("mode")["time_ms"]).max()
     sizes = {binary(row.chunk_size): row.mode for row in best.itertuples()}
     where = next(iter(sizes)) if len(sizes) == 1 else ", ".join(f"{size} ({mode})" for size, mode in sizes.items())
     cost = f", {_factor(worst)} times as fast as at its worst" if worst >= 1.05 else ""
-    return f"{operation_label(op)} {impl} is fastest at chunk size {where}{cost}"
+    return f"{operation_label(first[0])} {first[1]} is fastest at chunk size {where}{cost}"
 
 
-def share_of_roof(rows: pd.DataFrame, modes: Mapping[str, str]) -> str:
+def share_of_roof(rows: pd.DataFrame, first: Line, modes: Mapping[str, str]) -> str:
     """Return which share of the roof the first line reaches.
 
     Args:
         rows: of the lines that are shown, one for each mode, with their ``share`` in percent.
         modes: their names.
     """
-    op, impl = lines_in_order(rows, "seq_len")[0]
-    shares = rows[in_lines(rows, [(op, impl)])].set_index("mode")["share"]
+    shares = rows[in_lines(rows, [first])].set_index("mode")["share"]
     said = ", ".join(f"{shares[mode]:.0f} % of the roof {name}" for mode, name in modes.items() if mode in shares)
-    return f"{operation_label(op)} {impl} reaches {said}"
+    return f"{operation_label(first[0])} {first[1]} reaches {said}"

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...results.select import Row, describe, device_of
-from .style import CURVES, new_figure, set_alt_text, styled
+from ...results.select import Row, describe, device_of, with_slowness
+from .style import CURVES, MUTED, new_figure, set_alt_text, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vP*X"
 MAX_CASES = len(MARKERS)
+HOLLOW: dict[str, Any] = {"markersize": 4.5, "markerfacecolor": "white"}
 
 
 def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
-    """Draw the times of cases over the runs that measured them, with their 95 % intervals.
+    """Draw the times of cases over the runs that measured them, with their 95 % intervals; noisy ones are hollow.
 
     Raises:
         ValueError: more than :data:`MAX_CASES` cases, or none that was measured.
     """
-    measured = [rows for rows in ([row for row in rows if row["time_ms"] is not None] for rows in histories) if rows]
+    timed = ([row for row in rows if row["time_ms"] is not None] for rows in with_slowness(*histories))
+    measured = [rows for rows in timed if rows]
     if not 0 < len(measured) <= MAX_CASES:
         raise ValueError(f"a figure must show 1 to {MAX_CASES} measured cases, got {len(measured)}: select fewer")
     # Runs stand side by side in the order of time: commits have no distances.
@@ -40,6 +42,11 @@ def history_figure(histories: Sequence[Sequence[Row]]) -> Figure:
                 [places[_run(row)] for row in rows], times, yerr=ends, label=label,
                 marker=marker, color=colour, markersize=4.5, capsize=2, linewidth=1.2,
             )  # fmt: skip
+            noisy = [row for row in rows if row["noise"]]
+            at, times = [places[_run(row)] for row in noisy], [row["time_ms"] for row in noisy]
+            axes.plot(at, times, marker, color=colour, zorder=3, **HOLLOW)
+        if any(row["noise"] for rows in measured for row in rows):
+            axes.plot([], [], "o", color=MUTED, label="hollow: measured on a busy machine", **HOLLOW)
         axes.set_xticks(list(places.values()), [f"{commit}\n{run}" for commit, run in places])
         axes.set(xlabel="commit and run, oldest first", ylabel="time (ms)", xlim=(-0.5, len(places) - 0.5))
         axes.set_ylim(bottom=0)

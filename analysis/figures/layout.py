@@ -45,6 +45,7 @@ class Line:
     Attributes:
         ends: what is written beside the first and the last point.
         ringed: points to mark, by position.
+        hollow: points that were measured on a busy machine, by position.
     """
 
     x: Sequence[float]
@@ -52,12 +53,13 @@ class Line:
     style: SeriesStyle
     ends: tuple[str, str] | None = None
     ringed: Sequence[int] = ()
+    hollow: Sequence[int] = ()
 
 
 def measured_line(rows: pd.DataFrame, x: str, y: pd.Series, style: SeriesStyle, doubts: str = "suspect") -> Line:
-    """Return a line of rows in their order, over the column ``x``; those with a text in ``doubts`` are ringed."""
-    ringed = rows[doubts].notna().to_numpy().nonzero()[0].tolist()
-    return Line(x=rows[x].tolist(), y=y.tolist(), style=style, ringed=ringed)
+    """Return a line of rows in order over the column ``x``, ringed with a text in ``doubts``, hollow if noisy."""
+    ringed, hollow = (rows[name].notna().to_numpy().nonzero()[0].tolist() for name in (doubts, "noise"))
+    return Line(x=rows[x].tolist(), y=y.tolist(), style=style, ringed=ringed, hollow=hollow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +267,11 @@ def _label_below(figure: Figure, styles: Sequence[SeriesStyle], columns: int, bo
 def _draw(axes: Axes, panel: Panel, width: float, height: float) -> None:
     """Draw a panel into axes of about that many inches."""
     for line in panel.lines:
-        axes.plot(line.x, line.y, zorder=4 if line.style.bold else 3, **line.style.line())
+        zorder = 4 if line.style.bold else 3
+        axes.plot(line.x, line.y, zorder=zorder, **line.style.line())
+        if line.hollow:
+            x, y = ([values[n] for n in line.hollow] for values in (line.x, line.y))
+            axes.plot(x, y, zorder=zorder + 0.5, **line.style.hollow())
         if line.ends is not None:
             # Beside the first and the last point, away from the line.
             outward = 6 if line.x[-1] >= line.x[0] else -6

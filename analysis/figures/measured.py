@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows, ok_rows
+from ...results.select import best_rows
 from ..derive import gradient_twice
 from .findings import beside_others, best_chunk, main_lines
 from .layout import Drawing, Panel, measured_line
@@ -19,6 +19,7 @@ from .selection import (
     Chosen,
     Selection,
     at_best_chunk,
+    busy_note,
     choose,
     choose_over_width,
     describe,
@@ -112,8 +113,8 @@ def _drawing(
         lacking = "rows with measured memory" if needs == "peak_memory_bytes" else "counted rows"
         raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
-    finding = best_chunk(rows) if x == "chunk_size" else beside_others(rows, x, over, needs or "time_ms")
-    chosen, rows, hidden = main_lines(chosen, rows, x)
+    chosen, rows, first, hidden = main_lines(chosen, rows, x)
+    finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(rows, first, x, over, needs or "time_ms")
     modes, shown = modes_of(rows), quantities(rows)
     if row_per_mode or (len(modes) == 1 < len(shown)):
         grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in shown] for m in modes]
@@ -138,16 +139,13 @@ def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."
         )
-    return " ".join([other_head_dims(chosen), *doubts, failure_note(unmeasured(chosen, x))]).strip()
+    said = (other_head_dims(chosen), *doubts, busy_note(shown), failure_note(unmeasured(chosen, x)))
+    return " ".join(filter(None, said))
 
 
 def _chunked(frame: pd.DataFrame, selection: Selection) -> Chosen:
     """Choose rows at one sequence length of implementations with a chunk axis."""
-    chosen = choose(frame, selection, seq_len=True)
-    rows = chosen.rows[chosen.rows["chunk_size"].notna()]
-    if ok_rows(rows).empty:
-        raise ValueError("results must hold measured rows with a chunk size for this figure, got none")
-    return dataclasses.replace(chosen, rows=rows)
+    return choose(frame, selection, seq_len=True, chunks=True)
 
 
 def _over(chosen: Chosen) -> str:

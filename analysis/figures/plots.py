@@ -31,6 +31,9 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = Mappi
 )
 """Figures of measured rows."""
 
+OVER_LENGTH = ("runtime", "memory", "runtime-memory")
+"""Those over sequence length, which show none alone."""
+
 THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = MappingProxyType(
     {
         "flops": theories.flops_over_chunk_size,

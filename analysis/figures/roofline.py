@@ -24,6 +24,7 @@ from .selection import (
     MODE_TITLES,
     Chosen,
     Selection,
+    busy_note,
     choose,
     describe,
     failure_note,
@@ -51,7 +52,7 @@ def roofline(
 
     Args:
         gpus: one or several accelerators, or their keys or aliases; at least one must have rows. Their rates, specified
-            or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first with rows are hollow.
+            or measured (:func:`.roofs.with_roofs`), are the roofs. Points of all but the first with rows are pale.
         selection: rows.
 
     Raises:
@@ -62,7 +63,7 @@ def roofline(
     chosen = choose(frame[frame["device_accelerator"] == main.key], selection, seq_len=True)
     points = _points(frame, accelerators, chosen)
     at_best = best_rows(points[points["device_accelerator"] == main.key], ("op", "impl", "mode"))
-    chosen, at_best, hidden = main_lines(chosen, at_best, "seq_len")
+    chosen, at_best, first, hidden = main_lines(chosen, at_best, "seq_len")
     points = points[in_lines(points, zip(at_best["op"], at_best["impl"], strict=True))]
     peak = max(each.peak_flops(chosen.dtype) or 0 for each in accelerators)
     unit, prefix = axis_prefix(peak)
@@ -110,13 +111,14 @@ def roofline(
     notes = (
         other_head_dims(chosen),
         *_notes(frame, points, accelerators, chosen.dtype),
+        busy_note(points),
         failure_note(unmeasured(chosen, "seq_len")),
         hidden,
     )
     return Drawing(
         grid=[[*roofs, *shares]] if one_row else [roofs, shares],
         title=f"Roofline: {main.name}" + "".join(f", {each.name.removeprefix('NVIDIA ')}" for each in accelerators[1:]),
-        finding=share_of_roof(at_best, {mode: MODE_TITLES[mode].lower() for mode in modes_of(at_best)}),
+        finding=share_of_roof(at_best, first, {mode: MODE_TITLES[mode].lower() for mode in modes_of(at_best)}),
         setting=describe(chosen, "counted FLOPs and bytes"),
         note=" ".join(filter(None, notes)),
         heights=None if one_row else (1.3, 0.85),
@@ -194,7 +196,7 @@ def doubt(row: dict[str, Any], accelerator: Accelerator) -> str | None:
 def _lines(
     points: pd.DataFrame, accelerators: Sequence[Accelerator], x: str, y: str, *, ends: bool = False
 ) -> list[Line]:
-    """Return a line per implementation and accelerator; all but the first accelerator's are hollow.
+    """Return a line per implementation and accelerator; all but the first accelerator's are pale.
 
     Args:
         points: of one mode, in the order of chunk size.
@@ -207,7 +209,7 @@ def _lines(
         for (op, impl), group in rows.groupby(["op", "impl"], sort=True):
             style = series_style(str(op), str(impl))
             if n:
-                style = dataclasses.replace(style, hollow=True, label=f"{style.label}, {accelerator.key}")
+                style = style.pale(f"{style.label}, {accelerator.key}")
             line = measured_line(group, x, group[y], style, doubts="doubt")
             if not ends:
                 line = dataclasses.replace(line, ringed=())

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
+from ...results.arguments import unknown
 from ...results.select import failed_rows, is_ok, latest_rows, of_family, ok_rows, single
 from ..derive import derive_anew, of_today
 from .style import operation_label, series_label, sizes_in_words
@@ -46,13 +47,13 @@ class Selection:
         state_dtype: dtype of chunk states; None: fp32.
         tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
             lines over sequence length have most points.
-        head_dim: value head dim of the family's own operations; None: the one with most rows. An operation without a
+        head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
             row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
-            shown, that at which most rows of ours and of a peer are of the same problem, else that with most rows.
+            shown, that at which most points of ours and of a peer are of the same problem, else that with most points.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
         seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where our own rows have it in every
-            mode, else the longest that they have in every mode.
+            mode, else the longest that they have in every mode. Over chunk size that of most points on lines.
         modes, ops, impls: what to keep; None: all.
         every: whether every line is shown, rather than the :data:`MAX_LINES` that make one statement.
     """
@@ -101,6 +102,7 @@ def choose(
     head_dim: bool = True,
     channels: bool = True,
     seq_len: bool = False,
+    chunks: bool = False,
 ) -> Chosen:
     """Keep the rows that a figure shows.
 
@@ -108,6 +110,7 @@ def choose(
         head_dim: whether the figure shows one head dim.
         channels: whether it shows one number of channels.
         seq_len: whether it shows one sequence length.
+        chunks: whether it is over chunk size, of the rows that have one.
 
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
@@ -121,40 +124,51 @@ def choose(
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
     for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
         if wanted is not None:
-            rows = rows[rows[column].isin(wanted)]
+            known, rows = rows[column][rows["measured"]], rows[rows[column].isin(wanted)]
+            if wanted and not rows["measured"].any():
+                raise unknown(column, wanted[0], sorted(set(known)), " in these results")
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
+    _check_measured(rows, "dtype", selection.dtype)
     dtype = selection.dtype or _most_frequent(rows["dtype"][rows["measured"]])
     rows = rows[rows["dtype"] == dtype]
+    _check_measured(rows, "state_dtype", selection.state_dtype)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
     held = {"tokens": selection.tokens, "batch": selection.batch}
     if not any(held.values()):
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():
+        _check_measured(rows, name, value)
         rows = rows if value is None else rows[rows[name] == value]
     for name, column in WIDTHS.items():
         if channels or name != "channels":
             rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)
     length = selection.seq_len
     if seq_len and length:
+        _check_measured(rows, "seq_len", length)
         rows = rows[rows["seq_len"] == length]
     before = _measured_lines(rows)
     chosen_dim = selection.head_dim
     if head_dim:
         tunable = rows["measured"] & rows["chunk_size"].notna()
-        chosen_dim = chosen_dim or _most_frequent(rows["head_dim_v"][tunable])
+        chosen_dim = chosen_dim or _most_frequent(_points(rows[tunable], chunks=seq_len)["head_dim_v"])
         if chosen_dim is not None:
             rows = rows[_at_head_dim(rows, chosen_dim)]
             if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
                 chosen_dim = None
     along = () if head_dim else ("head_dim_v",) if channels else ("embedding_dim",)
-    dims = _most_shared_dims(rows, ("op", *along))
+    dims = _most_shared_dims(_points(rows[rows["measured"]], chunks=seq_len), ("op", *along))
     if isinstance(selection, Chosen) and not along:
         dims |= {(op,): pair for op, pair in selection.dims.items()}
     rows = rows[_at_dims(rows, ("op", *along), dims)]
     other_dims = tuple(sorted(before - _measured_lines(rows)))
+    if chunks:
+        rows = rows[rows["chunk_size"].notna()]
+        if not rows["measured"].any():
+            raise ValueError("results must hold measured rows with a chunk size for this figure, got none")
     if seq_len:
-        length = length or _common_length(rows[rows["measured"]])
+        measured = rows[rows["measured"]]
+        length = length or (chunks and _length_of_most_points(measured)) or _common_length(measured)
         rows = rows[rows["seq_len"] == length]
     if not rows["measured"].any():
         raise ValueError("results must hold measured rows for this figure, got none that match the selection")
@@ -196,13 +210,14 @@ def _at_width(
     return rows if wanted is None else rows[rows[column].isna() | (rows[column] == wanted)]
 
 
-def _check_measured(rows: pd.DataFrame, column: str, wanted: int | None, *, option: str) -> None:
-    """Raise ValueError where a size is wanted that was not measured; the message lists those that were."""
+def _check_measured(rows: pd.DataFrame, column: str, wanted: int | str | None, *, option: str = "") -> None:
+    """Raise ValueError where a size or dtype is wanted that was not measured; the message lists those that were."""
     if wanted is None:
         return
-    known = sorted({int(value) for value in rows[column][rows["measured"]].dropna()})
+    known = sorted({type(wanted)(value) for value in rows[column][rows["measured"]].dropna()})
     if wanted in known:
         return
+    option = option or column
     if not known:
         raise ValueError(f"{option} must be left out for these results, which have none, got {wanted}")
     raise ValueError(f"{option} must be one of {', '.join(map(str, known))} in these results, got {wanted}")
@@ -224,10 +239,15 @@ Dims = dict[tuple[Any, ...], tuple[float, float]]
 """What is shown together, the operation and what stands along the axis -> head dims; 0 where there is none."""
 
 
-def _most_shared_dims(rows: pd.DataFrame, by: Sequence[str]) -> Dims:
-    """Return the head dims of most rows of a problem that ours and a peer were measured on, else of most rows."""
+def _points(rows: pd.DataFrame, *, chunks: bool) -> pd.DataFrame:
+    """Keep a row of each point of a figure; ``chunks``: one over chunk size, not at each one's best."""
+    point = ["op", "impl", "mode", "seq_len", "embedding_dim", "head_dim_qk", "head_dim_v"]
+    return rows.drop_duplicates([*point, "chunk_size"] if chunks else point)
+
+
+def _most_shared_dims(measured: pd.DataFrame, by: Sequence[str]) -> Dims:
+    """Return the head dims of most points of a problem that ours and a peer were measured on, else of most points."""
     dims, where = ["head_dim_qk", "head_dim_v"], [*dict.fromkeys((*by, "head_dim_qk", "head_dim_v"))]
-    measured = rows[rows["measured"]]
     problem = [*dict.fromkeys((*where, "mode", "seq_len", "tokens", "embedding_dim"))]
     measured = measured[problem].fillna(0).assign(ours=measured["provider"] == "lrbench")
     ours = measured.groupby(problem)["ours"]
@@ -298,6 +318,14 @@ def _common_length(rows: pd.DataFrame) -> int:
     sets = [set(group["seq_len"]) for _, group in (rows if own.empty else own).groupby("mode")]
     common = set.intersection(*sets) or set.union(*sets)
     return PAPER_SEQ_LEN if PAPER_SEQ_LEN in common else int(max(common))
+
+
+def _length_of_most_points(rows: pd.DataFrame) -> int | None:
+    """Return at which sequence length lines over chunk size have most points, None where there are no lines."""
+    points = rows[["op", "impl", "mode", "seq_len", "chunk_size"]].drop_duplicates()
+    on_line = points.groupby(["op", "impl", "mode", "seq_len"])["chunk_size"].transform("size") > 1
+    most = set(points["seq_len"][on_line].mode())
+    return PAPER_SEQ_LEN if PAPER_SEQ_LEN in most else max(map(int, most), default=None)
 
 
 def _int(value: Any) -> int | None:
@@ -384,7 +412,7 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
 
 
 def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
-    """Leave out the points over ``x`` for which one chunk size was measured, of lines that have several elsewhere.
+    """Leave out the points over ``x`` for which one chunk size was measured, of lines with two points of several.
 
     Returns:
         what is left, and the rows for which one chunk size was measured.
@@ -394,7 +422,8 @@ def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
     line = ["op", "impl", "mode"]
     count = rows.groupby([*line, x])["chunk_size"].transform("nunique")
     lone = rows[count == 1]
-    elsewhere = lone[count.groupby([rows[name] for name in line]).transform("max")[lone.index] > 1]
+    several = rows[x].where(count > 1).groupby([rows[name] for name in line]).transform("nunique")
+    elsewhere = lone[several[lone.index] > 1]
     return dataclasses.replace(chosen, rows=chosen.rows.drop(index=elsewhere.index)), lone
 
 
@@ -407,7 +436,7 @@ def lone_chunks(lone: pd.DataFrame, shown: pd.DataFrame, x: str) -> str:
         if len(there) and len(left):
             out.append(f"{name} at {sizes_in_words(left[x])}")
         elif len(there) and _takes_several(str(op), str(impl)):
-            alone.append(name)
+            alone.append(name if set(there[x]) == set(rows[x]) else f"{name} at {sizes_in_words(rows[x])}")
     said = f"Left out, since one chunk size was measured: {', '.join(out)}. " if out else ""
     return said + (f"At the one chunk size that was measured: {', '.join(alone)}." if alone else "")
 
@@ -446,6 +475,12 @@ def other_head_dims(chosen: Chosen) -> str:
     ]
     shown = f"Shown at the value head dim they were measured at: {'; '.join(at)}." if at else ""
     return " ".join(filter(None, [shown, left]))
+
+
+def busy_note(rows: pd.DataFrame) -> str:
+    """Return what hollow points are, and how many of those in ``rows``; or ""."""
+    noisy = int(rows["noise"].notna().sum())
+    return f"Hollow: measured on a busy machine, {noisy} of {len(rows)} points." if noisy else ""
 
 
 def lowered_runs(rows: pd.DataFrame) -> int:

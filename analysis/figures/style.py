@@ -5,6 +5,7 @@ Colours are Okabe and Ito's and Paul Tol's, which colour-blind readers can tell 
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import math
@@ -79,7 +80,6 @@ class SeriesStyle:
     width: float
     label: str
     bold: bool = False
-    hollow: bool = False
 
     def line(self) -> dict[str, Any]:
         """Return keyword arguments for ``Axes.plot``."""
@@ -89,11 +89,22 @@ class SeriesStyle:
             "linestyle": self.dashes,
             "linewidth": self.width,
             "markersize": 5.4,
-            "markerfacecolor": "white" if self.hollow else self.colour,
-            "markeredgecolor": self.colour if self.hollow else "white",
-            "markeredgewidth": 1.0 if self.hollow else 0.5,
+            "markerfacecolor": self.colour,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
             "label": self.label,
         }
+
+    def hollow(self) -> dict[str, Any]:
+        """Return the same for points that are only an outline."""
+        outline = {"markerfacecolor": "white", "markeredgecolor": self.colour, "markeredgewidth": 1.0}
+        return {**self.line(), **outline, "linestyle": "none", "label": "_hollow"}
+
+    def pale(self, label: str) -> SeriesStyle:
+        """Return the style in a lighter colour, for the same implementation on another device."""
+        channels = (int(self.colour[n : n + 2], 16) for n in (1, 3, 5))
+        colour = "#" + "".join(f"{(each + 255) // 2:02X}" for each in channels)
+        return dataclasses.replace(self, colour=colour, label=label)
 
 
 def operation_label(op: str) -> str:

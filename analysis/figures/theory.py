@@ -25,7 +25,7 @@ from ..model.runtime_model import runtime_model
 from ..model.terms import LAUNCHES
 from .findings import MAX_LINES
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
-from .selection import MODE_TITLES
+from .selection import MODE_TITLES, busy_note
 from .style import MUTED, SeriesStyle, binary, curve_style, operation_label, series_style, sizes_in_words
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
     chunks, sizes = feasible_chunks(theory.seq_len), theory.sizes
     whole: dict[str, Any] = {name: sizes[name] for name in ("batch", "num_heads")}
     counted = [_counted(theory, theory.head_dim, chunk, **whole) for chunk in chunks]
-    lines, launched, best = [], False, {}
+    lines, launched, best, busy = [], False, {}, []
     for n, (key, accelerator) in enumerate(accelerators.items()):
         name, dtype = _short(accelerator), _dtype_on(accelerator, theory.dtype)
         times = [runtime_model(each, accelerator, dtype).upper_ms for each in counted]
@@ -357,6 +357,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         here = measured[measured["device_accelerator"] == key]
         fastest = here.groupby("impl")["time_ms"].min().sort_values().index[: None if theory.every else 2]
         here = here[here["impl"].isin(fastest)]
+        busy.append(busy_note(here))
         for impl, rows in here.sort_values("chunk_size").groupby("impl", sort=True):
             label = f"{name}, {impl} measured"
             style = series_style(theory.op, str(impl))
@@ -396,7 +397,7 @@ def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -
         else "Runtime over chunk size, model and measurement",
         setting=theory.setting("length", *parts),
         finding=finding,
-        note=note,
+        note=" ".join(filter(None, [note, *busy])),
         usual_width=6.8,
     )
 

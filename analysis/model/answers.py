@@ -12,7 +12,7 @@ from ...results.arguments import parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
 from ..counts.formulations import has_heads, sizes_of, state_dtype_of
-from .chunk_size import chunks_taken
+from .chunk_size import chunks_taken, too_short
 from .fit import Fit, Row, fit_rows
 from .prediction import MEASURED_COLUMNS, Answer, answer, best_of, measured_on, rows_by_status, stored_sizes
 
@@ -48,10 +48,10 @@ class Question:
     def fit(self, impl: str) -> tuple[Fit | None, int]:
         """Return the model fitted to an implementation's rows, None where there is none, and the number of rows."""
         if (self.op, impl) not in self.known_fits:
-            rows = [row for row in self.rows if not row["noise"]] if self.fitted else []
+            rows = self.rows if self.fitted else []
             case = (self.op, impl, self.mode, self.dtype)
             fit = fit_rows(rows, *case, device=self.accelerator.key, roofs=self.roofs)
-            own = sum((row["op"], row["impl"]) == (self.op, impl) for row in rows)
+            own = sum((row["op"], row["impl"]) == (self.op, impl) and not row["noise"] for row in rows)
             self.known_fits[self.op, impl] = fit, own
         return self.known_fits[self.op, impl]
 
@@ -101,7 +101,11 @@ class Question:
             if chunk > seq_len:
                 raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk}")
             return (chunk,)
-        return chunks_taken(self.op, impl, self.mode, self.dtype, self.sizes) or (seq_len,)
+        taken = chunks_taken(self.op, impl, self.mode, self.dtype, self.sizes)
+        whole = {**self.sizes, "chunk_size": seq_len}
+        if not taken and why_unsupported(self.op, impl, self.mode, self.dtype, whole):
+            raise ValueError(f"{self.op} {impl} cannot run this: {too_short(seq_len)}")
+        return taken or (seq_len,)
 
 
 def ask(

@@ -98,7 +98,7 @@ def check_chunkwise(op: str, mode: str, seq_len: int = MIN_CHUNK) -> None:
     one_of("op", op, CHUNKWISE_OPERATIONS, " to have a modelled chunk size")
     one_of("mode", mode, _PASSES, " for a chunk size")
     if seq_len < MIN_CHUNK:
-        raise ValueError(f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}")
+        raise ValueError(too_short(seq_len))
 
 
 def _chunk(op: str, head: Head, mode: str) -> Tally:
@@ -109,6 +109,11 @@ def _chunk(op: str, head: Head, mode: str) -> Tally:
     if op in mlstm.OPERATIONS:
         return mlstm.chunk(op, head, published=op == "mlstm_sig")
     return scalar_decay.chunk_forward(op, head)
+
+
+def too_short(seq_len: int) -> str:
+    """Return in words that a sequence is shorter than the least chunk."""
+    return f"seq_len must be >= {MIN_CHUNK} to have a feasible chunk size, got {seq_len}"
 
 
 def feasible_chunks(seq_len: int) -> tuple[int, ...]:

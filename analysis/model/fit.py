@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 ROW_COLUMNS = (
-    "op", "impl", "state_dtype", "suspect", "device_accelerator", "device_name", "case_id", "measured_at", "time_ms",
-    *SIZE_COLUMNS,
+    "op", "impl", "state_dtype", "suspect", "noise", "device_accelerator", "device_name", "case_id", "measured_at",
+    "time_ms", *SIZE_COLUMNS,
 )  # fmt: skip
 """Columns of measured rows that a fit reads."""
 
@@ -185,8 +185,8 @@ def fit_rows(
 ) -> Fit | None:
     """Fit an implementation's measured rows, where they are few together with those of others of its kind.
 
-    Of several rows of one case the newest counts; suspect ones are left out. None where there are too few rows, or
-    where these say too little: an interval beyond :data:`USELESS` times the prediction.
+    Of several rows of one case the newest counts; suspect and noisy ones are left out. None where there are too few
+    rows, or where these say too little: an interval beyond :data:`USELESS` times the prediction.
 
     Args:
         rows: measured rows of this mode and dtype, of any implementation, with :data:`ROW_COLUMNS`.
@@ -194,7 +194,7 @@ def fit_rows(
         roofs: spec, measured or a path, see :func:`.roofs.with_roofs`.
         models: to take the first of that there are rows for.
     """
-    newest = newest_cases(rows)
+    newest = newest_cases(row for row in rows if not is_set(row["noise"]))
     fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 

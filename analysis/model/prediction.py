@@ -10,11 +10,12 @@ from typing import Any
 
 from ...results.schema import SIZE_COLUMNS
 from ...results.select import load_rows
+from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
 from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
-from .terms import Case
+from .terms import LAUNCHES, Case
 
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
@@ -55,7 +56,8 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
     """
     found: dict[str, list[dict[str, Any]]] = {}
     columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, "status")))
-    for row in load_rows(results, columns, {"mode": mode, "dtype": dtype}) if results else ():
+    files = current_files(results) if results else ()
+    for row in load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ():
         found.setdefault(row["status"], []).append(row)
     measured = {(row["op"], row["impl"]) for row in found.get("ok", [])}
     added = [row for row in _stand_ins(results, mode, dtype) if (row["op"], row["impl"]) not in measured]
@@ -154,6 +156,8 @@ class Answer:
         predicted: what the model says.
         measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
         memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
+        tried: whether the chunk length may be chosen by the model: by that of launches any, by the formulation, which
+            does not see that few chunks fill no device, one that was the fastest of a measured problem.
     """
 
     case: Case
@@ -161,6 +165,7 @@ class Answer:
     predicted: Prediction
     measured: Row | None
     memory_ratio: float = 1.0
+    tried: bool = True
 
     @property
     def noisy(self) -> bool:
@@ -246,13 +251,14 @@ def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
-    """Return the chunk length to take: the fastest measured one, else of those that fit the one of least time by the
-    model, else the one that needs least memory.
+    """Return the chunk length to take: the fastest measured one, else of those that fit, and if there are any were
+    tried, the one of least time by the model, else the one that needs least memory.
     """
     measured = [each for each in answers if each.measured]
     fitting = measured or [each for each in answers if not each.does_not_fit]
     if not fitting:
         return min(answers, key=lambda each: each.memory_bytes)
+    fitting = [each for each in fitting if each.tried] or fitting
     return min(fitting, key=lambda each: each.interval_ms[1] if each.time_ms is None else each.time_ms)
 
 
@@ -276,5 +282,22 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     measured = None if here is None or "stands_in" in here else here
     known = newest.get(fit.accelerator) if fit else None
     predicted = predict_case(case, accelerator, fit, None if known is measured else known)
-    ratio = _memory_ratio(case, rows)
-    return Answer(case=case, accelerator=accelerator, predicted=predicted, measured=measured, memory_ratio=ratio)
+    fastest = set() if fit is None or fit.model is LAUNCHES else _fastest_chunks(op, impl, rows)
+    return Answer(
+        case=case,
+        accelerator=accelerator,
+        predicted=predicted,
+        measured=measured,
+        memory_ratio=_memory_ratio(case, rows),
+        tried=not fastest or sizes.get("chunk_size") in fastest,
+    )
+
+
+def _fastest_chunks(op: str, impl: str, rows: Sequence[Row]) -> set[int]:
+    """Return the fastest chunk lengths of the problems that an implementation was measured on at several."""
+    problem = ("device_accelerator", "state_dtype", *(name for name in SIZE_COLUMNS if name != "chunk_size"))
+    times: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in rows:
+        if (row["op"], row["impl"]) == (op, impl) and row["chunk_size"] is not None and not row["noise"]:
+            times.setdefault(tuple(row[name] for name in problem), {})[row["chunk_size"]] = row["time_ms"]
+    return {min(chunks, key=lambda chunk: chunks[chunk]) for chunks in times.values() if len(chunks) > 1}

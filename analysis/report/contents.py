@@ -224,6 +224,7 @@ def _result(row: Any, twice: bool, mode: str) -> dict[str, str | Cell]:
         row.whose: bool(row.whose),
         "other mathematics": not (row.same_math or row.same_math is None),
         "clocks lowered": isinstance(row.throttled, str),
+        "busy machine": isinstance(row.noise, str),
         "checked smaller": known(row.checked) not in (None, "same shape", "exempt"),
     }
     return {

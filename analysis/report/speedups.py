@@ -271,6 +271,8 @@ def remarks(group: list[Speedup]) -> str:
     notes += sorted({difference for each in group for difference in each.differences()})
     if any(each.clocks_lowered for each in group):
         notes.append("clocks lowered in part")
+    if any(isinstance(side.noise, str) for each in group for side in (each.ours, each.theirs)):
+        notes.append("busy machine in part")
     if any(each.again for each in group):
         notes.append("of the run that measured both; one alone since")
     return "; ".join(notes)

@@ -37,6 +37,7 @@ def facts(subject: Subject, speedups: Sequence[Speedup]) -> dict[str, Any]:
         "others": len(others),
         "other_devices": sorted(set(others["device_name"].dropna())),
         "lowered": len(lowered),
+        "busy": int(ok["noise"].notna().sum()),
         "clock_reasons": sorted({str(value) for value in lowered["throttled"]}),
         "suspects": len(suspects),
         "suspicion": None if suspects.empty else suspects["suspect"].iloc[0],

@@ -6,6 +6,7 @@ is one module added to :data:`BASELINES`.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ def baselines_for(kernel: str) -> tuple[Baseline, ...]:
     return tuple(baseline for baseline in BASELINES if kernel in baseline.kernels)
 
 
+@functools.cache
 def get_baseline(op: str, name: str) -> Baseline:
     """Return operation ``op``'s baseline ``name``; ValueError lists the known ones."""
     known = {baseline.name: baseline for baseline in BASELINES if baseline.op == op}
@@ -73,6 +75,7 @@ def get_baseline(op: str, name: str) -> Baseline:
     return known[name]
 
 
+@functools.cache
 def get_operation(name: str) -> Operation:
     """Return an operation of lrbench's own or one that only baselines compute; ValueError lists the known ones."""
     if name in OPERATIONS:

@@ -35,6 +35,8 @@ BASELINES = (
     _attention(
         name="flash_attn.v2",
         distribution="flash-attn",
+        # MI200 and MI300 by composable_kernel: Dao-AILab/flash-attention, README, section AMD ROCm Support.
+        nvidia=False,
         tested="2.8.3",
         module="flash_attn.flash_attn_interface",
         install="pip install flash-attn==2.8.3 --no-build-isolation",

@@ -1,4 +1,7 @@
-"""mamba-ssm: Mamba's selective scan (CUDA) and Mamba-2's chunked scan (Triton)."""
+"""mamba-ssm: Mamba's selective scan (CUDA) and Mamba-2's chunked scan (Triton).
+
+Both run on AMD's GPUs as well: state-spaces/mamba, README, section Additional Prerequisites for AMD cards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,6 @@ _mamba = partial(
     distribution="mamba-ssm",
     tested="2.3.2.post1",
     kernels=("tfla",),
-    nvidia=True,
     install="pip install mamba-ssm==2.3.2.post1 --no-build-isolation",
     licence="Apache-2.0",
 )

@@ -13,9 +13,10 @@ GATES_TILE = 2048
 WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
+NORMALISER_PART = 1024
 """Positions that a program of the gates takes at once, and times heads; positions of a tile of whole_state_kernel; gate
 tiles, or positions, of a program that scans or finishes stabilisers or denominators; elements of a state that a merging
-program takes."""
+program takes; positions from which on two programs of the normaliser share a chunk, each half of it."""
 
 
 def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
@@ -101,9 +102,13 @@ class WholeStateConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
-    """Launch of the normaliser's kernel, at the fused kernel's time tile: contraction block, warps, pipeline stages."""
+    """Launch of the normaliser's kernel, at the fused kernel's time tile.
+
+    Contraction block, parts of a chunk that have a program each, warps, pipeline stages.
+    """
 
     block_k: int
+    parts: int
     num_warps: int
     num_stages: int
 
@@ -158,12 +163,12 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     """
     block_x = min(256, max(64, next_power_of_two(dim_x)))
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
-    # Three steps where a multiprocessor has room for them, with a group's other tiles.
-    num_stages = 3 if 2 * block_x + block_z <= 384 else 2
+    groups = 1 if block_z == 64 else 2
+    # Three steps where a multiprocessor has room for them, with the other tiles; of single groups it holds two.
+    num_stages = 3 if 2 * block_x + block_z <= 192 * groups else 2
     return WholeStateConfig(
-        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, groups=1 if block_z == 64 else 2,
-        num_stages=num_stages,
-    )  # fmt: skip
+        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, groups=groups, num_stages=num_stages
+    )
 
 
 def is_fused(scheme: str, item_bytes: int) -> bool:
@@ -241,8 +246,6 @@ def select_config(
             num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
-    # whole_state has few programs, and so does its normaliser: they get half of the columns each.
-    normaliser_k = 128 if capability >= (9, 0) and scheme != "whole_state" else 64
     fit = fit_fused if fused else fit_outputs
     dq = fit(v_pad, k_pad, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
@@ -254,5 +257,11 @@ def select_config(
         dq=dq,
         dk=fit(v_pad, k_pad, sums=True),
         dv=fit(k_pad, v_pad),
-        normaliser=NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=4, num_stages=3),
+        # Many small programs wait less than a few large ones.
+        normaliser=NormaliserConfig(
+            block_k=min(64, k_pad),
+            parts=2 if chunk >= 2 * NORMALISER_PART else 1,
+            num_warps=2 if capability >= (9, 0) else 4,
+            num_stages=3,
+        ),
     )

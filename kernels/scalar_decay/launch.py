@@ -239,16 +239,17 @@ def run_normaliser(
     B, T, _, K = q.shape
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
-    n_q = _empty(blocks, B, heads, T, like=q)
+    n_q = gates.log_denom if blocks == 1 else _empty(blocks, B, heads, T, like=q)
     n_last = _empty(B, heads, K, like=q) if want_last else None
     triton.set_allocator(scratch)
-    normaliser_kernel[(blocks * N * B * heads,)](
+    normaliser_kernel[(blocks * config.parts * N * B * heads,)](
         q, k, gates, n_states, n_q, n_last, problem.scale, T, problem.chunk, N, B * heads,
-        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, PARTS=config.parts,
+        STAGES=config.num_stages, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    count = B * heads * T
-    denominator_kernel[(cdiv(count, SCAN_BLOCK_N),)](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
+    if blocks > 1:
+        count, grid = B * heads * T, (cdiv(B * heads * T, SCAN_BLOCK_N),)
+        denominator_kernel[grid](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
     return n_last
 
 
@@ -334,8 +335,8 @@ def run_fused_chunk(
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
     whole = isinstance(config, WholeStateConfig)
-    # Who sums rows and takes anchors for itself: a program, or a group of warps; rows even a warp.
-    shares = tiles_z * config.groups if isinstance(config, WholeStateConfig) else tiles_z
+    # Who sums rows and takes anchors for itself: a program, or a group of warps that has columns; rows even a warp.
+    shares = cdiv(DZ, config.block_z // config.groups) if isinstance(config, WholeStateConfig) else tiles_z
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
         result.row_sums = _empty(shares * 4 if whole else shares, B, H, T, like=z)

@@ -14,6 +14,20 @@ from ..common.remember import remember_launches
 from .gates import NEG
 
 
+@triton.jit
+def _enter(n, k, gates, pid_bh, t0, end, T, BLOCK_T: tl.constexpr):
+    """Return n after the tile at ``t0``, whose keys are k; positions from ``end`` on do not enter."""
+    offs = t0 + tl.arange(0, BLOCK_T)
+    tiles = tl.cdiv(T, BLOCK_T)
+    index = t0 // BLOCK_T
+    edge = gates.edge + pid_bh * (tiles + 1) + index
+    w = tl.load(gates.w + pid_bh * T + offs, mask=offs < end, other=NEG)
+    g = tl.load(gates.g + pid_bh * tiles + index)
+    m_in = tl.load(edge)
+    m_out = tl.load(edge + 1)
+    return n * tl.math.exp2(g + m_in - m_out) + tl.sum(k.to(tl.float32) * tl.math.exp2(w - m_out)[:, None], axis=0)
+
+
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N", "BH", "scale"])
 def normaliser_kernel(
@@ -33,25 +47,29 @@ def normaliser_kernel(
     GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Compute scale n^T q of one chunk for BLOCK_K columns of q and k.
+    """Compute scale n^T q of one of PARTS equal parts of a chunk for BLOCK_K columns of q and k.
 
-    Grid: (ceil(K / BLOCK_K) * N * B * H,).
+    n before the part is computed by walking the chunk's keys up to it, which takes far less time than the part itself.
+
+    Grid: (ceil(K / BLOCK_K) * PARTS * N * B * H,).
     Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
-    cumulative over BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T] and, where asked for, the last n
-    [B, H, K] (N = 1).
+    cumulative over BLOCK_T; writes this block's share of scale n^T q [blocks, B, H, T], or what denominator_kernel
+    makes of it if there is but one, and, where asked for, the last n [B, H, K] (N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     ROW: tl.constexpr = (H // GROUP) * K
     pid = tl.program_id(0)
     pid_k = pid % NK
-    pid_n = (pid // NK) % N
-    pid_bh = (pid // (NK * N)).to(tl.int64)
+    pid_part = (pid // NK) % PARTS
+    pid_n = (pid // (NK * PARTS)) % N
+    pid_bh = (pid // (NK * PARTS * N)).to(tl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    start = pid_n * L
-    end = tl.minimum(start + L, T)
+    start = pid_n * L + pid_part * (L // PARTS)
+    end = tl.minimum(start + L // PARTS, T)
     col = pid_k * BLOCK_K
     offs_t = tl.arange(0, BLOCK_T)
     offs_k = col + tl.arange(0, BLOCK_K)
@@ -60,40 +78,41 @@ def normaliser_kernel(
     offset = batch * T * ROW + (head // GROUP) * K
     q_desc = tl.make_tensor_descriptor(q_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
     k_desc = tl.make_tensor_descriptor(k_ptr + offset, [T, K], [ROW, 1], [BLOCK_T, BLOCK_K])
-    rows = pid_bh * T
-    tiles_in_sequence = tl.cdiv(T, BLOCK_T)
     n = tl.zeros((BLOCK_K,), dtype=tl.float32)
     if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
+    for t0 in tl.range(pid_n * L, tl.minimum(start, T), BLOCK_T, num_stages=STAGES):
+        n = _enter(n, k_desc.load([t0, col]), gates, pid_bh, t0, T, T, BLOCK_T)
+    rows = pid_bh * T
+    tiles_in_sequence = tl.cdiv(T, BLOCK_T)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         mask_t = t0 + offs_t < end
-        index = t0 // BLOCK_T
         q = q_desc.load([t0, col])
         k = k_desc.load([t0, col])
         b = tl.load(gates.b + rows + t0 + offs_t, mask=mask_t, other=0.0)
         u = tl.load(gates.u + rows + t0 + offs_t, mask=mask_t, other=NEG)
-        w = tl.load(gates.w + rows + t0 + offs_t, mask=mask_t, other=NEG)
         m = tl.load(gates.m + rows + t0 + offs_t, mask=mask_t, other=0.0)
-        g = tl.load(gates.g + pid_bh * tiles_in_sequence + index)
-        m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index)
-        m_out = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + index + 1)
+        m_in = tl.load(gates.edge + pid_bh * (tiles_in_sequence + 1) + t0 // BLOCK_T)
         product = tl.dot(q, tl.trans(k))
         product *= tl.where(causal, tl.math.exp2((b - m)[:, None] + (u - b)[None, :]), 0.0)
         n_q = tl.sum(product, axis=1)
         n_q += tl.sum(q.to(tl.float32) * n[None, :], axis=1) * tl.math.exp2(b - m + m_in)
-        n = n * tl.math.exp2(g + m_in - m_out)
-        n += tl.sum(k.to(tl.float32) * tl.math.exp2(w - m_out)[:, None], axis=0)
-        tl.store(n_q_ptr + pid_k * BH.to(tl.int64) * T + rows + t0 + offs_t, n_q * scale, mask=mask_t)
+        n = _enter(n, k, gates, pid_bh, t0, end, T, BLOCK_T)
+        n_q *= scale
+        if NK == 1:
+            n_q = tl.math.log2(tl.maximum(tl.abs(n_q), tl.math.exp2(-m)))
+        tl.store(n_q_ptr + pid_k * BH.to(tl.int64) * T + rows + t0 + offs_t, n_q, mask=mask_t)
     if n_last_ptr is not None:
-        tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
+        if pid_part == PARTS - 1:
+            tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 
 
 @remember_launches
 @triton.jit(do_not_specialize=["count", "blocks"])
 def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
-    """Sum the parts of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
+    """Sum the shares of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
 
-    Grid: (ceil(count / BLOCK),). Reads the parts [blocks, count] and m [count]; writes log_denom [count].
+    Grid: (ceil(count / BLOCK),). Reads the shares [blocks, count] and m [count]; writes log_denom [count].
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < count

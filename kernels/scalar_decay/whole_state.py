@@ -251,6 +251,10 @@ def _walk(
     # Between two anchors is a stretch; only the last one may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
+    # In the last block of columns the second group may have none: it does nothing, and nobody waits for it.
+    two_groups = z_col + NZ * BZ < DZ
+    if group == 1:
+        stretches = gl.where(two_groups, stretches, 0)
     t0 = start + (tiles - 1) * BT if FUTURE else start
     query, key, row, weight, decay = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     _store_gates(buffers.gates, GATES, query, key, row, weight)
@@ -285,7 +289,8 @@ def _walk(
                 tma.async_copy_global_to_shared(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
             if group == 0:
                 if TILE.groups == 2:
-                    mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
+                    freed = buffers.freed.index(ahead % STAGES)
+                    mbarrier.wait(freed, (ahead // STAGES + 1) & 1, pred=(tile > 0) & two_groups)
                 ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
                 load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
@@ -415,8 +420,8 @@ def whole_state_kernel(
     Grid: (ceil(DZ / block_z) * N * B * H,).
     Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too. ``partial_ptr`` is
     the ``out_ptr`` of the launch for the contraction's first columns; ``log_scale`` is the scale's logarithm to base 2;
-    the row sums are those of every warp, [shares * 4, B, H, T] with a share for every tile of 64 columns; the states at
-    the anchors are [B, H, ceil(T / every)] tiles in the order of :func:`_flatten`, padded to whole blocks.
+    the row sums are those of every warp, [shares * 4, B, H, T] with a share for every 64 columns; the states at the
+    anchors are [B, H, ceil(T / every)] tiles in the order of :func:`_flatten`, padded to whole blocks.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x

@@ -275,7 +275,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     [
         (
             ["gpuu"],
-            "NAME must be tfla-cpu, tfla, default-choice, lightning, rglru, gated-mlp, wkv, or a name that",
+            "NAME must be tfla-cpu, tfla, default-choice, lightning, rglru, gated-mlp, wkv, an operation, an impl",
         ),
         (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
     ],
@@ -296,6 +296,19 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     (single,) = bars.select(declared, name)["tfla"].problems
     assert (len(whole.bars), whole.modes) == (8, ("fw", "fwbw"))
     assert (single.bars, single.modes) == (whole.bars[-1:], ("fwbw",))
+    for name, families in (("rglru_layer", {"rglru"}), ("mlstm_exp", {"tfla-cpu", "tfla", "default-choice"})):
+        chosen = bars.select(declared, name)
+        assert ({*chosen}, {p.op for each in chosen.values() for p in each.problems}) == (families, {name})
+    peer = bars.select(declared, "mlstm_kernels.limit_chunk")
+    (problem,) = peer["tfla"].problems
+    assert ({*peer}, [bar.mode for bar in problem.bars]) == ({"tfla"}, ["fw", "fwbw"])
+    assert {"whole_state", "mlstm_kernels.limit_chunk"} == set(problem.impls)
+    with pytest.raises(ValueError, match=r"NAME must be tfla-cpu, .*, an operation, an implementation, or .*, got 'x'"):
+        bars.select(declared, "x")
+    assert [row["name"] for row in bars.brief_rows(declared)] == [*declared]
+    assert {row["name"] for row in bars.brief_rows({"wkv": declared["wkv"]})} == {
+        f"wkv/{problem.label}" for problem in declared["wkv"].problems
+    }
     listed = [row["name"] for row in bars.list_rows(declared)]
     assert len(set(listed)) == len(listed) == 286
     assert all([row["name"] for row in bars.list_rows(bars.select(declared, name))] == [name] for name in listed[::7])
@@ -345,7 +358,11 @@ def test_every_kind_of_problem_is_compiled_before_it_is_timed(monkeypatch: pytes
 def test_every_side_is_declared_and_every_share_counted(family: bars.Family, problem: bars.Problem) -> None:
     for mode in problem.modes:
         planned = bars.planned_cases(family.kernel, problem, mode, problem.impls)
-        assert all(family.device in item.target.devices for item in planned)
+        for item in planned:
+            assert family.device in item.target.devices
+            case = item.case
+            sizes = {**case.sizes, "chunk_size": case.chunk_size}
+            assert item.target.why_unsupported(mode, case.dtype, case.state_dtype, sizes) is None
         for bar in problem.bars:
             if (bar.theirs, bar.mode) == (COPY, mode):
                 (ours,) = (item.case for item in planned if item.case.impl == bar.ours)

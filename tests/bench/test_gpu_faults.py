@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -78,26 +80,27 @@ def test_a_fault_is_a_typed_row_and_the_next_case_is_clean(
 
 
 @pytest.fixture
-def busy_gpu() -> Iterator[subprocess.Popen[str]]:
-    """Another process that computes on the GPU."""
+def busy_gpu() -> Iterator[int]:
+    """The id of another process that computes on the GPU, and is no child of ours as a sweep's workers are."""
     code = "from lrbench.tests.bench.gpu_faults import compute_until_killed; compute_until_killed()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "computing\n"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} & wait"
+    shell = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert shell.stdout is not None
+    pid = int(shell.stdout.readline())
     # NVML's samples of who computes are of the last second.
     time.sleep(1.5)
-    yield process
-    process.kill()
-    process.wait()
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+    shell.wait()
 
 
 @gpu
-def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: subprocess.Popen[str]) -> None:
+def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: int) -> None:
     import pynvml
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    if busy_gpu.pid not in {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}:
+    if busy_gpu not in {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}:
         pytest.skip("NVML does not name this container's processes")
     with ReplaceableWorker() as session:
         (reply,) = session.run([planned("right", "cuda")], Limits(timeout_s=60.0, budget_s=0.5))

@@ -126,6 +126,8 @@ HERE = os.getpid()
         ({HERE: 90, 7: 0}, None, None),
         ({HERE: 90, 7: 3}, None, "busy GPU: 1 other process on it"),
         ({HERE: 90, 7: 3, 8: 40}, None, "busy GPU: 2 other processes on it"),
+        # One that compiles for the same sweep.
+        ({HERE: 90, 9: 40}, None, None),
         # Ids of the host's name space: nobody knows whose they are.
         ({6: 90, 7: 40}, None, None),
         ({}, None, None),
@@ -144,6 +146,7 @@ def test_other_processes_on_the_gpu(
     nvml = Nvml(processes, refused)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(environment, "nvml_handle", lambda: nvml._answer("handle"))
+    monkeypatch.setattr(noise, "_parent_of", {9: os.getppid()}.get)
     assert watched(machine, gpu=True) == expected
 
 

@@ -259,12 +259,19 @@ PORTABLE_SHAPES = {
             (2, 1000, 3, 128, 256),
             (1, 700, 2, 64, 64),
             (2, 513, 2, 80, 160),
+            (1, 450, 2, 160, 320),
             (1, 512, 2, 256, 512),
             (1, 400, 2, 128, 128),
             (1, 300, 1, 40, 328),
             (1, 200, 1, 512, 72),
         )
         for dtype in (F16, BF16)
+    ),
+    # Chunks of which two programs of the normaliser have half each.
+    *(
+        on_gpu("mlstm_exp", impl, BF16, sizes=heads(1, 5000, 2, 128, 256), kwargs={"chunk_size": chunk_size})
+        for impl in ("fused_chunk", "whole_state")
+        for chunk_size in (2048, 8192)
     ),
     on_gpu(
         "mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), kwargs={"chunk_size": 128}

@@ -10,7 +10,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from lrbench.kernels import get_operation, resolve
 from lrbench.kernels.mlstm_exp import mlstm_exp
-from lrbench.kernels.scalar_decay import chunkwise
+from lrbench.kernels.scalar_decay import chunkwise, config
 from lrbench.kernels.scalar_decay.engine import why_not_whole_state
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import HEADS, SIZES, heads
@@ -169,3 +169,23 @@ def test_the_default_is_whole_state_where_it_runs(dims: tuple[int, int]) -> None
     runs = why_not_whole_state(q, v, None, 1.0) is None
     assert torch.cuda.get_device_capability() != (9, 0) or runs == (min(dims) > 32)
     assert torch.equal(mlstm_exp(*inputs), mlstm_exp(*inputs, impl="whole_state" if runs else "fused_chunk"))
+
+
+@interpret
+@pytest.mark.parametrize(("seq_len", "dim_qk"), [(150, 24), (40, 24), (70, 72)])
+def test_parts_of_a_chunk_that_share_the_normaliser(seq_len: int, dim_qk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk of 150 and the only one of 40 end before their second part; 72 columns are two programs'."""
+    monkeypatch.setattr(config, "NORMALISER_PART", 64)
+    config.select_config.cache_clear()
+    try:
+        laws.check_matches_reference(
+            Case(
+                op="mlstm_exp",
+                impl="fused_chunk",
+                dtype=torch.float16,
+                sizes=heads(1, seq_len, 1, dim_qk, 24),
+                kwargs={"chunk_size": 128},
+            )
+        )
+    finally:
+        config.select_config.cache_clear()

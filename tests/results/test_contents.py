@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_command(results: Path, lrbench: Lrbench) -> None:
     assert code == 0
     assert {row["impl"] for row in json.loads(out)} > {"fused_chunk", "torch.sdpa_cudnn", "xl_chunk"}
     table = lrbench("results", results)[1]
+    assert "a.parquet" in table and "1 oom" not in table
+    assert re.search(r"tfla +mlstm_sig +1 +\d+ +\d+ +2026", table), table
+    table = lrbench("results", results, "--all")[1]
     assert "a.parquet" in table and "1 oom" in table
 
 

@@ -5,18 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
-from lrbench.results.schema import RECORD_COLUMNS
+from lrbench.analysis.check.history import case_history
+from lrbench.analysis.model.prediction import stored_rows
+from lrbench.results import store
+from lrbench.results.names import RENAMED
+from lrbench.results.schema import RECORD_COLUMNS, case_id
 from lrbench.results.select import (
     best_rows,
     failed_rows,
     latest_rows,
     load_results,
+    load_rows,
+    newest,
     ok_rows,
+    select,
     single,
 )
-from lrbench.results.store import result_files
+from lrbench.results.store import current_files, read_results, result_files
 
 from ..analysis import rows as made
 
@@ -105,3 +115,133 @@ def test_single() -> None:
     with pytest.raises(ValueError, match="device_name must be one of A, B in these results, got 'C'"):
         single(frame, "device_name", "C")
     assert len(single(frame, "device_name", "A")) == 1
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all files large enough to choose rows while they are read."""
+    monkeypatch.setattr(store, "LARGE_BYTES", 0)
+
+
+COMMITTED = store.committed_results()
+SELECTORS = (
+    "kernel:wkv",
+    "kernel:lightning,mode:fw,seq_len:8k",
+    "run:c0d954a9",
+    "case:77034a48",
+    "commit:4a4cb51,op:mlstm_exp,chunk_size:4k",
+    "impl:tfla,op:mlstm_sig,dtype:bf16",
+    "impl:recurrent,op:wkv4",
+    "device:h200_sxm,provider:mlstm_kernels,head_dim_v:256",
+)
+
+
+@pytest.mark.parametrize("text", SELECTORS)
+def test_rows_chosen_while_they_are_read_are_the_same(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = select(text, COMMITTED)
+    assert 0 < len(every) < 3000
+    monkeypatch.setattr(store, "LARGE_BYTES", 0)
+    assert select(text, COMMITTED) == every
+    assert newest(select(text, COMMITTED, newest=True)) == newest(every)
+    (run, *_) = {row["run_id"] for row in every}
+    others = [row for row in every if row["run_id"] != run]
+    assert newest(select(text, COMMITTED, newest=True, without=[run])) == newest(others or every)
+
+
+def test_of_many_rows_the_newest_of_each_kind_are_loaded(large: None, tmp_path: Path) -> None:
+    """Models take the newest right row of an idle machine, whatever was measured since."""
+    cases = [made.case("mlstm_sig", "fused_chunk", seq_len=length) for length in (1024, 2048)]
+    kinds = ({}, {"noise": "drift"}, {"status": "incorrect", "reason": "wrong"}, {"suspect": "above the roof"})
+    rows = [
+        made.row(case, measured_at=f"2026-01-0{1 + n}T00:00:00+00:00", accelerator=device, **kinds[n % 4])
+        for n in range(8)
+        for case in cases
+        for device in ("h100", "h200")
+    ]
+    made.write(rows[::2], tmp_path / "a.parquet")
+    made.write(rows[1::2], tmp_path / "b.parquet")
+    found = load_rows(tmp_path, newest=True)
+    assert len(found) == 16
+    assert {row["measured_at"] for row in found} == {f"2026-01-0{n}T00:00:00+00:00" for n in (5, 6, 7, 8)}
+
+
+def test_rows_of_old_names_are_chosen_too(large: None, tmp_path: Path) -> None:
+    row = made.row(made.case("mlstm_sig", "fused_chunk"))
+    old = {**row, "impl": "tfla"}
+    assert RENAMED["*", "tfla"] == "fused_chunk"
+    made.write(
+        [{**old, "case_id": case_id(old)}, made.row(made.case("mlstm_exp", "limit_chunk"))], tmp_path / "a.parquet"
+    )
+    for text in ("impl:tfla", "impl:fused_chunk", f"case:{row['case_id'][:8]}"):
+        assert select(text, [tmp_path]) == [row], text
+
+
+@pytest.mark.parametrize("size", [0, store.LARGE_BYTES])
+def test_a_partitioned_store(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... as pyarrow writes it: without the columns that the folders' names tell."""
+    folder = tmp_path / "with blank"
+    monkeypatch.setattr(store, "LARGE_BYTES", size)
+    every = read_results(COMMITTED)
+    names = ("device_accelerator", "kernel", "seq_len", "channels")
+    parts = ds.partitioning(pa.schema([every.schema.field(name) for name in names]), flavor="hive")
+    ds.write_dataset(every, folder, format="parquet", partitioning=parts, max_partitions=4096)
+    key = RECORD_COLUMNS[:3]
+    assert (
+        read_results(folder)
+        .sort_by([(name, "ascending") for name in key])
+        .equals(every.sort_by([(name, "ascending") for name in key]))
+    )
+    for text in SELECTORS:
+        found, wanted = (
+            {tuple(map(row.get, key)): row for row in select(text, [pool])} for pool in (folder, *COMMITTED)
+        )
+        assert found == wanted, text
+
+
+def test_files_of_other_writers_are_chosen_from(large: None, tmp_path: Path) -> None:
+    """Other types that cast, columns that are missing or unknown."""
+    table = read_results(COMMITTED).drop(["throttled", "noise"])
+    for name, kind in (("op", pa.large_string()), ("seq_len", pa.int32()), ("chunk_size", pa.float64())):
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+    table = table.set_column(0, "run_id", table["run_id"].dictionary_encode()).append_column("own", table["op"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    for text in SELECTORS:
+        wanted = [{**row, "throttled": None, "noise": None} for row in select(text, COMMITTED)]
+        assert select(text, [tmp_path]) == wanted, text
+
+
+def test_bad_files_among_many_rows(large: None, tmp_path: Path) -> None:
+    made.write([made.row(made.case("mlstm_sig", "fused_chunk"))], tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"kernel:rglru selects no row$"):
+        select("kernel:rglru,mode:fw", [tmp_path])
+    with pytest.raises(ValueError, match="seq_len:9k selects no row that the terms before it do"):
+        select("kernel:tfla,seq_len:9k", [tmp_path])
+    table = pq.read_table(tmp_path / "a.parquet")
+    place = table.column_names.index("schema_version")
+    length = table.column_names.index("seq_len")
+    others = {
+        "schema_version must be 1, got 99 in .*b.parquet": table.set_column(place, "schema_version", [[99]]),
+        "b.parquet must have a column schema_version": table.drop(["schema_version"]),
+        "column seq_len must cast to int64 in .*b.parquet": table.set_column(length, "seq_len", [["x"]]),
+        "must have each column once, got op several times in .*b.parquet": table.append_column("op", table["op"]),
+        "results must be parquet files, got .*b.parquet": None,
+    }
+    for message, other in others.items():
+        if other is None:
+            (tmp_path / "b.parquet").write_text("no parquet")
+        else:
+            pq.write_table(other, tmp_path / "b.parquet")
+        with pytest.raises(ValueError, match=message):
+            select("kernel:tfla", [tmp_path])
+
+
+def test_files_of_older_rows_are_not_read_for_the_newest(tmp_path: Path) -> None:
+    names = ("a.parquet", "history.parquet", "a.history.parquet", "prehistory.parquet")
+    for day, name in enumerate(names, start=1):
+        row = made.row(made.case("mlstm_sig", "fused_chunk"), measured_at=f"2026-01-0{day}T00:00:00+00:00")
+        made.write([row], tmp_path / name)
+    assert [path.name for path in current_files([tmp_path])] == ["a.parquet", "prehistory.parquet"]
+    assert {row["measured_at"][:10] for row in stored_rows([tmp_path], "fw", "bf16")} == {"2026-01-01", "2026-01-04"}
+    assert [path.name for path in current_files([tmp_path / "history.parquet"])] == ["history.parquet"]
+    (rows,) = case_history("kernel:tfla", [tmp_path]).values()
+    assert len(rows) == 4

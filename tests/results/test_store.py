@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lrbench.results import store
+from lrbench.results.contents import cases_left
 from lrbench.results.schema import RECORD_COLUMNS, Record
 
 RECORD = Record(
@@ -73,6 +74,22 @@ def test_an_exception_in_the_run_still_writes_the_file(tmp_path: Path) -> None:
 def test_a_second_writer_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with store.RunWriter(tmp_path, "run"), pytest.raises(FileExistsError):
         store.RunWriter(tmp_path, "run")
+
+
+@pytest.mark.parametrize(("planned", "left"), [(None, 1), (2, 0), (5, 3)])
+def test_a_recovered_run_knows_how_much_it_planned(planned: int | None, left: int, tmp_path: Path) -> None:
+    with store.RunWriter(tmp_path / "alive", "sweep-run", planned) as writer:
+        writer.append(RECORD)
+        # Written again, it says so again.
+        writer.journal.unlink()
+        writer.append(FAILED)
+        assert len(journalled(writer)) == 2
+        dead = tmp_path / "sweep-run.jsonl"
+        dead.write_bytes(writer.journal.read_bytes())
+    (path,) = store.recover(tmp_path)
+    assert rows(path) == rows(writer.path) and not dead.exists()
+    assert (store.planned_rows(path), store.is_complete(path)) == (planned, planned == 2)
+    assert cases_left(path) == left
 
 
 @pytest.mark.parametrize("name", ["sweep-dead", "bars-dead", "live-dead"])

@@ -74,6 +74,15 @@ def test_all_shows_every_line() -> None:
         ("runtime", pair(1.001), "mLSTMsig: ours is as fast as mlstm_kernels at every sequence length"),
         ("runtime", pair()[:-1], "mLSTMsig: ours is 3 times as fast as mlstm_kernels"),
         ("runtime", pair()[::2], "Runtime over sequence length"),
+        # A peer of which too little was measured for a line of its own is no rival in the title either.
+        (
+            "runtime",
+            [
+                *(made.row(made.case("mlstm_sig", OURS, seq_len=t), time_ms=1.0) for t in (*LENGTHS, 16384)),
+                made.row(made.case("mlstm_sig", THEIRS), time_ms=3.0),
+            ],
+            "Runtime over sequence length",
+        ),
         (
             "memory",
             pair(peak_memory_bytes=2**30),
@@ -88,6 +97,16 @@ def test_all_shows_every_line() -> None:
             "chunk-size",
             [made.row(made.case("mlstm_sig", OURS, chunk_size=L), time_ms=t) for L, t in ((64, 1.057), (128, 1.0))],
             "mLSTMsig fused_chunk is fastest at chunk size 128, 1.06 times as fast as at its worst",
+        ),
+        # Our fastest at its best, though another is faster at every chunk size that both have.
+        (
+            "chunk-size",
+            [
+                made.row(made.case("mlstm_sig", impl, chunk_size=L), time_ms=ms)
+                for impl, ms_at in (("limit_chunk", (2.0, 2.2)), (OURS, (4.0, 3.0, 1.0)))
+                for L, ms in zip((64, 128, 512), ms_at, strict=False)
+            ],
+            "mLSTMsig fused_chunk is fastest at chunk size 512, 4 times as fast as at its worst",
         ),
     ],
 )
@@ -137,6 +156,23 @@ def test_a_length_with_one_chunk_size_is_left_out_or_told() -> None:
     assert f"At the one chunk size that was measured: {OURS_LABEL}." in text(alone)
     takes_one = [made.row(made.case("gla", "fla.chunk_gla", seq_len=t, chunk_size=64)) for t in LENGTHS]
     assert "one chunk size" not in text(plot("runtime", made.frame(takes_one)))
+
+
+def test_what_is_left_out_takes_the_value_of_most_points() -> None:
+    """Of a line over length the chunk sizes are one point; over chunk size the length with most of them is shown."""
+    narrow = {"num_heads": 64, "head_dim_v": 64}
+    cases = [made.case("mlstm_sig", OURS, **narrow, chunk_size=chunk) for chunk in made.CHUNKS]
+    cases += [made.case("mlstm_sig", OURS, seq_len=t, chunk_size=64) for t in LENGTHS[:2]]
+    cases += [made.case("mlstm_sig", OURS, seq_len=8192, chunk_size=chunk) for chunk in (64, 128)]
+    few = made.frame(map(made.row, cases))
+    figure = plot("runtime", few)
+    assert [x for x, _ in lines(figure, 0)[OURS_LABEL]] == list(LENGTHS)
+    # With fewer than two points left, those of one chunk size stay and are named.
+    assert f"At the one chunk size that was measured: {OURS_LABEL} at 1k, 2k." in text(figure)
+    cases += [made.case("mlstm_sig", OURS, seq_len=65536, **narrow, chunk_size=L) for L in (*made.CHUNKS, 2048)]
+    shown = drawing("chunk-size", made.frame(map(made.row, cases)))
+    assert "T = 65,536" in shown.setting and "128 (qk), 64 (v)" in shown.setting
+    assert "T = 8,192" in drawing("chunk-size", few).setting
 
 
 def test_memory_with_a_gradient_counted_twice_is_not_shown() -> None:

@@ -30,6 +30,11 @@ def test_figure() -> None:
     assert all(box.x0 >= 0 and box.y0 >= 0 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
     said = r"Time over 2 runs, oldest first: mlstm_sig fused_chunk .* from (1.99|2)\S* to (2.99|3)\S* ms"
     assert re.search(said, alt_text(figure))
+    busy = history_figure([[rows[0], {**rows[2], "noise": "busy CPU: load 9"}]])
+    for drawn, said in ((figure, False), (busy, True)):
+        labels = {label.get_text() for label in drawn.legends[0].get_texts()}
+        assert ("hollow: measured on a busy machine" in labels) == said
+    assert [len(line.get_xdata()) for line in busy.axes[0].lines if line.get_markerfacecolor() == "white"] == [1, 0]
 
 
 def test_a_figure_of_too_many_cases_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from lrbench.analysis.figures.plots import RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
+from lrbench.analysis.figures.theory import Theory
 from lrbench.cli import app
 
 from .. import rows as made
@@ -170,6 +172,53 @@ def test_suspect_points_are_ringed_and_explained() -> None:
     rings = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
     assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(8192, 0.2)]
     assert "Ringed" not in text(plot("runtime", sweep()))
+
+
+def test_points_of_a_busy_machine_are_hollow() -> None:
+    """A line under the figure says so, and no title rests on them."""
+    rows = [
+        made.row(made.case("mlstm_sig", impl, seq_len=seq_len, chunk_size=chunk))
+        for impl in ("fused_chunk", "mlstm_kernels.xl_chunk_siging")
+        for seq_len in (1024, 8192)
+        for chunk in (128, 256)
+    ]
+    busy = made.frame([row | {"noise": "busy CPU: load 9" if row["seq_len"] == 1024 else None} for row in rows])
+    at_length = {"ops": ("mlstm_sig",), "seq_len": 1024}
+    theory = Theory(seq_len=1024, head_dim=256, gpus=("h200",))
+    figures = {
+        "runtime": plot("runtime", busy),
+        "memory": plot("memory", busy),
+        "chunk-size": plot("chunk-size", busy, Selection(**at_length)),
+        "trade-off": plot("trade-off", busy, Selection(**at_length)),
+        "roofline": roofline(busy, "h200", Selection(**at_length)),
+        "model": plot("model", busy, theory=theory),
+    }
+    for kind, figure in figures.items():
+        hollow = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+        points = 2 if kind in ("runtime", "memory") else 4
+        assert sum(len(line.get_xdata()) for line in hollow) == points, kind
+        assert f"Hollow: measured on a busy machine, {points} of 4 points." in text(figure), kind
+    assert "at every sequence length" in text(plot("runtime", made.frame(rows)))
+    assert "at every sequence length" not in text(figures["runtime"])
+    assert "Hollow" not in text(plot("runtime", made.frame(rows)))
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"tokens": 5}, "tokens must be one of 65536 in these results, got 5"),
+        ({"batch": 7}, "batch must be one of 1, 2, 4, 8, 16, 32, 64 in these results, got 7"),
+        ({"dtype": "fp64"}, "dtype must be one of bf16 in these results, got fp64"),
+        ({"state_dtype": "bf16"}, "state_dtype must be one of fp32 in these results, got bf16"),
+        ({"seq_len": 3072}, "seq_len must be one of 1024, .*, 65536 in these results, got 3072"),
+        ({"impls": ("fused",)}, "impl must be one of .*, got 'fused'; did you mean fused_chunk"),
+        ({"modes": ("step",)}, "mode must be one of fw, fwbw in these results, got 'step'"),
+    ],
+)
+def test_what_was_not_measured_is_refused_with_what_was(selection: dict[str, Any], message: str) -> None:
+    for kind in ("chunk-size", *(("runtime", "head-dim") if "seq_len" not in selection else ())):
+        with pytest.raises(ValueError, match=message):
+            plot(kind, sweep(), Selection(**selection))
 
 
 def test_one_family_is_drawn_unless_operations_are_named(tmp_path: Path) -> None:

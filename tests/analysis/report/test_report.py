@@ -241,6 +241,17 @@ def test_time_on_the_host_is_shown_where_rows_have_it(tmp_path: Path) -> None:
     assert "0.0625" in shown
 
 
+def test_times_of_a_busy_machine_are_named(tmp_path: Path) -> None:
+    """In the head, the tables and the remarks; they stay in the comparisons, and no finding rests on them."""
+    rows = [row("mlstm_sig", "fused_chunk", 1.0), row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 2.0)]
+    found = report([rows[0], {**rows[1], "noise": "busy GPU: 1 other process"}], tmp_path)
+    assert "1 time was taken on a busy machine: other load may have lengthened it." in words(found.environment())
+    assert "busy machine" in words(found.results())
+    assert f"2.00{TIMES}" in words(found.peers()) and "busy machine in part" in words(found.peers())
+    assert not any("as fast as" in said for said in findings(found))
+    assert "busy machine" not in "".join(words(getattr(report(rows, tmp_path), name)()) for name in SECTIONS[:-1])
+
+
 def test_one_number_of_channels_is_shown(channels: Report) -> None:
     assert "RG-LRU: ours is 3 times as fast as attention at every sequence length." in findings(channels)
     assert "T = 8,192, 65,536 tokens, 4,096 channels" in words(channels.results())
