@@ -366,7 +366,7 @@ def compile_first(families: Families, environment: Environment) -> None:
     runnable, _ = separate([item for _, item in sorted(cases, key=lambda each: each[0])], environment)
     note(f"compiling: {len(runnable)} cases are called")
     with LocalExecutor(workers_per_device=max(1, default_jobs("cuda"))) as executor:
-        compile_ahead(runnable, executor, DEFAULT_TIMEOUT_S)
+        compile_ahead(runnable, executor, environment, DEFAULT_TIMEOUT_S)
 
 
 def measure_bars(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import time
@@ -14,8 +15,9 @@ from typing import Any
 
 from .. import kernels
 from ..analysis.accelerators import cpu
+from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
-from .environment import version_of
+from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits
@@ -130,27 +132,30 @@ def unit_of(item: PlannedCase) -> Hashable:
     return (item.case.op, item.case.impl) if autotunes(item) else item.case
 
 
-def marks(cases: Sequence[PlannedCase], capability: str | None) -> list[Path]:
-    """Return, for each case, the file that says that it was compiled by this code for these GPUs.
+def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list[PlannedCase]:
+    """Return the cases worth compiling ahead, but for those that were compiled before into Triton's cache on disk."""
+    return [i for i in compile_cases(planned, environment.capability) if not _mark(i, environment).exists()]
 
-    It lies in the folder of Triton's cache, and goes with it.
-    """
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "lrbench"
+
+def _mark(item: PlannedCase, environment: Environment) -> Path:
+    """Return the file that says that a case was compiled: beside what was, so that it goes when that goes."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    of_package = version_of(item.target.distribution) if isinstance(item.target, Baseline) else _source_digest()
+    versions = environment.capability, environment.triton_version, environment.torch_version, of_package
+    digest = hashlib.sha256(repr((versions, item.case, item.config_of)).encode()).hexdigest()[:32]
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home) / "lrbench" / digest
+
+
+@functools.cache
+def _source_digest() -> str:
+    """Return what changes with the source of our kernels."""
     sources = sorted(Path(kernels.__file__).parent.rglob("*.py"))
-    code = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
-    versions = {name: version_of(name) for name in {"torch", "triton", *(item.case.provider for item in cases)}}
-    common = hashlib.sha256(repr((code, sorted(versions.items()), capability)).encode())
-
-    def mark(item: PlannedCase) -> Path:
-        digest = common.copy()
-        digest.update(repr(item).encode())
-        return folder / digest.hexdigest()[:32]
-
-    return [mark(item) for item in cases]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout_s: float) -> None:
+def compile_ahead(
+    cases: Sequence[PlannedCase], executor: LocalExecutor, environment: Environment, timeout_s: float
+) -> None:
     """Call cases once in an executor's processes, so that the timed pass finds the compilers' caches on disk filled.
 
     Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
@@ -166,37 +171,40 @@ def compile_ahead(cases: Sequence[PlannedCase], executor: LocalExecutor, timeout
         seen[kind] += 1
     cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
-    for _ in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
-        pass
+    for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
+        # Where a mark cannot be written, the next sweep compiles again.
+        with contextlib.suppress(OSError):
+            if reply["status"] == "ok":
+                mark = _mark(item, environment)
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
 
 
 class Compiler:
     """Compiles what a sweep is about to measure, while nothing is timed: little at first, so that rows come soon.
 
     That is nothing for the first case, which its own worker compiles while the processes here import torch; then
-    batches, each four times as large as the one before. What an earlier sweep compiled is left out.
+    batches, each four times as large as the one before.
 
     Args:
         planned: what is measured, in this order.
-        capability: see :func:`compile_cases`.
-        jobs: processes that compile, on as many ``devices``.
+        environment: where.
+        jobs: processes that compile, on ``devices`` GPUs.
         tell: told of each batch how many cases it has.
     """
 
     def __init__(
         self,
         planned: Sequence[PlannedCase],
-        capability: str | None,
+        environment: Environment,
         jobs: int,
         devices: int,
         timeout_s: float,
         tell: Callable[[int], None],
     ) -> None:
-        self._timeout_s, self._tell = timeout_s, tell
+        self._environment, self._timeout_s, self._tell = environment, timeout_s, tell
         order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
-        cases = sorted(compile_cases(planned, capability), key=lambda item: order[_key(item)])
-        new = [(item, mark) for item, mark in zip(cases, marks(cases, capability), strict=True) if not mark.exists()]
-        self._cases, self._marks = [item for item, _ in new], [mark for _, mark in new]
+        self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._next, self._first = 0, BATCH * jobs, True
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
@@ -226,15 +234,9 @@ class Compiler:
     def _compile(self, end: int) -> float:
         began = time.monotonic()
         if end > self._done:
-            taken = slice(self._done, max(end, self._done + self._next))
-            batch = self._cases[taken]
+            batch = self._cases[self._done : max(end, self._done + self._next)]
             self._tell(len(batch))
-            compile_ahead(batch, self._executor, self._timeout_s)
-            # Where they cannot be written, the next sweep compiles again.
-            with contextlib.suppress(OSError):
-                for mark in self._marks[taken]:
-                    mark.parent.mkdir(parents=True, exist_ok=True)
-                    mark.touch()
+            compile_ahead(batch, self._executor, self._environment, self._timeout_s)
             self._done += len(batch)
             self._next *= 4
             if self._done == len(self._cases):

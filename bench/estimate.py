@@ -10,7 +10,7 @@ from ..analysis.accelerators.known import Accelerator
 from ..analysis.model.runtime_model import model_time_ms
 from ..kernels import baselines
 from ..results.schema import Case
-from .compile_ahead import compile_cases
+from .compile_ahead import uncompiled
 from .environment import Environment
 from .executors import provider_of
 from .plan import PlannedCase
@@ -82,7 +82,7 @@ def _problem(item: PlannedCase) -> tuple[tuple[str, int], ...]:
 
 
 def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: int) -> float:
-    """Return the seconds that ``jobs`` processes take to compile what cases that run need, where no cache has it."""
+    """Return the seconds that ``jobs`` processes take to compile what cases that run need and was not compiled yet."""
     if environment.device_kind == "cpu":
         return 0.0
-    return COMPILE_S * len(compile_cases(planned, environment.capability)) / max(1, jobs)
+    return COMPILE_S * len(uncompiled(planned, environment)) / max(1, jobs)

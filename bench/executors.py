@@ -173,7 +173,7 @@ class LocalExecutor:
             environs = [{"CUDA_VISIBLE_DEVICES": name} for name in visible_gpus(devices)]
         self._sessions = [ReplaceableWorker(each, self._stop) for each in environs for _ in range(workers_per_device)]
         # A worker dies with the thread that started it, so threads stay, too.
-        self._threads = ThreadPoolExecutor(len(self._sessions))
+        self._threads = ThreadPoolExecutor(max(1, len(self._sessions)))
 
     def __enter__(self) -> LocalExecutor:
         return self

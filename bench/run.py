@@ -229,7 +229,7 @@ def _outcomes(
             if settings.jobs > 1 and settings.executor == "local":
                 compiler = Compiler(
                     runnable,
-                    environment.capability,
+                    environment,
                     settings.jobs,
                     settings.devices,
                     settings.timeout_s,

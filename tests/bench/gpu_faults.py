@@ -18,14 +18,14 @@ FOREVER = 2**43
 
 @triton.jit
 def store_kernel(x_ptr, offset):
-    """Write one element ``offset`` behind x."""
+    """Write one element ``offset`` behind x. Grid: (1,)."""
     tl.store(x_ptr + offset, 1.0)
 
 
 @triton.autotune(configs=[triton.Config({}, num_warps=n) for n in (1, 2, 4, 8)], key=[])
 @triton.jit
 def slow_kernel(x_ptr, steps):
-    """Take some seconds and leave x as it is, which the compiler does not see."""
+    """Take some seconds and leave x as it is, which the compiler does not see. Grid: (1,)."""
     x = tl.load(x_ptr)
     for _ in range(steps):
         x = tl.sqrt(x * x + 1e-30)

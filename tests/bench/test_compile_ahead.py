@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,13 @@ from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.executors import Outcomes, Queue
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.workers import Limits
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.bench.test_run import Silent
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def test_compile_ahead_takes_two_lengths_of_ours_and_every_shape_of_theirs() -> None:
@@ -66,23 +70,14 @@ def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> No
     assert {mode for _, mode, _ in chosen} == {"fwbw"}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of Triton's in which no sweep has left marks."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_little_is_compiled_before_the_first_case_and_all_before_its_case(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first case compiles itself; then batches grow, and what is compiled is what one pass would compile."""
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
     told: list[int] = []
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
     for n, item in enumerate(planned):
         compiler.compile_for(item)
         if n == 0:
@@ -96,20 +91,15 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(
     assert told == [len(batch) for batch in batches]
     assert len(batches) < 5
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
-    # What one sweep compiled the next one finds, for the same GPUs, until the cache is gone.
-    for capability, cases in (("9.0", 0), ("8.0", len(compile_cases(planned, "8.0")))):
-        compiler = compile_ahead.Compiler(planned, capability, 8, 1, 120.0, told.append)
-        assert len(compiler._cases) == cases
-    shutil.rmtree(cache)
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, "9.0", 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1
 
 
-def test_processes_compile_different_kernels_side_by_side() -> None:
+def test_processes_compile_different_kernels_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk lengths and sequence lengths of one kind of case come one after the other."""
     request = Request(preset="quick", impls=("fused_chunk", "whole_state"))
     taken: list[tuple[Any, ...]] = []
@@ -117,12 +107,19 @@ def test_processes_compile_different_kernels_side_by_side() -> None:
     def run(cases: Queue, *_: object) -> Outcomes:
         while item := cases.take():
             taken.append((item.case.impl, item.case.mode, item.case.head_dim_v))
-            yield item, {}
+            yield item, {"status": "error" if item is cases_that_fail[0] else "ok"}
 
-    cases = compile_cases(plan(request, device_kind="cuda"), "9.0")
-    compile_ahead.compile_ahead(cases, SimpleNamespace(run=run), 1.0)  # type: ignore[arg-type]
+    planned = plan(request, device_kind="cuda")
+    cases = compile_cases(planned, "9.0")
+    cases_that_fail = cases[3:4]
+    compile_ahead.compile_ahead(cases, SimpleNamespace(run=run), H200, 1.0)  # type: ignore[arg-type]
     assert len(taken) == len(cases) == 64
     assert len(set(taken[:8])) == len(set(taken)) == 8
+    # What was compiled is not compiled again, until something of it changes.
+    assert compile_ahead.uncompiled(planned, H200) == cases_that_fail
+    assert len(compile_ahead.uncompiled(planned, dataclasses.replace(H200, triton_version="0"))) == 64
+    monkeypatch.setattr(compile_ahead, "_source_digest", lambda: "another")
+    assert len(compile_ahead.uncompiled(planned, H200)) == 64
 
 
 def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

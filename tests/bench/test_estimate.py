@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,12 @@ from lrbench.bench.estimate import CASE_S, COMPILE_S, STEP_S, WORKER_S, cases_s,
 from lrbench.bench.plan import Request, plan
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import H200, PROCESSOR
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
 
