@@ -37,9 +37,13 @@ STEP_S = 1e-3
 """A step of the float64 recurrence that the first case with gradients of a problem is checked with on a CPU. On a GPU
 it is too slow to serve often."""
 
-COMPILE_S = 4.5
-"""What one process takes to compile a case ahead: 96 whole_state cases, 56 and 262 of more implementations, by eight
-processes beside an H200."""
+COMPILE_S = 5.0
+"""What one process takes to compile a case ahead: 96 whole_state cases, 56, 76 and 262 of more implementations, by
+eight processes beside an H200."""
+
+COMPILE_ANY_S = 15.0
+"""What compiling takes at least, however little it is: a backward pass compiles its kernels one after the other. Sweeps
+of 2, 4, 4 and 20 cases took 17, 25, 34 and 37 s on an H200."""
 
 
 def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[float]:
@@ -85,4 +89,5 @@ def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: in
     """Return the seconds that ``jobs`` processes take to compile what cases that run need and was not compiled yet."""
     if environment.device_kind == "cpu":
         return 0.0
-    return COMPILE_S * len(uncompiled(planned, environment)) / max(1, jobs)
+    cases = len(uncompiled(planned, environment))
+    return max(COMPILE_ANY_S, COMPILE_S * cases / max(1, jobs)) if cases else 0.0

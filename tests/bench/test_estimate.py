@@ -29,6 +29,10 @@ LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536)
                  chunk_sizes=(256, 1024, 4096, 8192)), 252, 125),
         (Request(impls=("fused_chunk",), ops=("mlstm_exp",), seq_lens=LENGTHS[3:],
                  chunk_sizes=(4096, 16384, 32768, 65536)), 72, 55),
+        (Request(impls=("whole_state",), ops=("mlstm_sig", "mlstm_exp"), seq_lens=(1024, 8192, 65536), head_dims=(256,),
+                 chunk_sizes=(1024, 8192)), 20, 37),
+        (Request(impls=("whole_state",), ops=("mamba2_ssd",), seq_lens=(8192,), head_dims=(64,), head_dims_qk=(128,),
+                 num_heads=64, chunk_sizes=(8192,)), 2, 17),
     ],
 )  # fmt: skip
 def test_sweeps_of_an_h200_took_about_as_long(request_: Request, cases: int, took_s: float) -> None:
