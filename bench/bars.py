@@ -26,9 +26,10 @@ from ..analysis.check.statistics import Interval, median, ratio_interval
 from ..kernels import baselines
 from ..kernels.baselines.spec import Baseline
 from ..kernels.common.sizes import next_power_of_two
-from ..kernels.spec import MODES, Implementation, Operation
+from ..kernels.spec import MODES, Implementation
 from ..results import store
 from ..results.schema import Case, Environment, Record
+from ..results.select import grouped
 from ..results.toml_tables import read_toml
 from . import note
 from .calibrate import roof_row
@@ -286,15 +287,13 @@ def brief_rows(families: Families) -> list[dict[str, Any]]:
     if len(problems) == 1:
         return list_rows(families)
     several = len(families) > 1
-    groups: dict[str, list[Problem]] = {}
-    for name, problem in problems:
-        groups.setdefault(name if several else f"{name}/{problem.label}", []).append(problem)
+    groups = grouped(problems, lambda each: each[0] if several else f"{each[0]}/{each[1].label}")
     return [
         {
             "name": name,
             **({"device": families[name].device, "problems": len(group)} if several else {}),
-            "bars": sum(len(problem.bars) for problem in group),
-            "beside": list(dict.fromkeys(bar.theirs for problem in group for bar in problem.bars)),
+            "bars": sum(len(problem.bars) for _, problem in group),
+            "beside": list(dict.fromkeys(bar.theirs for _, problem in group for bar in problem.bars)),
         }
         for name, group in groups.items()
     ]
@@ -309,7 +308,11 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
         given: dict[str, Any] = {**problem.sizes, **side.sizes}
         operation = baselines.get_operation(op)
         sizes = {name: size for name, size in given.items() if name in operation.sizes}
-        target = _default(operation) if impl == DEFAULT else baselines.get_implementation(op, impl)
+        target: Implementation | Baseline
+        if impl == DEFAULT:
+            target = Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
+        else:
+            target = baselines.get_implementation(op, impl)
         columns: dict[str, Any] = {"impl": impl, "provider": getattr(target, "provider", "lrbench")}
         if isinstance(target, Implementation):
             columns["impl"] = "+".join((impl, *problem.options))
@@ -327,11 +330,6 @@ def planned_cases(kernel: str, problem: Problem, mode: str, impls: Sequence[str]
             case = Case(kernel=kernel, op=op, mode=mode, dtype=str(problem.dtype), **columns, **sizes)
             planned.append(PlannedCase(case=case, target=target, options=problem.options))
     return planned
-
-
-def _default(operation: Operation) -> Implementation:
-    """Return what stands for a call of an operation's function that names no implementation."""
-    return Implementation(name=DEFAULT, call=operation.call, chunked=False, requires=("triton",))
 
 
 def _every_chunk(

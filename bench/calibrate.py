@@ -340,7 +340,7 @@ def copy_here(worker: Worker, *, moved_bytes: int) -> dict[str, Any]:
     source = torch.empty(moved_bytes // 2, dtype=torch.int8, device=worker.device).random_()
     target = torch.empty_like(source)
     timing = clock.Timing()
-    timing.add(*worker.clock.sample(lambda _: target.copy_(source), lambda: None, COPY_SAMPLES))
+    timing.add(*worker.clock.sample(clock.Call(call=lambda _: target.copy_(source)), COPY_SAMPLES))
     return timing.columns()
 
 
@@ -355,6 +355,7 @@ def thread_gain_here(worker: object, *, threads: int = 2, side: int = GAIN_SIDE)
     a, b = torch.randn(2, side, side, generator=torch.Generator().manual_seed(0))
     out = torch.empty_like(a)
     before, timer = torch.get_num_threads(), clock.CpuClock()
+    product = clock.Call(call=lambda _: torch.mm(a, b, out=out))
     samples_ms: dict[int, list[float]] = {1: [], threads: []}
     try:
         for _ in range(GAIN_ROUNDS):
@@ -362,7 +363,7 @@ def thread_gain_here(worker: object, *, threads: int = 2, side: int = GAIN_SIDE)
                 torch.set_num_threads(number)
                 time.sleep(SPIN_S)
                 torch.mm(a, b, out=out)
-                samples += timer.sample(lambda _: torch.mm(a, b, out=out), lambda: None, GAIN_SAMPLES)[0]
+                samples += timer.sample(product, GAIN_SAMPLES)[0]
     finally:
         torch.set_num_threads(before)
     return {"gain": statistics.median(samples_ms[1]) / statistics.median(samples_ms[threads])}

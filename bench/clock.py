@@ -119,10 +119,8 @@ class Clock(Protocol):
 
     enqueues: bool
 
-    def sample(
-        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
-    ) -> tuple[list[float], DeviceState]:
-        """Return ``count`` times of ``call(prepare())`` in ms, with ``prepare`` outside the timed region."""
+    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
+        """Return ``count`` times of a call in ms, what prepares it outside the timed region."""
         ...
 
     def synchronize(self) -> None:
@@ -130,13 +128,13 @@ class Clock(Protocol):
         ...
 
 
-def _wall_clock(call: Callable[[Any], Any], prepare: Callable[[], Any], count: int) -> list[float]:
-    """Return how long ``call(prepare())`` took to return, ``count`` times, in ms; without ``prepare``."""
+def _wall_clock(call: Call, count: int) -> list[float]:
+    """Return how long a call took to return, ``count`` times, in ms; without what prepares it."""
     samples = []
     for _ in range(count):
-        prepared = prepare()
+        prepared = call.prepare()
         start = time.perf_counter()
-        result = call(prepared)
+        result = call.call(prepared)
         samples.append((time.perf_counter() - start) * 1e3)
         del result, prepared
     return samples
@@ -147,11 +145,9 @@ class CpuClock:
 
     enqueues = False
 
-    def sample(
-        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
-    ) -> tuple[list[float], DeviceState]:
+    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
-        return _wall_clock(call, prepare, count), DeviceState()
+        return _wall_clock(call, count), DeviceState()
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -186,23 +182,21 @@ class CudaClock:
         event = self._torch.cuda.Event
         return event(enable_timing=True), event(enable_timing=True)
 
-    def sample(
-        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
-    ) -> tuple[list[float], DeviceState]:
+    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
         self.synchronize()
-        (enqueue_ms,) = _wall_clock(call, prepare, 1)
+        (enqueue_ms,) = _wall_clock(call, 1)
         self.synchronize()
         # A call that waits for the device itself takes its whole duration to enqueue; 10 ms covers any real launch.
         flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), 10.0) / self._flush_ms)
         events = []
         for _ in range(count):
-            prepared = prepare()
+            prepared = call.prepare()
             start, end = self._events()
             for _ in range(flushes):
                 self._buffer.zero_()
             start.record()
-            result = call(prepared)
+            result = call.call(prepared)
             end.record()
             events.append((start, end))
             del result, prepared
@@ -252,7 +246,7 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         if time.perf_counter() - begin > WARMUP_S:
             break
     watch = Watch(gpu=clock.enqueues)
-    timing.add(*clock.sample(call.call, call.prepare, MIN_SAMPLES))
+    timing.add(*clock.sample(call, MIN_SAMPLES))
     watch.look()
     begin = time.perf_counter() - sum(timing.samples_ms) / 1e3
     while (
@@ -260,7 +254,7 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         and time.perf_counter() - begin < sampling.budget_s
         and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
-        timing.add(*clock.sample(call.call, call.prepare, BATCH))
+        timing.add(*clock.sample(call, BATCH))
         watch.look()
     timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
 
@@ -269,7 +263,7 @@ def _sample_in_turn(clock: Clock, call: Call, timing: Timing, *, counts: bool, s
     if settle and counts:
         call.call(call.prepare())
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    samples, state = clock.sample(call.call, call.prepare, 1)
+    samples, state = clock.sample(call, 1)
     if counts:
         timing.page_faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
         timing.add(samples, state)
@@ -279,6 +273,6 @@ def _host_ms(clock: Clock, call: Call) -> float:
     begin = time.perf_counter()
     samples: list[float] = []
     while not samples or (len(samples) < HOST_SAMPLES and time.perf_counter() - begin < HOST_BUDGET_S):
-        samples += _wall_clock(call.call, call.prepare, HOST_CALLS)
+        samples += _wall_clock(call, HOST_CALLS)
         clock.synchronize()
     return statistics.median(samples)

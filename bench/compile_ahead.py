@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from .. import kernels
 from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
+from ..results.select import grouped
 from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
@@ -91,10 +92,9 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     return case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
 
 
-def _widths(item: PlannedCase) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of a case that are no lengths."""
-    lengths = ("batch", "seq_len", "chunk_size")
-    return tuple((name, size) for name, size in item.case.sizes.items() if name not in lengths)
+def _kind(item: PlannedCase) -> Hashable:
+    """Return what is the same for cases that differ in lengths and in the dtype of states alone."""
+    return replace(item.case, batch=None, seq_len=None, chunk_size=None, state_dtype=None)
 
 
 def _choice(item: PlannedCase, capability: str | None) -> Any:
@@ -162,14 +162,8 @@ def compile_ahead(
     timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
     """
     # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
-    seen: Counter[Hashable] = Counter()
-    rounds = {}
-    for n, item in enumerate(cases):
-        case = item.case
-        kind = case.provider, case.op, case.impl, case.mode, case.dtype, _widths(item)
-        rounds[n] = seen[kind]
-        seen[kind] += 1
-    cases = [cases[n] for n in sorted(rounds, key=lambda n: rounds[n])]
+    rounds = itertools.zip_longest(*grouped(cases, _kind).values())
+    cases = [item for each in rounds for item in each if item is not None]
     limits = Limits(timeout_s=timeout_s, action="compile", device_kind="cuda")
     for item, reply in executor.run(Queue(cases, lambda _: None, unit_of), limits, lambda _: None):
         # Where a mark cannot be written, the next sweep compiles again.

@@ -81,9 +81,6 @@ def build_record(run: Run, planned: PlannedCase, reply: Mapping[str, Any]) -> Re
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     device = _specification(columns["device_accelerator"])
     columns |= derive(run.accelerator, device, count, case.dtype, columns.get("time_ms"))
-    return Record(**{name: _finite(value) for name, value in columns.items()})
-
-
-def _finite(value: Any) -> Any:
-    """Null in place of NaN and infinity: a failed row carries its reason, not a number that is none."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # A failed row carries its reason, not a number that is none.
+    infinite = {name: None for name, value in columns.items() if isinstance(value, float) and not math.isfinite(value)}
+    return Record(**columns | infinite)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..results.schema import Record
-from ..results.select import describe_axes, short_size
+from ..results.select import describe_axes, grouped, short_size
 from .plan import PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
@@ -270,18 +271,15 @@ class SweepProgress:
 
 def show_planned(rows: Sequence[Row]) -> None:
     """Print the cases of a sweep, those of an implementation in a mode in a row; and what will not run."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        if not row["not run"]:
-            groups.setdefault((row["op"], row["impl"], row["mode"]), []).append(row)
+    left = (row for row in rows if not row["not run"])
     table = [
         {
-            **dict(zip(("op", "impl", "mode"), key, strict=True)),
+            **{name: cases[0][name] for name in ("op", "impl", "mode")},
             "cases": len(cases),
             "over": describe_axes(cases),
             "seconds": round(sum(case["seconds"] for case in cases)),
         }
-        for key, cases in groups.items()
+        for cases in grouped(left, itemgetter("op", "impl", "mode")).values()
     ]
     _print_table(table, None)
     refused = Counter((row["impl"], row["not run"]) for row in rows if row["not run"])
@@ -299,15 +297,10 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     ours = [record for record in records if record.time_ms is not None]
     shapes = sorted({record.seq_len or 0 for record in ours})
     tables: list[tuple[str, list[Row]]] = []
-    for mode, dtype in dict.fromkeys((r.mode, r.dtype) for r in ours):
+    for (mode, dtype), here in grouped(ours, lambda r: (r.mode, r.dtype)).items():
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        best: dict[tuple[Any, ...], Record] = {}
-        for record in ours:
-            if (record.mode, record.dtype) != (mode, dtype) or record.time_ms is None:
-                continue
-            key = (record.op, record.impl, _size(record), record.state_dtype, record.seq_len)
-            if key not in best or record.time_ms < (best[key].time_ms or float("inf")):
-                best[key] = record
+        cases = grouped(here, lambda r: (r.op, r.impl, _size(r), r.state_dtype, r.seq_len))
+        best = {key: min(case, key=lambda r: r.time_ms or 0.0) for key, case in cases.items()}
         for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2], k[1], k[-1] or 0)):
             record = best[key]
             row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
@@ -319,7 +312,7 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
         axis = "sequence length" if any(record.d_model is None for record in best.values()) else "tokens"
         title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
-        modelled = _model_rows([r for r in ours if (r.mode, r.dtype) == (mode, dtype)])
+        modelled = _model_rows(here)
         merged: list[Row] = []
         for problem, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
             merged += [*group, *modelled.get(problem, ())]
@@ -329,14 +322,10 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
 
 def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
     """Return by operation and heads the row of modelled times on ``--gpu``; none where that is what was measured."""
+    elsewhere = (r for r in records if r.model_time_ms is not None and r.accelerator != r.device_accelerator)
     best: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in records:
-        if record.model_time_ms is None or record.accelerator == record.device_accelerator:
-            continue
-        lengths = best.setdefault((record.op, _size(record)), {})
-        before = lengths.get(record.seq_len or 0)
-        if before is None or record.model_time_ms < (before.model_time_ms or 0):
-            lengths[record.seq_len or 0] = record
+    for record in sorted(elsewhere, key=lambda r: r.model_time_ms or 0.0):
+        best.setdefault((record.op, _size(record)), {}).setdefault(record.seq_len or 0, record)
     return {
         (op, heads): [
             {

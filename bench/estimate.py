@@ -59,7 +59,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             seconds.append(0.0)
             continue
         took = CASE_S
-        worker, problem = provider_of(item), (case.op, case.impl, case.dtype, _problem(item))
+        worker, problem = provider_of(item), (case.op, case.impl, case.dtype, case.problem_sizes)
         if worker not in seen:
             took += WORKER_S[kind]
         if kind == "cpu" and case.mode in ("fwbw", "bw") and problem not in seen:
@@ -78,11 +78,6 @@ def _call_s(case: Case, device: Accelerator | None) -> float:
         return model_time_ms(count, device, case.dtype) / 1e3
     moved = count.bytes + VECTOR_BYTES * (count.flops - count.tensor_flops)
     return count.tensor_flops / rate + moved / device.bandwidth_bytes_s
-
-
-def _problem(item: PlannedCase) -> tuple[tuple[str, int], ...]:
-    """Return the sizes that cases with one reference share."""
-    return tuple((name, size) for name, size in item.case.sizes.items() if name != "chunk_size")
 
 
 def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: int) -> float:

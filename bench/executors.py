@@ -43,7 +43,7 @@ def unit_of(item: PlannedCase) -> Hashable:
     case = item.case
     if autotunes(item):
         return case.impl
-    return case.op, case.impl, case.dtype, tuple((n, size) for n, size in case.sizes.items() if n != "chunk_size")
+    return case.op, case.impl, case.dtype, case.problem_sizes
 
 
 class Queue:

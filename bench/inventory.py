@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import itemgetter
 from typing import Any
 
 from .. import kernels
@@ -17,7 +18,7 @@ from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
 from ..results.arguments import one_of
 from ..results.schema import Case
-from ..results.select import short_size
+from ..results.select import grouped, short_size
 from .environment import Environment, version_of
 from .plan import named_family
 from .presets import QUICK_ON_GPU, Preset, presets_for
@@ -104,13 +105,12 @@ def brief_kernel_rows(name: str) -> list[Row]:
     rows = kernel_rows(name)
     if len({row["op"] for row in rows}) == 1:
         return [{column: row[column] for column in ("impl", "devices", "modes", "dtypes", "what")} for row in rows]
-    merged: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
-        merged.setdefault((row["impl"], row["devices"], row["what"]), []).append(row["op"])
     own = [*kernels.FAMILIES[name]]
+    merged = grouped(rows, itemgetter("impl", "devices", "what"))
+    ops_of = {key: [row["op"] for row in alike] for key, alike in merged.items()}
     return [
         {"impl": impl, "devices": devices, "operations": ["all"] if ops == own != ops[:1] else ops, "what": what}
-        for (impl, devices, what), ops in merged.items()
+        for (impl, devices, what), ops in ops_of.items()
     ]
 
 
@@ -162,10 +162,9 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
 
 def brief_preset_rows(rows: list[Row]) -> list[Row]:
     """Return a row per preset and purpose: the families that have it."""
-    kernels_of: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        kernels_of.setdefault((row["preset"], row["what"]), []).append(row["kernel"])
     every = list(dict.fromkeys(row["kernel"] for row in rows))
+    groups = grouped(rows, itemgetter("preset", "what"))
+    kernels_of = {key: [row["kernel"] for row in alike] for key, alike in groups.items()}
     return [
         {"preset": preset, "kernels": "all" if found == every else found, "what": what}
         for (preset, what), found in kernels_of.items()
@@ -286,11 +285,8 @@ def environment_rows(environment: Environment) -> list[Row]:
         "torch_version", "triton_version", "cuda_version", "driver_version", "python_version", "lrbench_version",
         "git_commit", "git_dirty",
     )  # fmt: skip
-    return [{"what": name, "value": _text(getattr(environment, name))} for name in names]
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    values = ((name, getattr(environment, name)) for name in names)
+    return [{"what": name, "value": None if value is None else str(value)} for name, value in values]
 
 
 def package_rows() -> list[Row]:

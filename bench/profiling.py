@@ -47,7 +47,6 @@ class Session:
         environ: variables that the command needs, whatever this process or a shell has.
     """
 
-    requests: Path
     replies: Path
     log: Path
     command: list[str]
@@ -66,7 +65,6 @@ def prepare_session(planned: Sequence[PlannedCase], folder: Path, program: str, 
     requests.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     worker = (sys.executable, "-m", f"{__package__}.serve", "files", str(requests), str(replies))
     return Session(
-        requests=requests,
         replies=replies,
         log=log,
         command=ncu.command(program, metrics, log, worker),

@@ -17,7 +17,7 @@ from . import note
 from .environment import Environment
 from .executors import Outcomes, Queue, provider_of
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started, probe_environment
+from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured, probe_environment
 
 THREADS = "OMP_NUM_THREADS"
 ADDRESS = "RAY_ADDRESS"
@@ -111,7 +111,7 @@ class RayExecutor:
                         idle.append((self._start_node(), None))
                         losses[item.case.case_id] += 1
                         if isinstance(error, ray.exceptions.RayTaskError) or losses[item.case.case_id] == MAX_LOSSES:
-                            yield item, {"status": "crash", "reason": _one_line(error), "columns": {}}
+                            yield item, not_measured("crash", _one_line(error))
                         else:
                             cases.put_back(item)
                     else:

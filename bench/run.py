@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from ..analysis.accelerators.roofs import RoofRow, write_roofs
 from ..kernels import baselines
@@ -29,13 +29,14 @@ from ..results import store
 from ..results.arguments import unknown
 from ..results.lock import temporary_folder
 from ..results.schema import CASE_COLUMNS, Case, Record
-from ..results.select import Row
+from ..results.select import Row, case_key, grouped
 from .compile_ahead import Compiler
 from .derived import Run, build_record
+from .display import SweepProgress
 from .environment import Environment, version_of
 from .executors import Executor, LocalExecutor, Queue
 from .plan import PlannedCase
-from .workers import Limits, ReplaceableWorker, Reply, Started
+from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
 EXECUTORS = ("local", "ray")
 COMPILING, WRITING = "waiting for compilation", "writing"
@@ -97,25 +98,6 @@ class Outcome:
     kernels: Mapping[str, str] = field(default_factory=dict)
 
 
-class Progress(Protocol):
-    """What a sweep tells whoever watches."""
-
-    def begin(self, total: int, what: str) -> None:
-        """A pass over ``total`` cases begins."""
-
-    def compiling(self, count: int) -> None:
-        """So many cases are compiled before the next is measured."""
-
-    def started(self, item: PlannedCase) -> None:
-        """A case runs now."""
-
-    def finished(self, item: PlannedCase, status: str) -> None:
-        """A case has its outcome."""
-
-    def end(self) -> None:
-        """The pass is over."""
-
-
 def get_executor(name: str, *, devices: int = 1) -> Executor:
     """Return the executor called ``name`` over ``devices`` GPUs; ValueError lists the known ones."""
     if name == "local":
@@ -131,7 +113,7 @@ def sweep(
     planned: Sequence[PlannedCase],
     environment: Environment,
     settings: Settings,
-    progress: Progress,
+    progress: SweepProgress,
     *,
     executor: Executor | None = None,
     done: Mapping[str, Record] = MappingProxyType({}),
@@ -195,16 +177,6 @@ def sweep(
     )
 
 
-def finished_cases(output: Path, environment: Environment) -> dict[str, Record]:
-    """Return by case id the rows that a sweep into ``output`` need not measure, see :func:`.store.finished_cases`."""
-    return store.finished_cases(
-        output,
-        device_name=environment.device_name,
-        git_commit=environment.git_commit,
-        git_dirty=environment.git_dirty,
-    )
-
-
 def file_name(what: str, run_id: str) -> str:
     """Return the name of a run's file: what it is of, such as sweep-tfla, UTC date and time, 8 digits of the run id."""
     return f"{what}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
@@ -215,7 +187,7 @@ def _outcomes(
     environment: Environment,
     settings: Settings,
     executor: Executor,
-    progress: Progress,
+    progress: SweepProgress,
     seconds: defaultdict[str, float],
 ) -> Generator[tuple[PlannedCase, Reply], None, None]:
     begin = time.monotonic()
@@ -279,22 +251,18 @@ def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, s
     reason: str | None
     if environment.device_kind not in target.devices:
         devices = " or ".join(target.devices)
-        return _refusal("unsupported", f"{target.name} runs on {devices}, this device is {environment.device_kind}")
+        return not_measured("unsupported", f"{target.name} runs on {devices}, this device is {environment.device_kind}")
     if isinstance(target, Baseline):
         if reason := baselines.availability(target):
-            return _refusal("unavailable", reason)
+            return not_measured("unavailable", reason)
         reason = baselines.known_bad_here(target, case, versions, environment.capability)
     else:
         for distribution in target.requires:
             if version_of(distribution) is None:
-                return _refusal("unavailable", f"{distribution} is not installed: pip install {distribution}")
+                return not_measured("unavailable", f"{distribution} is not installed: pip install {distribution}")
         reason = target.why_not_on(environment.capability) or target.why_not_with(environment.triton_version)
     reason = reason or target.why_unsupported(case.mode, case.dtype, case.state_dtype, case.sizes)
-    return _refusal("unsupported", reason) if reason else None
-
-
-def _refusal(status: str, reason: str) -> Reply:
-    return {"status": status, "reason": reason, "columns": {}}
+    return not_measured("unsupported", reason) if reason else None
 
 
 @contextlib.contextmanager
@@ -380,14 +348,7 @@ def run_alone(
 def groups(planned: Sequence[PlannedCase], ignore: Sequence[str] = ()) -> list[list[PlannedCase]]:
     """Return the cases in groups that differ in the implementation, and in what is ignored, alone."""
     columns = [name for name in CASE_COLUMNS if name not in ("impl", *ignore)]
-    found: dict[tuple[Any, ...], list[PlannedCase]] = {}
-    for item in planned:
-        values = {name: getattr(item.case, name) for name in columns}
-        if "state_dtype" in values:
-            # An outside package without a choice of state dtype leaves it null; its states are float32.
-            values["state_dtype"] = values["state_dtype"] or "fp32"
-        found.setdefault(tuple(values.values()), []).append(item)
-    return list(found.values())
+    return list(grouped(planned, lambda item: case_key(dataclasses.asdict(item.case), columns)).values())
 
 
 def planned_case(row: Row) -> PlannedCase:

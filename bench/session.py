@@ -226,7 +226,7 @@ def _begin(
     if resume:
         # Of a run that died the rows are still in its journal.
         _recover(output)
-        finished = run.finished_cases(output, environment)
+        finished = store.finished_cases(output, environment)
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured at this commit on this device"

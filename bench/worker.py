@@ -28,7 +28,7 @@ from ..kernels.spec import Implementation, Operation
 from ..results.schema import Case
 from . import autotuning, check, clock, memory
 from .plan import PlannedCase
-from .workers import Limits, Reply, decode_request
+from .workers import Limits, Reply, decode_request, not_measured
 
 CHECKS = "first calls and checks"
 
@@ -254,37 +254,25 @@ def prepare(
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
+        given = dict(options)
         if config is not None:
-            options = {**options, "config": config}
-        runnable = _runnable(operation, case, target, inputs, gradients=gradients, given=options)
+            given["config"] = config
+        if case.mode == "step":
+            function = operation.step
+            given["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
+        else:
+            function = operation.function(target)
+        if target.chunked and case.chunk_size is not None:
+            given["chunk_size"] = case.chunk_size
+        if case.state_dtype not in (None, "fp32"):
+            given["state_dtype"] = check.DTYPES[case.state_dtype]
+        arguments = list(inputs.values())
+        leaves = operation.leaves(inputs, gradients=gradients)
+        runnable = Runnable(forward=lambda: function(*arguments, **given), leaves=leaves)
     tensors = {id(x): x for x in runnable.leaves.values()}
     if isinstance(target, Implementation):
         tensors |= {id(x): x for x in inputs.values()}
     return Prepared(runnable=runnable, inputs=list(tensors.values()))
-
-
-def _runnable(
-    operation: Operation,
-    case: Case,
-    target: Implementation,
-    inputs: Mapping[str, Tensor],
-    *,
-    gradients: bool,
-    given: Mapping[str, Any],
-) -> Runnable:
-    options: dict[str, Any] = dict(given)
-    if case.mode == "step":
-        function = operation.step
-        options["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
-    else:
-        function = operation.function(target)
-    if target.chunked and case.chunk_size is not None:
-        options["chunk_size"] = case.chunk_size
-    if case.state_dtype not in (None, "fp32"):
-        options["state_dtype"] = check.DTYPES[case.state_dtype]
-    leaves = operation.leaves(inputs, gradients=gradients)
-    tensors = list(inputs.values())
-    return Runnable(forward=lambda: function(*tensors, **options), leaves=leaves)
 
 
 @contextmanager
@@ -390,8 +378,7 @@ def classify(error: BaseException) -> tuple[str, str]:
 
 def failed(error: BaseException) -> Reply:
     """Return the outcome of a case that ended with an exception."""
-    status, reason = classify(error)
-    return {"status": status, "reason": reason, "columns": {}}
+    return not_measured(*classify(error))
 
 
 def _device_is_usable(device: str) -> bool:
@@ -414,7 +401,7 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
         items, limits = decode_request(request)
         if limits.device_kind not in (None, worker.device):
             reason = f"the worker runs on {worker.device}, the sweep is about {limits.device_kind}"
-            return [{"status": "error", "reason": reason, "columns": {}} for _ in items]
+            return [not_measured("error", reason) for _ in items]
         worker.references.folder = Path(limits.shared) if limits.shared else None
         if limits.action == "run":
             return worker.run(items, limits)

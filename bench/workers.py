@@ -50,6 +50,12 @@ STARTING, ELSEWHERE = "starting workers, imports", "failed cases, messages"
 Reply = dict[str, Any]
 """A case's outcome: "status", "reason" and "columns"; "seconds", what for, and "kernels", see :class:`Limits`."""
 
+
+def not_measured(status: str, reason: str) -> Reply:
+    """Return the outcome of a case without a measurement."""
+    return {"status": status, "reason": reason, "columns": {}}
+
+
 Started = Callable[[PlannedCase], None]
 """Called when a case starts, so that the progress display can name it."""
 
@@ -225,7 +231,10 @@ class WorkerProcess:
             return ""
         package = str(Path(__file__).parent.parent)
         own = next((frame for frame in frames if frame[0].startswith(package)), frames[0])
-        shown = [_describe_frame(frame) for frame in dict.fromkeys((frames[0], own))]
+        shown = (
+            f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
+            for path, line, function in dict.fromkeys((frames[0], own))
+        )
         return f"; it was in {', called by '.join(shown)}"
 
     def _describe_end(self) -> str:
@@ -266,12 +275,6 @@ class WorkerProcess:
         self._connection.close()
         self._log.close()
         self._folder.cleanup()
-
-
-def _describe_frame(frame: tuple[str, str, str]) -> str:
-    """Return a function and its place, of a frame as faulthandler writes it."""
-    path, line, function = frame
-    return f"{function} ({'/'.join(Path(path).parts[-2:])}:{line})"
 
 
 class ReplaceableWorker:
@@ -351,7 +354,7 @@ class ReplaceableWorker:
             reply = worker.ask(request, timeout_s, stop=self._stop)
         except (WorkerDiedError, WorkerTimeoutError) as error:
             status = "crash" if isinstance(error, WorkerDiedError) else "timeout"
-            reply = {"status": status, "reason": str(error), "columns": {}}
+            reply = not_measured(status, str(error))
         except WorkerStoppedError:
             raise
         except BaseException:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from .schema import ProfileRow, RoofRow
-from .select import device_of, load_rows, newest
+from .select import device_of, grouped, load_rows, newest
 from .store import JOURNAL_SUFFIX, is_complete, planned_rows, read_file, read_journal, result_files, row_set
 
 Declared = Mapping[tuple[str, str, str], Sequence[str]]
@@ -54,18 +55,15 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each operation on each device: how many of its implementations are there, and their cases."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in implementations:
-        groups.setdefault(tuple(row[name] for name in ("device", "kernel", "op")), []).append(row)
     return [
         {
-            **dict(zip(("device", "kernel", "op"), key, strict=True)),
+            **{name: rows[0][name] for name in ("device", "kernel", "op")},
             "measured": sum(bool(row["ok"]) for row in rows),
             "of": len(rows),
             "cases_ok": sum(row["ok"] for row in rows),
             "last": max((row["measured"][-10:] for row in rows if row["measured"]), default=None),
         }
-        for key, rows in groups.items()
+        for rows in grouped(implementations, itemgetter("device", "kernel", "op")).values()
     ]
 
 
@@ -135,8 +133,7 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
     """
     rows = load_rows(paths, COLUMNS)
     shown = []
-    for device in sorted({device_of(row) for row in rows}):
-        here = [row for row in rows if device_of(row) == device]
+    for device, here in sorted(grouped(rows, device_of).items()):
         families = {row["kernel"] for row in here}
         # What was measured as another family's peer is there.
         there = {(row["op"], row["impl"]) for row in here}
@@ -145,8 +142,7 @@ def implementation_rows(paths: Sequence[Path], declared: Declared) -> list[dict[
             for key, kinds in declared.items()
             if key[0] in families and here[0]["device_kind"] in kinds and key[1:] not in there
         }
-        for row in here:
-            groups.setdefault((row["kernel"], row["op"], row["impl"]), []).append(row)
+        groups |= grouped(here, itemgetter("kernel", "op", "impl"))
         places = {key: place for place, key in enumerate(declared)}
         for key in sorted(groups, key=lambda key: places.get(key, len(places))):
             shown.append({"device": device, **dict(zip(COLUMNS[:3], key, strict=True)), **_summary(groups[key])})

@@ -7,7 +7,6 @@ references, journals and ``--resume`` still match it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from .schema import case_id
@@ -15,15 +14,13 @@ from .schema import case_id
 Renames: TypeAlias = Mapping[tuple[str, str], str]
 """(operation, old name) -> name of today; the operation * is any that has no entry of its own."""
 
-RENAMED: Renames = MappingProxyType(
-    {
-        ("*", "tfla"): "fused_chunk",
-        ("*", "associative"): "associative_scan",
-        ("wkv4", "recurrent"): "naive",
-        ("gated_mlp", "fused_pair"): "fused",
-        ("gated_mlp", "fused_pair_save"): "fused_save",
-    }
-)
+RENAMED: Renames = {
+    ("*", "tfla"): "fused_chunk",
+    ("*", "associative"): "associative_scan",
+    ("wkv4", "recurrent"): "naive",
+    ("gated_mlp", "fused_pair"): "fused",
+    ("gated_mlp", "fused_pair_save"): "fused_save",
+}
 """What has been renamed. A new name must never be an old one of the same operation: a row does not say which it
 means."""
 

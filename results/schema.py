@@ -68,6 +68,11 @@ class _Problem:
         """The size columns that apply."""
         return {name: value for name in SIZE_COLUMNS if (value := getattr(self, name)) is not None}
 
+    @property
+    def problem_sizes(self) -> tuple[tuple[str, int], ...]:
+        """The same without the chunk size, which is a setting: what cases of one problem share."""
+        return tuple((name, size) for name, size in self.sizes.items() if name != "chunk_size")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
@@ -283,6 +288,9 @@ def _names(row: type) -> tuple[str, ...]:
 
 RECORD_COLUMNS = _names(Record)
 SIZE_COLUMNS = _names(_Problem)[3:]
+PROBLEM_SIZES = tuple(name for name in SIZE_COLUMNS if name != "chunk_size")
+"""The chunk size is a setting to choose."""
+
 CASE_COLUMNS = ("op", "impl", *_names(_Problem))
 """What a case_id is made of."""
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median_high
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .arguments import nearest, parse_size, unknown
 from .names import RENAMED, current_name, stored_names
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 SELECTOR_COLUMNS = {
     "run": "run_id",
@@ -194,6 +197,23 @@ def _near(key: str, wanted: str, rows: Sequence[Row]) -> str:
     return f"{meant}{meant and ' '}{' or '.join(columns)} is one of {listed or 'none'} here"
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by what ``key`` says of them, groups and their members in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def case_key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
+    """Return a row's values by which cases of two sides match.
+
+    Without the implementation null states are float32: an outside package that has no choice of them leaves them null.
+    """
+    unnamed = {"state_dtype": "fp32"} if "impl" not in columns else {}
+    return tuple(row[name] or unnamed.get(name, row[name]) for name in columns)
+
+
 def newest(rows: Iterable[Row]) -> dict[str, Row]:
     """Return the newest row of every case by its id, by ``measured_at``; of equally old ones the last."""
     chosen: dict[str, Row] = {}
@@ -284,9 +304,10 @@ def environment_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
         if first != second:
             lines.append(f"{column}: {first} | {second}")
     lines += _provider_differences(pairs)
-    clocks = [_median([pair[side]["sm_clock_mhz"] for pair in pairs]) for side in (0, 1)]
-    if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > CLOCK_TOLERANCE:
-        lines.append(f"sm_clock_mhz (median): {clocks[0]:.0f} | {clocks[1]:.0f}")
+    known = ([clock for pair in pairs if (clock := pair[side]["sm_clock_mhz"])] for side in (0, 1))
+    old_mhz, new_mhz = (median_high(clocks) if clocks else 0.0 for clocks in known)
+    if old_mhz and new_mhz and abs(new_mhz / old_mhz - 1) > CLOCK_TOLERANCE:
+        lines.append(f"sm_clock_mhz (median): {old_mhz:.0f} | {new_mhz:.0f}")
     for name, what in (("throttled", "throttled rows"), ("noise", "rows measured on a busy machine")):
         marked = [sum(pair[side][name] is not None for pair in pairs) for side in (0, 1)]
         if marked[0] != marked[1]:
@@ -314,11 +335,6 @@ def _provider_differences(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
 
 def _values(values: Iterable[Any]) -> str:
     return ", ".join(sorted({"none" if value is None else str(value) for value in values}))
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else None
 
 
 def load_results(
@@ -398,15 +414,14 @@ def failed_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["status"] != "ok"]
 
 
-def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS, *, minimise: str = "time_ms") -> pd.DataFrame:
-    """Keep one measured row per value of ``by``: the one of least ``minimise``.
+def best_rows(frame: pd.DataFrame, by: Sequence[str] = PROBLEM_COLUMNS) -> pd.DataFrame:
+    """Keep one measured row per value of ``by``, the fastest.
 
     With the default ``by`` that is every implementation at its best chunk size for every problem. Null is a value.
     """
-    measured = is_ok(frame) & frame[minimise].notna()
-    positions = measured.to_numpy().nonzero()[0]
+    positions = is_ok(frame).to_numpy().nonzero()[0]
     # Only the keys are put in order, not the whole frame: a million rows are loaded and reduced in seconds.
-    order = positions[frame[minimise].to_numpy()[positions].argsort(kind="stable")]
+    order = positions[frame["time_ms"].to_numpy()[positions].argsort(kind="stable")]
     repeated = frame[[name for name in by if name in frame.columns]].take(order).duplicated(keep="first")
     return frame.take(sorted(order[~repeated.to_numpy()]))
 

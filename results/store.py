@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from .names import RENAMED, Renames, rename_row
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ProfileRow, Record, RoofRow
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Environment, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,14 +260,15 @@ def _planned(line: bytes) -> int | None:
 
 def _encodable(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns with escapes in their text for what UTF-8 cannot encode and for what would steer a terminal."""
-    return {name: _STEERS.sub(_escape, value) if isinstance(value, str) else value for name, value in row.items()}
+    return {
+        name: _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), value)
+        if isinstance(value, str)
+        else value
+        for name, value in row.items()
+    }
 
 
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode()
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:
@@ -577,9 +578,7 @@ def _with_names_of_today(table: pa.Table, renamed: Renames) -> pa.Table:
     return table
 
 
-def finished_cases(
-    folder: Path, *, device_name: str, git_commit: str | None, git_dirty: bool | None
-) -> dict[str, Record]:
+def finished_cases(folder: Path, environment: Environment) -> dict[str, Record]:
     """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
 
     A case counts as finished when the folder holds a row of it with status ok from the same device, the same git
@@ -589,9 +588,8 @@ def finished_cases(
     files = _files_in(folder) if folder.is_dir() else []
     if not files:
         return {}
-    wanted = {"status": "ok", "device_name": device_name, "git_commit": git_commit, "git_dirty": git_dirty}
+    names = ("device_name", "git_commit", "git_dirty")
+    wanted = {"status": "ok", **{name: getattr(environment, name) for name in names}}
     where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
-    rows = (
-        row for row in read_results(files, where=where).to_pylist() if all(row[key] == v for key, v in wanted.items())
-    )
-    return {row["case_id"]: Record(**row) for row in rows}
+    rows = read_results(files, where=where).to_pylist()
+    return {row["case_id"]: Record(**row) for row in rows if wanted.items() <= row.items()}

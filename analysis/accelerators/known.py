@@ -12,19 +12,6 @@ from .cpu import local_cpu
 from .specified import ACCELERATORS, ALIASES
 from .user_file import user_accelerators
 
-__all__ = [
-    "ACCELERATORS",
-    "ALIASES",
-    "USUAL",
-    "Accelerator",
-    "Roofs",
-    "canonical_key",
-    "default_key",
-    "get_accelerator",
-    "known_accelerators",
-    "match_device",
-]
-
 _DEVICE_NAMES = (
     (r"V100-SXM2", "v100"),
     (r"A100-(SXM4|PCIE|PG509)[- ]40GB", "a100_40"),

@@ -37,5 +37,5 @@ def read_accelerators(path: Path, keys: Any, what: str) -> Mapping[str, Accelera
 ACCELERATORS = read_accelerators(Path(__file__).with_name("specified.toml"), str, "specifications")
 """Specified accelerators by key; :func:`.get_accelerator` also knows the local CPU and the user's own."""
 
-ALIASES: Mapping[str, str] = MappingProxyType({"a100": "a100_80_pcie", "h100": "h100_sxm", "h200": "h200_sxm"})
+ALIASES: Mapping[str, str] = {"a100": "a100_80_pcie", "h100": "h100_sxm", "h200": "h200_sxm"}
 """Short names on the command line -> key: the SXM part, and for the A100 the TFLA paper's 80 GB PCIe card."""

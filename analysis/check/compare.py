@@ -26,10 +26,12 @@ from ...results.select import (
     CASE_COLUMNS,
     SIZE_COLUMNS,
     Row,
+    case_key,
     describe,
     describe_sizes,
     device_of,
     environment_differences,
+    grouped,
     newest,
     with_slowness,
 )
@@ -193,22 +195,11 @@ def _key_columns(a: Sequence[Row], b: Sequence[Row], ignore: Sequence[str]) -> t
 
 def _by_key(rows: Sequence[Row], columns: Sequence[str]) -> dict[tuple[Any, ...], Row]:
     """Return one row per key: newest of every case on a device, then the fastest that was measured."""
-    by_device: dict[Any, list[Row]] = {}
-    for row in rows:
-        by_device.setdefault(device_of(row), []).append(row)
-    latest = [row for group in by_device.values() for row in newest(group).values()]
+    latest = [row for group in grouped(rows, device_of).values() for row in newest(group).values()]
     # Reversed and fastest last: of equally good rows the first stays.
     ordered = sorted(latest, key=lambda row: row["time_ms"] if is_measured(row) else math.inf)
-    chosen = {_key(row, columns): row for row in reversed(ordered)}
-    return {key: chosen[key] for key in dict.fromkeys(_key(row, columns) for row in latest)}
-
-
-def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
-    values = {name: row[name] for name in columns}
-    if "impl" not in columns and "state_dtype" in values:
-        # An outside package that has no choice of state dtype leaves it null; its states are float32.
-        values["state_dtype"] = values["state_dtype"] or "fp32"
-    return tuple(values.values())
+    chosen = {case_key(row, columns): row for row in reversed(ordered)}
+    return {key: chosen[key] for key in dict.fromkeys(case_key(row, columns) for row in latest)}
 
 
 def is_measured(row: Row) -> bool:
@@ -250,9 +241,7 @@ def _only_on(
 
 
 def _groups(pairs: Sequence[Pair], by: Sequence[str]) -> Iterable[Group]:
-    groups: dict[tuple[Any, ...], list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(tuple(pair.a[name] for name in by), []).append(pair)
+    groups = grouped(pairs, lambda pair: tuple(pair.a[name] for name in by))
     for values, group in sorted(groups.items(), key=lambda item: [str(value) for value in item[0]]):
         yield _group(dict(zip(by, values, strict=True)), group)
     yield _group({}, pairs)
@@ -324,14 +313,11 @@ def in_words(found: Comparison) -> str:
 
 def unmatched_causes(found: Comparison) -> list[dict[str, Any]]:
     """Return what could not be compared as rows for people, by cause."""
-    causes: dict[tuple[str, str], list[Row]] = {}
-    for each in found.unmatched:
-        cause = re.sub(r"(has it with) (\S+) .*", r"\1 another \2", each.reason)
-        causes.setdefault((each.side, cause), []).append(each.row)
-    ordered = sorted(causes.items(), key=lambda item: -len(item[1]))
+    another = re.compile(r"(has it with) (\S+) .*")
+    causes = grouped(found.unmatched, lambda each: (each.side, another.sub(r"\1 another \2", each.reason)))
     return [
-        {"in": side, "cases": len(rows), "reason": reason, "such as": describe(rows[0])}
-        for (side, reason), rows in ordered
+        {"in": side, "cases": len(alike), "reason": reason, "such as": describe(alike[0].row)}
+        for (side, reason), alike in sorted(causes.items(), key=lambda item: -len(item[1]))
     ]
 
 
@@ -355,14 +341,12 @@ def _mean(group: Group) -> dict[str, Any]:
 
 def unmatched_rows(found: Comparison) -> list[dict[str, Any]]:
     """Return what could not be compared as rows to print, equal reasons together."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}
-    for each in found.unmatched:
-        key = (each.side, each.row["op"], each.row["impl"], each.row["mode"], each.reason)
-        alike.setdefault(key, []).append(each.row)
+    names = ("op", "impl", "mode")
+    causes = grouped(found.unmatched, lambda each: (each.side, *(each.row[name] for name in names), each.reason))
     return [
-        {**dict(zip(("in", "op", "impl", "mode"), key, strict=False)), "cases": len(rows), "reason": key[-1],
-         "such as": describe_sizes(rows[0])}
-        for key, rows in sorted(alike.items(), key=lambda item: -len(item[1]))
+        {"in": side, **dict(zip(names, values, strict=True)), "cases": len(alike), "reason": reason,
+         "such as": describe_sizes(alike[0].row)}
+        for (side, *values, reason), alike in sorted(causes.items(), key=lambda item: -len(item[1]))
     ]  # fmt: skip
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from ...results.select import describe_sizes
+from ...results.select import describe_sizes, grouped
 from .compare import NOISY
-from .regression import CaseResult, CheckResult, Metric, describe_case, summary
+from .regression import CaseResult, CheckResult, describe_case, summary
 
 QUIET = ("ok", "new", "not measured")
 """Verdicts that a table for people leaves out."""
@@ -31,18 +31,13 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
         time = case.metric("time_ms")
+        times = (time.old, time.new, time.ratio, _end(time.low), _end(time.high)) if time else [None] * 5
         rows.append(
             {
                 "verdict": case.verdict,
-                "op": case.row["op"],
-                "impl": case.row["impl"],
-                "mode": case.row["mode"],
+                **{name: case.row[name] for name in ("op", "impl", "mode")},
                 "case": describe_sizes(case.row),
-                "old_ms": time.old if time else None,
-                "new_ms": time.new if time else None,
-                "ratio": time.ratio if time else None,
-                "low": _end(time.low) if time else None,
-                "high": _end(time.high) if time else None,
+                **dict(zip(("old_ms", "new_ms", "ratio", "low", "high"), times, strict=True)),
                 "reason": case.reason,
             }
         )
@@ -51,9 +46,7 @@ def table_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
 
 def brief_rows(cases: Sequence[CaseResult]) -> list[dict[str, Any]]:
     """Return cases as rows for people: what was measured by itself, the others by their cause."""
-    causes: dict[tuple[str, str], list[CaseResult]] = {}
-    for n, case in enumerate(cases):
-        causes.setdefault((case.verdict, f"{n}" if case.metrics else case.reason), []).append(case)
+    causes = grouped(cases, lambda case: (case.verdict, id(case) if case.metrics else case.reason))
     return [
         {
             "verdict": alike[0].verdict,
@@ -82,15 +75,14 @@ def as_dict(found: CheckResult) -> dict[str, Any]:
                 "verdict": case.verdict,
                 "reason": case.reason,
                 "measured_again": case.measured_again,
-                "metrics": [_metric_dict(metric) for metric in case.metrics],
+                "metrics": [
+                    {**dataclasses.asdict(each), "low": _end(each.low), "high": _end(each.high)}
+                    for each in case.metrics
+                ],
             }
             for case in found.cases
         ],
     }
-
-
-def _metric_dict(metric: Metric) -> dict[str, Any]:
-    return {**dataclasses.asdict(metric), "low": _end(metric.low), "high": _end(metric.high)}
 
 
 def _end(value: float) -> float | None:

@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...results.select import (
-    COMPARED_COLUMNS,
-    Row,
-    describe,
-    device_of,
-    parse_terms,
-    select,
-    with_slowness,
-)
+from ...results.select import COMPARED_COLUMNS, Row, describe, device_of, grouped, parse_terms, select, with_slowness
 from .compare import MARGIN, is_measured, is_noisy, judge, time_interval
 
 
@@ -32,9 +24,8 @@ def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, st
     is_id = re.fullmatch(r"[0-9a-f]{4,16}", case) is not None
     terms = parse_terms(f"case:{case}" if is_id else case)
     rows = select(",".join(map(":".join, terms.items())), results)
-    histories: dict[tuple[str, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row["measured_at"]):
-        histories.setdefault((row["case_id"], device_of(row)), []).append(row)
+    oldest_first = sorted(rows, key=lambda row: row["measured_at"])
+    histories: dict[tuple[str, str], list[Row]] = grouped(oldest_first, lambda row: (row["case_id"], device_of(row)))
     return dict(sorted(histories.items(), key=lambda item: (describe(item[1][0]), item[0])))
 
 

@@ -116,20 +116,14 @@ class Rule:
 
     def holds(self, row: Row) -> bool:
         """Return whether the rule is about a row; an implementation may be named as it was before."""
-        return all(
-            _matches(row[column], _names_of_today(wanted, row["op"]) if column == "impl" else wanted)
-            for column, wanted in self.match.items()
-        )
-
-
-def _matches(value: Any, wanted: Wanted) -> bool:
-    if isinstance(wanted, frozenset):
-        return value in wanted
-    return value is not None and wanted[0] <= value <= wanted[1]
-
-
-def _names_of_today(names: Wanted, op: str) -> Wanted:
-    return frozenset(current_names(map(str, names), (op,)))
+        for column, wanted in self.match.items():
+            value = row[column]
+            if not isinstance(wanted, frozenset):
+                if value is None or not wanted[0] <= value <= wanted[1]:
+                    return False
+            elif value not in (current_names(wanted, (row["op"],)) if column == "impl" else wanted):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

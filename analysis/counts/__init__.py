@@ -20,22 +20,3 @@ from .formulations import (
 )
 from .model import Count, Factors, Head, Layer, Tally, Widths
 from .problem import count, count_case
-
-__all__ = [
-    "FORMULATIONS",
-    "TILE",
-    "TILED",
-    "Count",
-    "Factors",
-    "Head",
-    "Layer",
-    "Tally",
-    "Widths",
-    "chunk_of",
-    "count",
-    "count_case",
-    "default_formulation",
-    "formulation_of",
-    "is_chunked",
-    "tile_rounded_causal_factor",
-]

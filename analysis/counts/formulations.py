@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.baselines.spec import Baseline
@@ -23,21 +22,19 @@ ATTENTION_TILE = 128
 
 _SCALAR_DECAY = ("chunkwise", "walk", "whole_state", "sweep", "fused", "parallel", "recurrent")
 
-FORMULATIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(scalar_decay.GATE_MODELS, _SCALAR_DECAY),
-        "lightning": (*_SCALAR_DECAY, "lightning1", "lightning2"),
-        "attention": ("flash", "recurrent"),
-        "gla": ("chunkwise", "fused"),
-        "selective_scan": ("scan",),
-        "rglru": ("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
-        "rglru_layer": ("layer", "unfused"),
-        "linear_scan": ("scan", "chunked", "recurrent"),
-        "wkv4": ("recurrent", "scan"),
-        "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
-        "projections": ("gemms",),
-    }
-)
+FORMULATIONS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(scalar_decay.GATE_MODELS, _SCALAR_DECAY),
+    "lightning": (*_SCALAR_DECAY, "lightning1", "lightning2"),
+    "attention": ("flash", "recurrent"),
+    "gla": ("chunkwise", "fused"),
+    "selective_scan": ("scan",),
+    "rglru": ("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
+    "rglru_layer": ("layer", "unfused"),
+    "linear_scan": ("scan", "chunked", "recurrent"),
+    "wkv4": ("recurrent", "scan"),
+    "gated_mlp": ("fused", "fused_save", "cublas_activation", "gemms_activation", "eager"),
+    "projections": ("gemms",),
+}
 """Operation -> formulations, the first being the default.
 
 chunkwise: states stored once per chunk, two passes over the inputs. walk: the same traffic, but within a chunk tiles of

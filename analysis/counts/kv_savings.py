@@ -17,14 +17,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ...results.arguments import one_of
 
-BASELINES: Mapping[str, tuple[int, int]] = MappingProxyType({"plain": (4, 3), "in place": (3, 2)})
+BASELINES: Mapping[str, tuple[int, int]] = {"plain": (4, 3), "in place": (3, 2)}
 """What is compared with -> tensors of S D elements in attention and of S U elements in the MLP."""
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1})
+DTYPE_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

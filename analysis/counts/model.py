@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ...results.arguments import one_of
@@ -14,7 +13,7 @@ from ...results.arguments import one_of
 Scalar = Any
 """A size or a count: int, float or a sympy expression."""
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2})
+DTYPE_BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...results.arguments import one_of
+from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
 from .executed import executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
@@ -32,27 +33,17 @@ from .formulations import (
 )
 from .model import DTYPE_BYTES, Count, Factors, Head, Passed, Problem, Tally, Widths, one_pass
 
-PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward")}
-)
+PASSES: Mapping[str, tuple[str, ...]] = {
+    "fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward"),
+}  # fmt: skip
 """Mode -> the passes it runs."""
 
 
 def count(
     op: str,
     *,
-    seq_len: int,
     formulation: str | None = None,
     mode: str = "fw",
-    batch: int = 1,
-    num_heads: int = 1,
-    head_dim_qk: int | None = None,
-    head_dim_v: int | None = None,
-    channels: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    chunk_size: int | None = None,
-    num_groups: int | None = None,
     dtype: str = "bf16",
     gate_dtype: str | None = None,
     state_dtype: str = "fp32",
@@ -61,19 +52,14 @@ def count(
     counting: str = "detailed",
     factors: Factors | None = None,
     tiles: Mapping[str, int] | None = None,
+    **sizes: int | None,
 ) -> Count:
     """Count the FLOPs and bytes of one problem: all heads, the whole batch and every chunk.
 
     Args:
         op: an operation of :data:`FORMULATIONS`.
-        seq_len: T; tokens of a gated MLP. A last chunk shorter than ``chunk_size`` is counted as such.
         formulation: one of the operation's; None means its first (recurrent for mode step).
         mode: fw, bw, fwbw, or step (one decoding step; attention over ``seq_len`` cached tokens).
-        head_dim_qk, head_dim_v: K and V. selective_scan takes ``channels`` and, as ``head_dim_qk``, its state size.
-        channels: of operations without heads. d_model, d_ff: of a gated MLP.
-        chunk_size: L, required by the formulations of :data:`CHUNKED` of operations with heads, and by ``chunked``.
-        num_groups: heads sharing q and k (Mamba-2's B and C) form this many groups; None means 1 for mamba2_ssd and one
-            group a head elsewhere.
         dtype: of q, k, v and the output; ``gate_dtype`` (None: the same) of gates; ``state_dtype`` of states.
         causal: False for attention of every query to every key.
         causal_factor: share of the causal square that is computed, in [0.5, 1]; None: rounded up to whole tiles.
@@ -82,6 +68,11 @@ def count(
         factors: cost of elementary functions; None means 1 each.
         tiles: tile sizes of the executed counts (formulations of :data:`TILED`) in place of those that our kernels
             select on compute capability 9.0, as :func:`.executed.parse_tiles` returns them.
+        sizes: seq_len (tokens of a gated MLP), batch and num_heads (1 where left out), and those of the operation:
+            head_dim_qk and head_dim_v; channels where there are no heads; d_model and d_ff; of a selective scan
+            channels and, as head_dim_qk, its state size. chunk_size for the formulations of :data:`CHUNKED` of
+            operations with heads, and for ``chunked``; a shorter last chunk is counted as such. num_groups, that share
+            q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head elsewhere, where left out.
 
     Returns:
         the count, part by part.
@@ -91,7 +82,10 @@ def count(
             factor outside [0.5, 1], a formulation or mode that the operation does not have, or a published count where
             no paper prints one.
     """
-    if chunk_size is not None and isinstance(chunk_size, int) and chunk_size > seq_len >= 1:
+    for name in sizes:
+        one_of("size", name, (*SIZE_COLUMNS, "num_groups"))
+    seq_len, chunk_size = sizes.get("seq_len"), sizes.get("chunk_size")
+    if isinstance(chunk_size, int) and isinstance(seq_len, int) and chunk_size > seq_len >= 1:
         raise ValueError(f"chunk_size must be <= seq_len = {seq_len}, got {chunk_size}")
     formulation = formulation or default_formulation(op, mode)
     check_formulation(op, formulation, mode, counting)
@@ -102,18 +96,7 @@ def count(
     problem = _problem(
         op,
         formulation,
-        sizes={
-            "seq_len": seq_len,
-            "batch": batch,
-            "num_heads": num_heads,
-            "head_dim_qk": head_dim_qk,
-            "head_dim_v": head_dim_v,
-            "channels": channels,
-            "d_model": d_model,
-            "d_ff": d_ff,
-            "chunk_size": chunk_size,
-            "num_groups": num_groups,
-        },
+        sizes={"batch": 1, "num_heads": 1, **sizes},
         dtypes=(dtype, gate_dtype or dtype, state_dtype),
         causal=causal,
         causal_factor=causal_factor,

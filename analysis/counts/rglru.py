@@ -22,7 +22,6 @@ which takes the weights of the GEMMs in, leaves their activations out, and reads
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
@@ -32,33 +31,29 @@ WITH_GEMMS = ("layer", "unfused")
 PUBLISHED = ("unfused", "fused")
 """Formulations of the RG-LRU whose bytes the page prints."""
 
-LINES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "gate GEMMs": (2, 2),
-        "sigmoids": (2, 2),
-        "log decay": (1, 1),
-        "decay": (1, 1),
-        "squared decay": (1, 1),
-        "gated input": (2, 1),
-        "normalised input": (2, 1),
-        "recurrence": (2, 1),
-    }
-)
+LINES: Mapping[str, tuple[int, int]] = {
+    "gate GEMMs": (2, 2),
+    "sigmoids": (2, 2),
+    "log decay": (1, 1),
+    "decay": (1, 1),
+    "squared decay": (1, 1),
+    "gated input": (2, 1),
+    "normalised input": (2, 1),
+    "recurrence": (2, 1),
+}
 """Line of the unfused listing -> tensors of N elements that its kernels load and store."""
 
-BACKWARD_LINES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "recurrence": (3, 2),
-        "normalised input": (3, 2),
-        "gated input": (3, 2),
-        "squared decay": (2, 1),
-        "decay": (3, 1),
-        "log decay": (2, 1),
-        "sigmoids": (4, 2),
-        "input gradient GEMMs": (4, 2),
-        "weight gradient GEMMs": (4, 0),
-    }
-)
+BACKWARD_LINES: Mapping[str, tuple[int, int]] = {
+    "recurrence": (3, 2),
+    "normalised input": (3, 2),
+    "gated input": (3, 2),
+    "squared decay": (2, 1),
+    "decay": (3, 1),
+    "log decay": (2, 1),
+    "sigmoids": (4, 2),
+    "input gradient GEMMs": (4, 2),
+    "weight gradient GEMMs": (4, 0),
+}
 """The same of the backward pass, activations kept: the recurrence loads dh, a, h and stores its two gradients, ...
 
 The decay and the two GEMMs that make x's gradient add to what is there, so they load it too.

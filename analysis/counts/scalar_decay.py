@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from .model import Factors, Head, Scalar, Tally, Work
 
@@ -51,36 +50,32 @@ def _log_sigmoid_gradient(f: Factors) -> Scalar:
 WALKS = ("walk", "whole_state")
 """Formulations that take a chunk tile by tile with the state on the chip: fused_chunk's and whole_state's."""
 
-GATE_MODELS: Mapping[str, GateModel] = MappingProxyType(
-    {
-        "mlstm_exp": GateModel(
-            gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=1
-        ),
-        "mlstm_sig": GateModel(
-            gates=2,
-            activation=lambda f: 2 * _log_sigmoid(f),
-            activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
-            has_input=1,
-        ),
-        "simple_gla": GateModel(gates=1),
-        "gated_retention": GateModel(
-            gates=1,
-            activation=lambda f: _log_sigmoid(f) + 1,
-            activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
-        ),
-        "retention": GateModel(cumulative=False, head_constants=1),
-        "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
-        # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
-        "mamba2_ssd": GateModel(
-            gates=1,
-            activation=lambda f: 1 + f.log,
-            activation_gradient=lambda f: 5,
-            has_input=1,
-            scaled=0,
-            head_constants=1,
-        ),
-    }
-)
+GATE_MODELS: Mapping[str, GateModel] = {
+    "mlstm_exp": GateModel(gates=2, activation=_log_sigmoid, activation_gradient=_log_sigmoid_gradient, has_input=1),
+    "mlstm_sig": GateModel(
+        gates=2,
+        activation=lambda f: 2 * _log_sigmoid(f),
+        activation_gradient=lambda f: 2 * _log_sigmoid_gradient(f),
+        has_input=1,
+    ),
+    "simple_gla": GateModel(gates=1),
+    "gated_retention": GateModel(
+        gates=1,
+        activation=lambda f: _log_sigmoid(f) + 1,
+        activation_gradient=lambda f: _log_sigmoid_gradient(f) + 1,
+    ),
+    "retention": GateModel(cumulative=False, head_constants=1),
+    "lightning": GateModel(cumulative=False, scaled=0, head_constants=1),
+    # a = dt A and u = log dt; backward d dt = A da + du / dt, and dA sums dt da over the sequence.
+    "mamba2_ssd": GateModel(
+        gates=1,
+        activation=lambda f: 1 + f.log,
+        activation_gradient=lambda f: 5,
+        has_input=1,
+        scaled=0,
+        head_constants=1,
+    ),
+}
 
 
 def chunk_forward(op: str, head: Head) -> Tally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ...results.arguments import one_of
@@ -18,31 +17,27 @@ from .theory import Theory
 if TYPE_CHECKING:
     import pandas as pd
 
-RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = MappingProxyType(
-    {
-        "runtime": measured.runtime_over_length,
-        "memory": measured.memory_over_length,
-        "runtime-memory": measured.runtime_and_memory,
-        "chunk-size": measured.runtime_over_chunk_size,
-        "trade-off": measured.memory_against_runtime,
-        "head-dim": measured.runtime_over_width,
-        "rate": measured.rate_flops_and_runtime,
-    }
-)
+RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = {
+    "runtime": measured.runtime_over_length,
+    "memory": measured.memory_over_length,
+    "runtime-memory": measured.runtime_and_memory,
+    "chunk-size": measured.runtime_over_chunk_size,
+    "trade-off": measured.memory_against_runtime,
+    "head-dim": measured.runtime_over_width,
+    "rate": measured.rate_flops_and_runtime,
+}
 """Figures of measured rows."""
 
 OVER_LENGTH = ("runtime", "memory", "runtime-memory")
 """Those over sequence length, which show none alone."""
 
-THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = MappingProxyType(
-    {
-        "flops": theories.flops_over_chunk_size,
-        "flop-optimal": theories.flop_optimal_over_head_dim,
-        "runtime-optimal": theories.runtime_optimal_over_head_dim,
-        "intensity-optimal": theories.runtime_optimal_over_intensity,
-        "intensity": theories.intensity_over_chunk_size,
-    }
-)
+THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
+    "flops": theories.flops_over_chunk_size,
+    "flop-optimal": theories.flop_optimal_over_head_dim,
+    "runtime-optimal": theories.runtime_optimal_over_head_dim,
+    "intensity-optimal": theories.runtime_optimal_over_intensity,
+    "intensity": theories.intensity_over_chunk_size,
+}
 """Figures of the counts and the model."""
 
 MODEL = "model"

@@ -6,7 +6,6 @@ import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import get_implementation
@@ -18,9 +17,9 @@ from .style import operation_label, series_label, sizes_in_words
 if TYPE_CHECKING:
     import pandas as pd
 
-MODE_TITLES: Mapping[str, str] = MappingProxyType(
-    {"fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step"}
-)
+MODE_TITLES: Mapping[str, str] = {
+    "fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step",
+}  # fmt: skip
 
 REASON_LENGTH = 110
 """Characters of a failure's reason under a figure; the results hold all of it."""
@@ -32,7 +31,7 @@ CHOICE_COLUMNS = (
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
 
-WIDTHS: Mapping[str, str] = MappingProxyType({"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"})
+WIDTHS: Mapping[str, str] = {"d_model": "d_model", "d_ff": "d_ff", "channels": "embedding_dim"}
 """Field of a selection -> the column of a width that a figure holds."""
 
 

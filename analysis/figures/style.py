@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
@@ -30,34 +29,30 @@ FORMATS = (".png", ".svg", ".pdf")
 DPI = 130
 """Pixels per inch of a PNG on a page of the documentation; print takes SVG, PDF or more."""
 
-OPERATION_LABELS: Mapping[str, str] = MappingProxyType(
-    {op: get_operation(op).label or op for op in (*(op for ops in FAMILIES.values() for op in ops), *OPERATIONS)}
-)
+OPERATION_LABELS: Mapping[str, str] = {
+    op: get_operation(op).label or op for op in (*(op for ops in FAMILIES.values() for op in ops), *OPERATIONS)
+}
 """Operation -> its name in legends and texts, as it is declared."""
 
-_OPERATION_COLOURS: Mapping[str, str] = MappingProxyType(
-    {
-        "mlstm_sig": "#0072B2", "mlstm_exp": "#D55E00", "simple_gla": "#009E73", "retention": "#CC79A7",
-        "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "lightning": "#56B4E9", "attention": "#222222",
-        "gla": "#117733", "selective_scan": "#332288", "rglru": "#AA4499", "linear_scan": "#44AA99",
-        "rglru_layer": "#999933", "wkv4": "#8B5A2B", "gated_mlp": "#CC6677", "projections": "#444444",
-    }
-)  # fmt: skip
+_OPERATION_COLOURS: Mapping[str, str] = {
+    "mlstm_sig": "#0072B2", "mlstm_exp": "#D55E00", "simple_gla": "#009E73", "retention": "#CC79A7",
+    "gated_retention": "#882255", "mamba2_ssd": "#E69F00", "lightning": "#56B4E9", "attention": "#222222",
+    "gla": "#117733", "selective_scan": "#332288", "rglru": "#AA4499", "linear_scan": "#44AA99",
+    "rglru_layer": "#999933", "wkv4": "#8B5A2B", "gated_mlp": "#CC6677", "projections": "#444444",
+}  # fmt: skip
 """Those of one family differ for every kind of colour vision."""
 
-_MARKERS: Mapping[str, str] = MappingProxyType(
-    {
-        "mlstm_kernels.xl": "s", "mlstm_kernels.limit": "p", "mlstm_kernels.parallel": "X", "native_custbw": "<",
-        "native_autograd": ">", "lightning_attn.": "X", "fla.fused_recurrent": "^", "fla.fused": "<", "fla.": "v",
-        "mamba_ssm": "<", "flash_attn.v2": "v", "flash_attn.v3": "<", "flash_attn": "^", "sdpa_flash": "P",
-        "sdpa_cudnn": "X", "torch.sdpa": "s", "torch.eager": "P", "torch.compile": "X", "torch.gemms": "s",
-        "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<", "liger_kernel": "v", "xformers": "p",
-        "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p", "associative_scan": "*",
-        "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p", "lightning2": "s",
-        "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d", "chunked": "D",
-        "naive": "d", "torch": "H",
-    }
-)  # fmt: skip
+_MARKERS: Mapping[str, str] = {
+    "mlstm_kernels.xl": "s", "mlstm_kernels.limit": "p", "mlstm_kernels.parallel": "X", "native_custbw": "<",
+    "native_autograd": ">", "lightning_attn.": "X", "fla.fused_recurrent": "^", "fla.fused": "<", "fla.": "v",
+    "mamba_ssm": "<", "flash_attn.v2": "v", "flash_attn.v3": "<", "flash_attn": "^", "sdpa_flash": "P",
+    "sdpa_cudnn": "X", "torch.sdpa": "s", "torch.eager": "P", "torch.compile": "X", "torch.gemms": "s",
+    "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<", "liger_kernel": "v", "xformers": "p",
+    "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p", "associative_scan": "*",
+    "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p", "lightning2": "s",
+    "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d", "chunked": "D",
+    "naive": "d", "torch": "H",
+}  # fmt: skip
 """Of implementations, by a part of their names, the first that is in them; a circle for our other ones, and of an
 author without one a spare one, by the name."""
 

@@ -20,7 +20,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from ...kernels.baselines import why_unsupported
@@ -38,7 +37,7 @@ MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
 
 CHUNKWISE_OPERATIONS = (*scalar_decay.GATE_MODELS, "gla")
-_PASSES: Mapping[str, tuple[str, ...]] = MappingProxyType({"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")})
+_PASSES: Mapping[str, tuple[str, ...]] = {"fw": ("fw",), "bw": ("bw",), "fwbw": ("fw", "bw")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,13 @@ import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...results.schema import SIZE_COLUMNS
+from ...results.schema import PROBLEM_SIZES, SIZE_COLUMNS
+from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
 from ..accelerators.roofs import with_roofs
 from ..counts import count_case
@@ -210,10 +212,7 @@ def _fit(
     if not taken:
         return None
     key = str(taken[0]["device_accelerator"])
-    by_name: dict[tuple[str, str], list[Row]] = {}
-    for row in alike:
-        if row["device_accelerator"] == key:
-            by_name.setdefault((row["op"], row["impl"]), []).append(row)
+    by_name = grouped((row for row in alike if row["device_accelerator"] == key), itemgetter("op", "impl"))
     own = _sample(by_name.pop((op, impl), []), model, mode, dtype, key, roofs)
     number, problems = len(own.times), len(set(own.problems))
     alone = number >= model.min_rows and problems >= MIN_PROBLEMS
@@ -269,7 +268,7 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
     cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
     terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
-    problems = [tuple(str(row[name]) for name in SIZE_COLUMNS if name != "chunk_size") for _, row in counted]
+    problems = [tuple(str(row[name]) for name in PROBLEM_SIZES) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
     matrix = np.array([found for found, _ in counted]).reshape(-1, len(model.constants))
     return _Sample([row for _, row in counted], matrix, times, problems)
@@ -352,10 +351,8 @@ def is_set(value: Any) -> bool:
 
 def of_device(rows: Sequence[Row], device: str | None, least: int) -> list[Row]:
     """Return the rows of the preferred device where there are ``least``, else of the one with most."""
-    by_device: dict[str, list[Row]] = {}
-    for row in rows:
-        by_device.setdefault(row["device_accelerator"], []).append(row)
-    preferred = by_device.get(device or "", [])
+    by_device = grouped(rows, itemgetter("device_accelerator"))
+    preferred = by_device.get(device, [])
     return preferred if len(preferred) >= least else max(by_device.values(), key=len, default=[])
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...results.schema import SIZE_COLUMNS
-from ...results.select import load_rows
+from ...results.schema import PROBLEM_SIZES, SIZE_COLUMNS
+from ...results.select import grouped, load_rows
 from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
@@ -54,11 +55,10 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
 
     Reads few columns and no pandas, so that the command line answers at once.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
     columns = tuple(dict.fromkeys((*ROW_COLUMNS, *MEASURED_COLUMNS, "status")))
     files = current_files(results) if results else ()
-    for row in load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ():
-        found.setdefault(row["status"], []).append(row)
+    rows = load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ()
+    found = grouped(rows, itemgetter("status"))
     measured = {(row["op"], row["impl"]) for row in found.get("ok", [])}
     added = [row for row in _stand_ins(results, mode, dtype) if (row["op"], row["impl"]) not in measured]
     return found | {"ok": [*found.get("ok", []), *added]} if added else found
@@ -273,7 +273,7 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
     """
     op, impl, *_, state_dtype, sizes = case
     wanted: dict[str, Any] = {"op": op, "impl": impl, "state_dtype": state_dtype, "suspect": None}
-    wanted |= {**dict.fromkeys(name for name in SIZE_COLUMNS if name != "chunk_size"), **stored_sizes(sizes)}
+    wanted |= {**dict.fromkeys(PROBLEM_SIZES), **stored_sizes(sizes)}
     found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     # By device and chunk length, the newest of an idle machine last; of these the fastest.
     order = sorted(found, key=lambda row: (not row["noise"], row["measured_at"] or ""))
@@ -296,7 +296,7 @@ def answer(case: Case, accelerator: Accelerator, fit: Fit | None, rows: Sequence
 
 def _fastest_chunks(op: str, impl: str, rows: Sequence[Row]) -> set[int]:
     """Return the fastest chunk lengths of the problems that an implementation was measured on at several."""
-    problem = ("device_accelerator", "state_dtype", *(name for name in SIZE_COLUMNS if name != "chunk_size"))
+    problem = ("device_accelerator", "state_dtype", *PROBLEM_SIZES)
     times: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
         if (row["op"], row["impl"]) == (op, impl) and row["chunk_size"] is not None and not row["noise"]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ..accelerators.known import Accelerator
 from ..counts import Count
@@ -23,13 +22,11 @@ LAUNCH_MS = 0.005
 """Time of a launch beside its work: what rows of kernels of one launch (RG-LRU's fused, WKV's scan; H200) come to where
 the work goes to nothing, 5 to 8 microseconds."""
 
-_LAUNCHES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "walk": (2, 6),
-        **dict.fromkeys(("chunkwise", "sweep", "chunked"), (3, 4)),
-        **dict.fromkeys(("lightning1", "lightning2"), (1, 3)),
-    }
-)
+_LAUNCHES: Mapping[str, tuple[int, int]] = {
+    "walk": (2, 6),
+    **dict.fromkeys(("chunkwise", "sweep", "chunked"), (3, 4)),
+    **dict.fromkeys(("lightning1", "lightning2"), (1, 3)),
+}
 """Formulation -> launches of a forward and of a backward pass, the fewest that hardware counters saw; one elsewhere."""
 
 

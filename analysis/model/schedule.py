@@ -19,16 +19,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ...kernels.scalar_decay.config import MERGE_BLOCK_E, SCAN_BLOCK_N
 from ..counts import formulation_of
 from ..counts.executed import BACKWARD_ROLES, FORWARD_ROLES, Role, Run, blocks_of, executed, run_of
 from ..counts.problem import PASSES, case_problem
 
-RESIDENT: Mapping[str, int] = MappingProxyType(
-    {"gates": 32, "walk": 2, "normaliser": 2, "states": 3, "merge": 10, "scan": 10, "elements": 12, "gate gradients": 8}
-)
+RESIDENT: Mapping[str, int] = {
+    "gates": 32, "walk": 2, "normaliser": 2, "states": 3,
+    "merge": 10, "scan": 10, "elements": 12, "gate gradients": 8,
+}  # fmt: skip
 """Kind of launch -> programs that a multiprocessor holds at once: what registers and shared memory leave room for at
 compute capability 9.0, head dims 128 and 256. At other head dims and for mLSTMexp a states pass has two to four."""
 

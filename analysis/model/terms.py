@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from ...kernels.baselines import get_implementation, get_operation
 from ...kernels.scalar_decay.choice import shape_of
@@ -110,16 +109,14 @@ def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[s
     return -(-sizes["seq_len"] // (chunk_of(op, impl, formulation, sizes.get("chunk_size")) or 1))
 
 
-_STEPS: Mapping[str, str] = MappingProxyType(
-    {
-        "gates": "gate_step_ms",
-        "gate gradients": "gate_step_ms",
-        "walk": "step_ms",
-        "normaliser": "normaliser_step_ms",
-        "states": "states_step_ms",
-        "merge": "merge_step_ms",
-    }
-)
+_STEPS: Mapping[str, str] = {
+    "gates": "gate_step_ms",
+    "gate gradients": "gate_step_ms",
+    "walk": "step_ms",
+    "normaliser": "normaliser_step_ms",
+    "states": "states_step_ms",
+    "merge": "merge_step_ms",
+}
 _STARTS = ("walk", "normaliser")
 
 

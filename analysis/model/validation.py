@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...results.names import current_name
-from ...results.schema import SIZE_COLUMNS
-from ...results.select import load_rows
+from ...results.schema import PROBLEM_SIZES
+from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
 from .fit import Row, case_of, errors_of, fit_rows, newest_cases
 from .prediction import Prediction, answer, stored_rows
@@ -82,7 +82,7 @@ def _predicted(
         for row in rows
         if (row["op"], row["impl"], row["device_accelerator"]) == (op, impl, here) and "stands_in" not in row
     ]
-    problems = [tuple(row[name] for name in SIZE_COLUMNS if name != "chunk_size") for row in own]
+    problems = [tuple(row[name] for name in PROBLEM_SIZES) for row in own]
     fold_of = {problem: n % FOLDS for n, problem in enumerate(dict.fromkeys(problems))}
     # A fit to another accelerator has seen none of these rows anyway.
     folds = [fold_of[problem] if fitted_on == here else 0 for problem in problems]
@@ -159,12 +159,12 @@ def by_implementation(found: Sequence[Coverage]) -> list[dict[str, Any]]:
 
 def _groups(found: Sequence[Coverage]) -> dict[tuple[str, str, str], list[Coverage]]:
     """Return what was found of each implementation and pair of accelerators that there was a fit for."""
-    groups: dict[tuple[str, str, str], list[Coverage]] = {}
-    for each in found:
-        if each.rows:
-            carried = "" if each.fitted_on == each.held_out_on else f"{each.fitted_on} to "
-            groups.setdefault((each.op, each.impl, carried + each.held_out_on), []).append(each)
-    return groups
+
+    def names(each: Coverage) -> tuple[str, str, str]:
+        carried = "" if each.fitted_on == each.held_out_on else f"{each.fitted_on} to "
+        return each.op, each.impl, carried + each.held_out_on
+
+    return grouped((each for each in found if each.rows), names)
 
 
 def in_words(found: Sequence[Coverage]) -> str:

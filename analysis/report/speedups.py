@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from ...results.schema import SIZE_COLUMNS
-from ...results.select import best_rows
+from ...results.schema import PROBLEM_SIZES
+from ...results.select import best_rows, grouped
 from ..check.statistics import MIN_SAMPLES, ratio_interval
 from ..figures.findings import OURS
 from .markup import ABSENT, Cell, Html, number, numeric, table
@@ -23,7 +23,7 @@ from .subject import Subject, known, name_cell, name_of, problem_in_words
 if TYPE_CHECKING:
     import pandas as pd
 
-SAME_SIZES = ("mode", "dtype", *(name for name in SIZE_COLUMNS if name != "chunk_size"))
+SAME_SIZES = ("mode", "dtype", *PROBLEM_SIZES)
 SAME_WORK = ("mode", "dtype", "seq_len", "tokens", "embedding_dim")
 PEER_MODES = {"fw": "forward", "fwbw": "forward + backward"}
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -146,9 +146,7 @@ def _widest(ours: pd.DataFrame) -> pd.DataFrame:
 def _matched(ours: pd.DataFrame, theirs: pd.DataFrame, by: Iterable[str]) -> list[Speedup]:
     """Return our rows beside theirs where they agree in ``by``; null agrees with null."""
     by = list(by)
-    found: dict[tuple[Any, ...], list[Any]] = {}
-    for row in ours.itertuples(index=False):
-        found.setdefault(_key(row, by), []).append(row)
+    found = grouped(ours.itertuples(index=False), lambda row: _key(row, by))
     return [Speedup(mine, row) for row in theirs.itertuples(index=False) for mine in found.get(_key(row, by), [])]
 
 
@@ -159,9 +157,7 @@ def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
 
 def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
-    lines: dict[tuple[Any, ...], list[Speedup]] = {}
-    for each in found:
-        lines.setdefault(_line(subject, each), []).append(each)
+    lines = grouped(found, lambda each: _line(subject, each))
     columns = sorted({int(each.theirs.seq_len) for each in found})
     rows = []
     for line in sorted(

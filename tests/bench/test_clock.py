@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +23,9 @@ class Scripted:
     def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
         self.samples, self.states = samples, states
 
-    def sample(
-        self, call: Callable[[Any], Any], prepare: Callable[[], Any], count: int
-    ) -> tuple[list[float], DeviceState]:
+    def sample(self, call: clock.Call, count: int) -> tuple[list[float], DeviceState]:
         for _ in range(count):
-            call(prepare())
+            call.call(call.prepare())
         return [next(self.samples) for _ in range(count)], next(self.states) if self.states else DeviceState()
 
     def synchronize(self) -> None:
@@ -87,7 +85,8 @@ def test_throttling_in_any_batch_marks_the_case() -> None:
 
 
 def test_the_cpu_clock_times_the_call_and_not_its_preparation() -> None:
-    samples, _ = clock.CpuClock().sample(lambda _: time.sleep(0.002), lambda: time.sleep(0.05), 3)
+    call = clock.Call(call=lambda _: time.sleep(0.002), prepare=lambda: time.sleep(0.05))
+    samples, _ = clock.CpuClock().sample(call, 3)
     assert all(2.0 <= sample < 40.0 for sample in samples)
 
 
@@ -134,9 +133,9 @@ class Queue(Scripted):
         super().__init__(alternating(1.0))
         self.log: list[str] = []
 
-    def sample(self, *arguments: Any) -> tuple[list[float], DeviceState]:
+    def sample(self, call: clock.Call, count: int) -> tuple[list[float], DeviceState]:
         self.log.append("sample")
-        return super().sample(*arguments)
+        return super().sample(call, count)
 
     def synchronize(self) -> None:
         self.log.append("wait")

@@ -69,7 +69,7 @@ def run(
     resume: bool = False,
     **settings: object,
 ) -> Outcome:
-    done = runner.finished_cases(folder, PROCESSOR) if resume else {}
+    done = store.finished_cases(folder, PROCESSOR) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
     return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), done=done)
 
@@ -184,7 +184,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    assert runner.finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
+    assert store.finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def sweep(folder: Path) -> Outcome:
     lock.temporary_folder()
     folder.mkdir(parents=True, exist_ok=True)
     store.recover(folder)
-    done = runner.finished_cases(folder, PROCESSOR)
+    done = store.finished_cases(folder, PROCESSOR)
     settings = Settings(output=folder, budget_s=0.0)
     return runner.sweep(PLANNED, PROCESSOR, settings, Telling(), executor=Instant(), done=done)
 

@@ -10,7 +10,7 @@ import pytest
 from lrbench.bench import plan
 from lrbench.results import names, store
 from lrbench.results.names import RENAMED, current_names
-from lrbench.results.schema import RECORD_COLUMNS, Case, Record
+from lrbench.results.schema import RECORD_COLUMNS, Case, Environment, Record
 from lrbench.results.select import load_rows, matching
 
 RENAMES = {("wkv4", "recurrent"): "naive", ("*", "tfla"): "fused_chunk", ("rglru", "tfla"): "scan"}
@@ -65,8 +65,8 @@ def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
         for row in OLD:
             writer.append(row)
     monkeypatch.setitem(store.read_file.__kwdefaults__, "renamed", RENAMES)
-    here = {"device_name": None, "git_commit": None, "git_dirty": None}
-    assert set(store.finished_cases(tmp_path, **here)) == {row.case_id for row in NEW}
+    here = Environment(device_kind="cpu", device_name=None, device_count=0, memory_bytes=0)  # type: ignore[arg-type]
+    assert set(store.finished_cases(tmp_path, here)) == {row.case_id for row in NEW}
     assert {row["case_id"] for row in load_rows(tmp_path, ["case_id"])} == {row.case_id for row in NEW}
 
 

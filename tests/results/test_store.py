@@ -19,7 +19,7 @@ import pytest
 
 from lrbench.results import store
 from lrbench.results.contents import cases_left
-from lrbench.results.schema import RECORD_COLUMNS, Record
+from lrbench.results.schema import ENVIRONMENT_COLUMNS, RECORD_COLUMNS, Environment, Record
 
 RECORD = Record(
     run_id="r" * 32, case_id="0123456789abcdef", measured_at="2026-01-02T03:04:05+00:00", kernel="tfla", op="mlstm_sig",
@@ -368,9 +368,10 @@ def test_a_folder_is_read_without_calibrations_and_profiles(tmp_path: Path) -> N
 
 
 def test_what_counts_as_finished(tmp_path: Path) -> None:
-    key = {"device_name": RECORD.device_name, "git_commit": RECORD.git_commit, "git_dirty": RECORD.git_dirty}
+    columns = {name: getattr(RECORD, name) for name in ENVIRONMENT_COLUMNS}
+    here = Environment(**columns, device_count=1, memory_bytes=0)
     write(tmp_path, RECORD, FAILED)
-    assert store.finished_cases(tmp_path, **key) == {RECORD.case_id: RECORD}
+    assert store.finished_cases(tmp_path, here) == {RECORD.case_id: RECORD}
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
-        assert store.finished_cases(tmp_path, **{**key, name: other}) == {}
-    assert store.finished_cases(tmp_path / "absent", **key) == {}
+        assert store.finished_cases(tmp_path, dataclasses.replace(here, **{name: other})) == {}
+    assert store.finished_cases(tmp_path / "absent", here) == {}
