@@ -20,8 +20,9 @@ export PYTHONSAFEPATH := 1
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup
 PYTEST := $(BIN)/pytest -q
-# A test uses one core. Tests that limit how long an answer may take run alone, last.
-PARALLEL := -n auto --maxprocesses 8
+# A test uses one core: threads of torch that wait for one another on shared cores take several times as long. Tests that
+# limit how long an answer may take run alone, last.
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n auto --maxprocesses 8
 MYPY_ROOT := .mypy_cache/root
 
 .PHONY: help setup sweep test test-main test-speed test-interpret test-compile test-slow test-gpu lint format clean
@@ -47,19 +48,19 @@ sweep: $(VENV)/.ready
 test: test-interpret test-compile test-main test-speed
 
 test-interpret: $(VENV)/.ready-dev
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) -m "interpret and not slow"
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpret and not slow"
 
 test-compile: $(VENV)/.ready-dev
-	$(PYTEST) $(PARALLEL) -m "compile and not slow"
+	$(PARALLEL) -m "compile and not slow"
 
 test-main: $(VENV)/.ready-dev
-	$(PYTEST) $(PARALLEL) -m "not interpret and not compile and not gpu and not slow and not speed"
+	$(PARALLEL) -m "not interpret and not compile and not gpu and not slow and not speed"
 
 test-speed: $(VENV)/.ready-dev
 	$(PYTEST) -m "speed and not gpu and not slow"
 
 test-slow: $(VENV)/.ready-dev
-	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not interpret"
+	$(PARALLEL) -m "slow and not gpu and not interpret"
 
 test-gpu: $(VENV)/.ready-dev
 	$(PYTEST) -m gpu

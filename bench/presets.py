@@ -235,7 +235,7 @@ QUICK_ON_GPU = {
 
 def presets_for(kernel: str, device_kind: str = "cpu") -> dict[str, Preset]:
     """Return the presets of a kernel family by name."""
-    quick = (QUICK_ON_GPU[kernel],) if device_kind == "cuda" else ()
+    quick = (QUICK_ON_GPU.get(kernel, _QUICK_ON_GPU),) if device_kind == "cuda" else ()
     return {preset.name: preset for preset in (*COMMON, *OF_FAMILY.get(kernel, ()), *quick)}
 
 

@@ -1,7 +1,7 @@
 """Faults of a GPU: each gives one typed row, and the case after it is measured as if nothing had been.
 
-What does not need a GPU is tried on a CPU too. All of it is to take less than a minute on an H200, so workers run side
-by side, each with one fault.
+All of it is to take less than a minute on an H200, so workers run side by side, each with one fault. What a CPU
+shows too is in test_run.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,52 +27,38 @@ from lrbench.tests.bench import faults
 gpu = pytest.mark.gpu
 
 EXPECTED = {
-    "cpu": {
-        "killed": ("crash", "the process was ended by SIGKILL"),
-        "exhausts_memory": ("oom", "allocate memory: you tried to allocate 1125899906842624 bytes"),
-    },
-    "cuda": {
-        "device_assert": ("error", "device-side assert triggered"),
-        "illegal_access": ("error", "illegal memory access"),
-        "hides_illegal_access": ("error", "illegal memory access"),
-        "hangs_in_a_kernel": ("timeout", "no result within 20 s; it was in "),
-        "exhausts_memory": ("oom", "out of memory"),
-        # Its process waits in the driver, for kernels that do end, and does not always answer in time where it is.
-        "tunes_for_minutes": ("timeout", "no result within 20 s"),
-    },
+    "device_assert": ("error", "device-side assert triggered"),
+    "illegal_access": ("error", "illegal memory access"),
+    "hides_illegal_access": ("error", "illegal memory access"),
+    "hangs_in_a_kernel": ("timeout", "no result within 20 s; it was in "),
+    "exhausts_memory": ("oom", "out of memory"),
+    # Its process waits in the driver, for kernels that do end, and does not always answer in time where it is.
+    "tunes_for_minutes": ("timeout", "no result within 20 s"),
 }
-"""Device -> fault -> the status and what the reason has."""
+"""Fault -> the status and what the reason has."""
 
 
-def planned(fault: str, device: str) -> PlannedCase:
+def planned(fault: str) -> PlannedCase:
     """Return a case of one name, so that it may run in the process of another."""
     item = faults.planned(fault)
-    call = item.target.call if device == "cpu" or fault == "right" else f"tests.bench.gpu_faults:{fault}"
+    call = item.target.call if fault == "right" else f"tests.bench.gpu_faults:{fault}"
     target = dataclasses.replace(item.target, call=call)
     return dataclasses.replace(item, case=dataclasses.replace(item.case, impl="faulty"), target=target)
 
 
-def run_with_next(fault: str, device: str) -> list[Reply]:
+def run_with_next(fault: str) -> list[Reply]:
     """Return the outcomes of a fault and of the case after it, which the same worker is to run."""
-    cases = Queue([planned(fault, device), planned("right", device)])
-    limits = Limits(timeout_s=20.0, device_kind=device)
-    with ReplaceableWorker({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else None) as session:
+    cases = Queue([planned(fault), planned("right")])
+    limits = Limits(timeout_s=20.0, device_kind="cuda")
+    with ReplaceableWorker() as session:
         return [reply for _, reply in run_cases(cases, limits, lambda _: None, session)]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=gpu)])
-def outcomes(request: pytest.FixtureRequest) -> Mapping[str, tuple[tuple[str, str], list[Reply]]]:
-    """What was expected of each fault of a device, and what came of it and of the next case."""
-    expected = EXPECTED[request.param]
-    with ThreadPoolExecutor(len(expected)) as pool:
-        replies = pool.map(lambda fault: run_with_next(fault, request.param), expected)
-        return {name: (expected[name], each) for name, each in zip(expected, replies, strict=True)}
-
-
-def test_a_fault_is_a_typed_row_and_the_next_case_is_clean(
-    outcomes: Mapping[str, tuple[tuple[str, str], list[Reply]]],
-) -> None:
-    for fault, ((status, reason), (faulty, clean)) in outcomes.items():
+@gpu
+def test_a_fault_is_a_typed_row_and_the_next_case_is_clean() -> None:
+    with ThreadPoolExecutor(len(EXPECTED)) as pool:
+        outcomes = list(pool.map(run_with_next, EXPECTED))
+    for (fault, (status, reason)), (faulty, clean) in zip(EXPECTED.items(), outcomes, strict=True):
         assert faulty["status"] == status, (fault, faulty)
         assert reason in faulty["reason"], (fault, faulty)
         assert clean["status"] == "ok", (fault, clean)
@@ -104,7 +90,7 @@ def test_a_gpu_on_which_another_process_computes_is_noisy(busy_gpu: int) -> None
     if busy_gpu not in {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}:
         pytest.skip("NVML does not name this container's processes")
     with ReplaceableWorker() as session:
-        (reply,) = session.run([planned("right", "cuda")], Limits(timeout_s=60.0, budget_s=0.5))
+        (reply,) = session.run([planned("right")], Limits(timeout_s=60.0, budget_s=0.5))
     assert reply["status"] == "ok"
     assert "busy GPU: 1 other process on it" in reply["columns"]["noise"]
 

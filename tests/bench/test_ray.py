@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lrbench.bench import ray
 from lrbench.bench import run as runner
 from lrbench.bench.executors import Queue
 from lrbench.bench.ray import RayExecutor
@@ -37,20 +38,20 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path) -> None:
+def test_a_sweep_on_a_cluster_has_the_nodes_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the driver takes itself for, nothing is in the rows; a fault is a row, and the next case is clean."""
     wrong = dataclasses.replace(PROCESSOR, device_name="another processor", torch_version="0")
     planned = [faults.planned(name) for name in ("right", "killed", "raises")]
     settings = Settings(output=tmp_path, budget_s=0.0, executor="ray", devices=2)
-    outcome = runner.sweep(planned, wrong, settings, Silent())
+    started: list[Any] = []
+    with get_executor("ray", devices=2) as executor:
+        start = executor._start_node  # type: ignore[attr-defined]
+        monkeypatch.setattr(executor, "_start_node", lambda: started.append(start()) or started[-1])
+        here = executor.environment()
+        outcome = runner.sweep(planned, wrong, settings, Silent(), executor=executor)
     statuses = {record.impl: record.status for record in outcome.records}
     assert statuses == {"right": "ok", "killed": "crash", "raises": "error"}
-    with RayExecutor() as executor:
-        here = executor.environment()
-        # The actor that was asked runs cases.
-        executor._start_node = None  # type: ignore[assignment, method-assign]
-        ((_, reply),) = executor.run(Queue(planned[:1]), Limits(timeout_s=120.0), lambda _: None)
-    assert reply["status"] == "ok"
+    assert len(started) == 2, "the node that was asked runs cases"
     assert {(r.device_name, r.torch_version) for r in outcome.records} == {(here.device_name, here.torch_version)}
     assert here.device_name != wrong.device_name
 
@@ -68,7 +69,9 @@ def test_a_lost_node_loses_no_case(cluster: Any) -> None:
     assert {reply["status"] for _, reply in done} == {"ok"}
 
 
-def test_a_case_that_loses_its_worker_again_and_again_gets_a_row(cluster: Any) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_case_that_loses_its_worker_again_and_again_gets_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "MAX_LOSSES", 2)
     cases = Queue([faults.planned("kills_its_node"), faults.planned("right")])
     outcomes = {
         item.case.impl: reply for item, reply in RayExecutor().run(cases, Limits(timeout_s=120.0), lambda _: None)

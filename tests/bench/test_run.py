@@ -75,7 +75,7 @@ def run(
 
 
 FAULTS = (
-    "right", "raises", "right", "killed", "noisy", "hangs", "right", "exhausts_memory", "wrong", "aborts",
+    "right", "raises", "right", "killed", "noisy", "hangs", "right", "exhausts_memory", "slow", "wrong", "aborts",
     "unwritten", "exits", "imports_missing", "right", "wrong_gradient",
 )  # fmt: skip
 
@@ -86,12 +86,18 @@ def faulty_case(n: int, fault: str) -> PlannedCase:
     return dataclasses.replace(item, case=dataclasses.replace(item.case, impl="faulty"))
 
 
+Faulty = tuple[Outcome, Silent, float, float]
+"""A sweep, what it told, and when it began and ended."""
+
+
 @pytest.fixture(scope="module")
-def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Silent]:
+def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
     """One sweep in which every kind of misbehaviour follows another."""
     progress = Silent()
     planned = [faulty_case(n, fault) for n, fault in enumerate(FAULTS)]
-    return run(tmp_path_factory.mktemp("faulty"), planned, progress, timeout_s=20.0), progress
+    began = time.monotonic()
+    outcome = run(tmp_path_factory.mktemp("faulty"), planned, progress, timeout_s=10.0)
+    return outcome, progress, began, time.monotonic()
 
 
 def rows_of(outcome: Outcome, fault: str) -> list[Record]:
@@ -105,7 +111,7 @@ def rows_of(outcome: Outcome, fault: str) -> list[Record]:
         ("killed", "crash", "the process was ended by SIGKILL (as the system's out-of-memory killer does)"),
         ("aborts", "crash", "the process was ended by SIGABRT; its output: LLVM ERROR: operation destroyed but still"),
         ("exits", "crash", "the process ended with exit code 3"),
-        ("hangs", "timeout", "no result within 20 s; it was in hangs (bench/faults.py:"),
+        ("hangs", "timeout", "no result within 10 s; it was in hangs (bench/faults.py:"),
         ("exhausts_memory", "oom", "allocate memory: you tried to allocate 1125899906842624 bytes"),
         ("wrong", "incorrect", "output has relative error 1.00e-03, above"),
         ("unwritten", "incorrect", "output contains non-finite values"),
@@ -113,15 +119,15 @@ def rows_of(outcome: Outcome, fault: str) -> list[Record]:
         ("imports_missing", "unavailable", "No module named 'lrbench_has_no_such_module'"),
     ],
 )
-def test_a_fault_becomes_a_typed_row(faulty_run: tuple[Outcome, Silent], name: str, status: str, reason: str) -> None:
+def test_a_fault_becomes_a_typed_row(faulty_run: Faulty, name: str, status: str, reason: str) -> None:
     (record,) = rows_of(faulty_run[0], name)
     assert record.status == status, record.reason
     assert reason in str(record.reason)
     assert (record.time_ms, record.time_samples_ms) == (None, None)
 
 
-@pytest.mark.parametrize("name", ["right", "noisy"])
-def test_the_cases_after_a_fault_are_measured(faulty_run: tuple[Outcome, Silent], name: str) -> None:
+@pytest.mark.parametrize("name", ["right", "noisy", "slow"])
+def test_the_cases_after_a_fault_are_measured(faulty_run: Faulty, name: str) -> None:
     for record in rows_of(faulty_run[0], name):
         assert (record.status, record.reason, record.checked) == ("ok", None, "same shape")
         assert len(record.time_samples_ms or ()) >= 10
@@ -132,11 +138,11 @@ def test_the_cases_after_a_fault_are_measured(faulty_run: tuple[Outcome, Silent]
         assert record.tflops == pytest.approx(record.flops / record.time_ms / 1e9)
 
 
-def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: tuple[Outcome, Silent]) -> None:
-    outcome, progress = faulty_run
+def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: Faulty) -> None:
+    outcome, progress, *_ = faulty_run
     assert outcome.remaining == 0
     told = [word for record in outcome.records for word in ("started", record.status)]
-    assert progress.told == ["15 measuring", *told, "end"]
+    assert progress.told == ["16 measuring", *told, "end"]
     assert outcome.path is not None
     assert store.read_results(outcome.path).to_pylist() == [dataclasses.asdict(r) for r in outcome.records]
     assert {record.run_id for record in outcome.records} == {outcome.records[0].run_id}
@@ -144,17 +150,15 @@ def test_every_case_has_its_row_and_the_file_holds_them(faulty_run: tuple[Outcom
     assert outcome.path.stem.endswith(outcome.records[0].run_id[:8])
 
 
-def test_where_the_time_went(tmp_path: Path) -> None:
+def test_where_the_time_went(faulty_run: Faulty) -> None:
     """All of it is told: what cases took, a worker's start, the wait for one that hangs; and what was compiled."""
-    began = time.monotonic()
-    outcome = run(tmp_path, [faulty_case(0, "slow"), faulty_case(1, "hangs"), faulty_case(2, "right")], timeout_s=5.0)
-    took = time.monotonic() - began
-    assert 0.5 * took < sum(outcome.seconds.values()) <= took
-    assert outcome.seconds["failed cases, messages"] > 5.0
+    outcome, _, began, ended = faulty_run
+    assert 0.5 * (ended - began) < sum(outcome.seconds.values()) <= ended - began
+    assert outcome.seconds["failed cases, messages"] > 10.0
     assert outcome.seconds["warm-up, timed kernels"] > 10 * 0.05
     compiled = dataclasses.replace(outcome, asked=5, kernels={"a": "x", "b": "x", "c": "y"})
     lines = where_time_went(compiled, began, 1.5, 2)
-    assert lines[-1] == "3 cases asked for 5 Triton kernels: 3 different ones, 2 different cubins"
+    assert lines[-1] == "16 cases asked for 5 Triton kernels: 3 different ones, 2 different cubins"
     shown = sum(float(line.split()[2].rstrip("%")) for line in lines[1:-2])
     assert shown == pytest.approx(100, abs=1)
     assert "     3.0 s" in next(line for line in lines if line.endswith("the machine: first worker, calibration"))
@@ -261,11 +265,10 @@ def wait_for_cases(process: subprocess.Popen[str], count: int) -> None:
         assert process.stdout.readline() == "started\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_keeps_what_is_measured(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_keeps_what_is_measured(tmp_path: Path) -> None:
     process = start_sweep(tmp_path, "slow")
     wait_for_cases(process, 4)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     last = output.splitlines()[-1].split()
     assert last[:3] == ["interrupted", "True", "60"]
@@ -302,6 +305,14 @@ def test_an_interrupt_of_the_final_write_keeps_no_row_from_its_file(
     outcome = run(tmp_path, [faults.planned("right")])
     assert (outcome.interrupted, len(outcome.records)) == (False, 1)
     assert list(tmp_path.iterdir()) == [outcome.path]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_once(number: signal.Signals) -> None:
+    with runner._interrupted_once():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
 
 
 def test_nohup_is_respected() -> None:
@@ -393,25 +404,13 @@ def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path
     assert record.reason == "the worker runs on cpu, the sweep is about cuda"
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute on one thread in workers: threads that wait for a busy machine's cores take seconds."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
-REQUEST = Request(
-    ops=("mlstm_sig",),
-    impls=("torch",),
-    modes=("fw", "fwbw"),
-    seq_lens=(64,),
-    head_dims=(32,),
-    chunk_sizes=(16,),
-    num_heads=1,
-    batch=1,
-    dtypes=("fp32",),
-)
-
-PLANNED = plan(REQUEST, device_kind="cpu")
+PLANNED = plan(
+    Request(
+        ops=("mlstm_sig",), impls=("torch",), modes=("fw", "fwbw"), dtypes=("fp32",), seq_lens=(64,), head_dims=(32,),
+        chunk_sizes=(16,), num_heads=1, batch=1,
+    ),
+    device_kind="cpu",
+)  # fmt: skip
 
 
 def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCase:
@@ -422,7 +421,6 @@ def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCas
     return PlannedCase(case=dataclasses.replace(item.case, impl=name), target=target)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_both_sides_are_checked_measured_and_compared() -> None:
     """The same code under two names: every case of both is right, has its samples and memory, and matches."""
     planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED)]
@@ -438,7 +436,6 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
     assert {pair.a["peak_memory_bytes"] - pair.b["peak_memory_bytes"] for pair in found.pairs} == {0}
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_side_that_is_wrong_is_a_row_and_the_other_is_measured() -> None:
     broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
     records = {r.impl: r for r in runner.side_by_side([PLANNED[0], broken], PROCESSOR, rounds=10)}
@@ -468,7 +465,6 @@ def test_measures_again_only_where_it_is_the_same_device_and_code() -> None:
     )
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_measures_again_in_workers() -> None:
     row = {field.name: getattr(PLANNED[0].case, field.name) for field in dataclasses.fields(PLANNED[0].case)}
     again = runner.measure_again([row], PROCESSOR, timeout_s=120, budget_s=0.0)
