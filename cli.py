@@ -722,7 +722,7 @@ def best(
     every: Annotated[bool, option("Every kernel of other mathematics, not one of each.", "--all")] = False,
     format: Format = "table",
 ) -> None:
-    """Answer which kernel to use: all that compute a problem, each at its best chunk length, the fastest first."""
+    """Answer which kernel to use: all that compute a problem, at their best chunk length, by the most they may take."""
     from .bench import choice, display
 
     question = problem.ask(kernel, _accelerator(gpu, roofs), results, roofs=roofs)

@@ -123,18 +123,23 @@ def _drawing(
     left_out = twice[twice.index.isin(chosen.rows.index)]
     names = ", ".join(sorted({series_label(*each) for each in zip(left_out["op"], left_out["impl"], strict=True)}))
     counted = f"Memory not shown, since a gradient was counted twice: {names}." if names else ""
-    note = " ".join(filter(None, [_notes(chosen, x, rows), lone_chunks(lone, rows, x), counted, hidden]))
+    said = _notes(chosen, x, rows, timed=needs != "peak_memory_bytes")
+    note = " ".join(filter(None, [said, lone_chunks(lone, rows, x), counted, hidden]))
     words = describe(chosen, *setting)
     return Drawing(grid=grid, title=title, finding=finding, setting=words, note=note, rows=rows, x=x)
 
 
-def _notes(chosen: Chosen, x: str, shown: pd.DataFrame) -> str:
-    """Return what stands under a figure: other head dims, why points are ringed, and what was not measured."""
+def _notes(chosen: Chosen, x: str, shown: pd.DataFrame, *, timed: bool = True) -> str:
+    """Return what stands under a figure: other head dims, why points are ringed, and what was not measured.
+
+    Args:
+        timed: whether times are shown, which clocks change.
+    """
     doubts = [
         f"Ringed, suspect: {row.impl} {row.mode}: {row.suspect}."
         for row in shown.loc[shown["suspect"].notna(), ["impl", "mode", "suspect"]].itertuples()
     ]
-    if runs := lowered_runs(shown):
+    if timed and (runs := lowered_runs(shown)):
         doubts.append(
             f"Times of {runs} runs, most with lowered clocks: what a kernel takes then depends on what ran before it. "
             "Within a run they compare."
