@@ -239,7 +239,7 @@ def run_normaliser(
     B, T, _, K = q.shape
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
-    n_q = gates.log_denom if blocks == 1 else _empty(blocks, B, heads, T, like=q)
+    n_q = _empty(blocks, B, heads, T, like=q)
     n_last = _empty(B, heads, K, like=q) if want_last else None
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * N * B * heads,)](
@@ -247,9 +247,8 @@ def run_normaliser(
         H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    if blocks > 1:
-        count, grid = B * heads * T, (cdiv(B * heads * T, SCAN_BLOCK_N),)
-        denominator_kernel[grid](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
+    count = B * heads * T
+    denominator_kernel[(cdiv(count, SCAN_BLOCK_N),)](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
     return n_last
 
 

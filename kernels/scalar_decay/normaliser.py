@@ -35,7 +35,7 @@ def _load_gates(gates, pid_bh, t0, end, T, BLOCK_T: tl.constexpr):
     g = tl.load(gates.g + pid_bh * tiles + index, mask=t0 < end, other=0.0)
     m_in = tl.load(edge, mask=t0 < end, other=0.0)
     m_out = tl.load(edge + 1, mask=t0 < end, other=0.0)
-    return m, b - m, u - b, tl.math.exp2(b - m + m_in), tl.math.exp2(w - m_out), tl.math.exp2(g + m_in - m_out)
+    return b - m, u - b, tl.math.exp2(b - m + m_in), tl.math.exp2(w - m_out), tl.math.exp2(g + m_in - m_out)
 
 
 @remember_launches
@@ -63,8 +63,8 @@ def normaliser_kernel(
 
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
     Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
-    cumulative over BLOCK_T; writes this block's share of scale n^T q [blocks, B, H, T], or what denominator_kernel
-    makes of it if there is but one, and, where asked for, the last n [B, H, K] (N = 1).
+    cumulative over BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T] and, where asked for, the last n
+    [B, H, K] (N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     ROW: tl.constexpr = (H // GROUP) * K
@@ -88,22 +88,19 @@ def normaliser_kernel(
     if n_states_ptr is not None:
         n += tl.load(n_states_ptr + (pid_bh * N + pid_n) * K + offs_k, mask=mask_k, other=0.0)
     n_q_ptr += (pid_k * BH.to(tl.int64) + pid_bh) * T
-    m, query, key, through, enters, decay = _load_gates(gates, pid_bh, start, end, T, BLOCK_T)
+    query, key, through, enters, decay = _load_gates(gates, pid_bh, start, end, T, BLOCK_T)
     for t0 in tl.range(start, end, BLOCK_T, num_stages=STAGES):
         q = q_desc.load([t0, col])
         k = k_desc.load([t0, col])
-        next_m, next_query, next_key, next_through, next_enters, next_decay = _load_gates(
+        next_query, next_key, next_through, next_enters, next_decay = _load_gates(
             gates, pid_bh, t0 + BLOCK_T, end, T, BLOCK_T
         )
         product = tl.dot(q, tl.trans(k))
         product *= tl.where(causal, tl.math.exp2(query[:, None] + key[None, :]), 0.0)
         n_q = tl.sum(product, axis=1) + tl.sum(q.to(tl.float32) * n[None, :], axis=1) * through
         n = n * decay + tl.sum(k.to(tl.float32) * enters[:, None], axis=0)
-        n_q *= scale
-        if NK == 1:
-            n_q = tl.math.log2(tl.maximum(tl.abs(n_q), tl.math.exp2(-m)))
-        tl.store(n_q_ptr + t0 + offs_t, n_q, mask=t0 + offs_t < end)
-        m, query, key, through, enters, decay = next_m, next_query, next_key, next_through, next_enters, next_decay
+        tl.store(n_q_ptr + t0 + offs_t, n_q * scale, mask=t0 + offs_t < end)
+        query, key, through, enters, decay = next_query, next_key, next_through, next_enters, next_decay
     if n_last_ptr is not None:
         tl.store(n_last_ptr + pid_bh * K + offs_k, n, mask=mask_k)
 
@@ -111,9 +108,9 @@ def normaliser_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["count", "blocks"])
 def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
-    """Sum the shares of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
+    """Sum the parts of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
 
-    Grid: (ceil(count / BLOCK),). Reads the shares [blocks, count] and m [count]; writes log_denom [count].
+    Grid: (ceil(count / BLOCK),). Reads the parts [blocks, count] and m [count]; writes log_denom [count].
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < count
