@@ -62,6 +62,9 @@ from .scalar_decay import GATE_MODELS, WALKS
 MIN_TILE = 16
 """Smallest tile of a product, and smallest chunk."""
 
+VECTOR_COLUMNS = 8
+"""Columns of a product with a vector, the fewest that the tensor cores take."""
+
 FP32_BYTES = 4
 """Bytes of a row sum, a stabiliser, a part of a denominator, a partial result of three or more launches."""
 
@@ -166,6 +169,11 @@ class Run:
         return self.op == "mlstm_exp"
 
     @property
+    def makes_denominators(self) -> bool:
+        """Whether the kernel of the output makes the denominators itself: no other launch reads q and k for them."""
+        return self.stabilised and (not self.walks or self.config.normaliser is None)
+
+    @property
     def anchor_every(self) -> int:
         """Positions between the states that a walk keeps for the gradient of the decay."""
         return anchor_every(self.formulation, self.chunk, sums_decay=self.op == "mamba2_ssd")
@@ -244,9 +252,10 @@ def _with_tiles(config: Any, tiles: Mapping[str, int], formulation: str) -> Any:
     if hasattr(config, "states"):
         sizes = {f"block_{name[-1]}": size for name, size in tiles.items() if name not in blocks}
         changes["states"] = dataclasses.replace(config.states, **sizes)
-        changes["normaliser"] = dataclasses.replace(
-            config.normaliser, block_k=blocks.get("block_x", config.normaliser.block_k)
-        )
+        if config.normaliser is not None:
+            changes["normaliser"] = dataclasses.replace(
+                config.normaliser, block_k=blocks.get("block_x", config.normaliser.block_k)
+            )
     return dataclasses.replace(config, **changes)
 
 
@@ -316,7 +325,7 @@ def executed(run: Run, direction: str) -> Executed:
             _states(run, total, "state", recomputed=run.walks or backward, normaliser=run.stabilised and not backward)
         if backward:
             _states(run, total, "state_gradient", recomputed=run.walks)
-    if run.walks and run.stabilised and not backward:
+    if run.stabilised and not backward and not run.makes_denominators:
         _normaliser(run, total)
     for role in BACKWARD_ROLES if backward else FORWARD_ROLES:
         (_walk if run.walks else _sweep)(run, role, total)
@@ -359,21 +368,23 @@ def _again(name: str) -> str:
 def _walk(run: Run, role: Role, total: Executed) -> None:
     """Add a walk's products.
 
-    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + G BT^2 BX + BT^2 BZ), where each of G groups
-    makes the scores. Of a whole role, a tile of t rows needs 4 t DX DZ + 2 t^2 (DX + DZ).
+    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), and for mLSTMexp's
+    denominators two products with a vector, of eight columns each. Of a whole role, a tile of t rows needs
+    4 t DX DZ + 2 t^2 (DX + DZ).
     """
     dx, dz, block_x, block_z, launches, columns = blocks_of(run, role)
-    groups = getattr(_launch_of(run, role), "groups", 1)
     block_t = run.block_t
     tiles, squares = _walk_tiles(run)
     rank, scores, outputs = 2 * run.length * dx * dz, 2 * squares * dx, 2 * squares * dz
-    needed = _role_products(role, rank, scores, outputs, columns * groups)
+    needed = _role_products(role, rank, scores, outputs, columns)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
     widths = [block_x] * launches
     if isinstance(launch := _launch_of(run, role), WholeStateConfig):
         widths = [launch.narrowed(dx - n * block_x).block_x for n in range(launches)]
-    per_tile = sum(2 * (2 * block_t * x * block_z + block_t**2 * (groups * x + block_z)) for x in widths)
+    per_tile = sum(2 * (2 * block_t * x * block_z + block_t**2 * (x + block_z)) for x in widths)
+    if role.name == "h" and run.makes_denominators:
+        per_tile += 4 * VECTOR_COLUMNS * block_t * block_x
     needed["padding"] = tiles * columns * per_tile - needed.total()
     _add(total.flops, role.name, needed)
 
@@ -512,7 +523,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
     launches = blocks if run.walks else 1
     share_x, share_z = (run.qk_share, 1.0) if role.x_is_qk else (1.0, run.qk_share)
     x, z = run.length * dx * run.widths.qkv, run.length * dz * run.widths.qkv
-    normalises = run.stabilised and not run.walks and role.name == "h"
+    normalises = run.makes_denominators and role.name == "h"
     # As run_fused_chunk has it.
     partial = run.widths.qkv if launches == 2 and (run.bf16 or run.formulation == "whole_state") else FP32_BYTES
     sums = role.gate_sums and bool(GATE_MODELS[run.op].gates)
@@ -551,10 +562,10 @@ def _issued(run: Run, role: Role) -> float:
 
 
 def _query_bytes(run: Run, role: Role | None = None) -> int:
-    """Bytes a position of b and, stabilised, m and the log of the denominator, which a sweep's output makes itself."""
+    """Bytes a position of b and, stabilised, of m and the log of the denominator where that is not made there."""
     if not run.stabilised:
         return run.vector_bytes
-    makes = role is not None and role.name == "h" and not run.walks
+    makes = role is not None and role.name == "h" and run.makes_denominators
     return run.vector_bytes + FP32_BYTES + (0 if makes else run.vector_bytes)
 
 

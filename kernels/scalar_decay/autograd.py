@@ -34,7 +34,7 @@ from .launch import (
     run_normaliser,
     run_step,
 )
-from .roles import DK, DQ, DV, GateVectors, H
+from .roles import DK, DQ, DV, Denominators, GateVectors, H
 
 
 def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
@@ -111,12 +111,16 @@ def _forward(
         states, n_states, last, n_last = chunks.states, chunks.n_states, chunks.last, chunks.n_last
     if fused:
         alone = want_last and not several
+        denominators = None
         if exp:
-            n_alone = run_normaliser(
-                problem, config.normaliser, q, k, n_states, gates, stretch, heads=heads, want_last=alone
-            )
-            n_last = n_alone if alone else n_last
-        output = run_fused_chunk(problem, config.output, H, q, k, v, states, gates, heads=heads, want_last=alone)
+            n_last = v.new_empty((v.shape[0], heads, q.shape[3]), dtype=torch.float32) if alone else n_last
+            denominators = Denominators(n_states, n_last if alone else None, gates.log_denom)
+            if config.normaliser is not None:
+                run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch, heads=heads)
+                denominators = None
+        output = run_fused_chunk(
+            problem, config.output, H, q, k, v, states, gates, heads=heads, want_last=alone, denominators=denominators
+        )
         last = output.last if alone else last
     else:
         output = run_chunk_o(

@@ -94,6 +94,16 @@ class WholeStateConfig:
     groups: int
     num_stages: int
 
+    @property
+    def state_tiles(self) -> int:
+        """Tiles of the state that a group of warps holds, side by side: one or two."""
+        return 2 if self.block_x > 128 or self.block_z > 64 * self.groups else 1
+
+    @property
+    def max_registers(self) -> int | None:
+        """Registers a thread where a multiprocessor is to hold two programs, which small tiles leave room for."""
+        return 128 if self.groups == 1 and self.block_x <= 128 else None
+
     def narrowed(self, columns: int) -> WholeStateConfig:
         """Return the launch for the contraction's last ``columns`` columns."""
         return replace(self, block_x=min(self.block_x, max(64, next_power_of_two(columns))))
@@ -116,7 +126,8 @@ class EngineConfig(Generic[Tile]):
     """Every launch of one forward and backward pass.
 
     The four products take either the tiles of a chunk in parallel (ChunkOutputsConfig) or in order (FusedChunkConfig,
-    WholeStateConfig, with one common block_t).
+    WholeStateConfig, with one common block_t). ``normaliser`` is None where the output's kernel makes mLSTMexp's
+    denominators itself.
     """
 
     states: StatesConfig
@@ -124,7 +135,7 @@ class EngineConfig(Generic[Tile]):
     dq: Tile
     dk: Tile
     dv: Tile
-    normaliser: NormaliserConfig
+    normaliser: NormaliserConfig | None
 
     @property
     def is_fused(self) -> bool:
@@ -243,16 +254,19 @@ def select_config(
 
     # whole_state has few programs, and so does its normaliser: small ones wait less. On Blackwell a large one spills.
     normaliser_k = 128 if capability[0] == 9 and not whole_state else 64
+    normaliser = NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3)
     fit = fit_fused if fused else fit_outputs
+    output = fit(k_pad, v_pad)
+    makes_denominators = isinstance(output, WholeStateConfig) and output.groups == 2 and k_pad <= 128
     dq = fit(v_pad, k_pad, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
         # With a state to load, four warps would spill.
         dq = replace(dq, num_warps=8)
     return EngineConfig(
         states=states,
-        output=fit(k_pad, v_pad),
+        output=output,
         dq=dq,
         dk=fit(v_pad, k_pad, sums=True),
         dv=fit(k_pad, v_pad),
-        normaliser=NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3),
+        normaliser=None if makes_denominators else normaliser,
     )

@@ -32,7 +32,7 @@ from .declare import GLUON_TRITON
 from .fused_chunk import fused_chunk_kernel
 from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
 from .normaliser import denominator_kernel, normaliser_kernel
-from .roles import GateVectors, Role, Shape
+from .roles import Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = triton.__version__.startswith(f"{GLUON_TRITON}.") and not triton.knobs.runtime.interpret
@@ -227,29 +227,26 @@ def run_normaliser(
     config: NormaliserConfig,
     q: Tensor,
     k: Tensor,
-    n_states: Tensor | None,
     gates: GateVectors,
+    denominators: Denominators,
     stretch: int,
     *,
     heads: int,
-    want_last: bool,
-) -> Tensor | None:
-    """Launch the normaliser's kernels: fill ``gates.log_denom``; with ``want_last`` (a single chunk), return the last n
-    [B, H, K]."""
+) -> None:
+    """Launch the normaliser's kernels, which fill the denominators and the last n."""
     B, T, _, K = q.shape
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
     n_q = _empty(blocks, B, heads, T, like=q)
-    n_last = _empty(B, heads, K, like=q) if want_last else None
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * N * B * heads,)](
-        q, k, gates, n_states, n_q, n_last, problem.scale, T, problem.chunk, N, B * heads,
+        q, k, gates, denominators.n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * heads,
         H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     count = B * heads * T
-    denominator_kernel[(cdiv(count, SCAN_BLOCK_N),)](n_q, gates.m, gates.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
-    return n_last
+    grid = (cdiv(count, SCAN_BLOCK_N),)
+    denominator_kernel[grid](n_q, gates.m, denominators.log_denom, count, blocks, BLOCK=SCAN_BLOCK_N)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,11 +316,13 @@ def run_fused_chunk(
     pair: Tensor | None = None,
     want_last: bool = False,
     anchor_states: Tensor | None = None,
+    denominators: Denominators | None = None,
 ) -> Product:
     """Launch a kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
-    ``anchor_states`` and returns the anchors. ``want_last`` needs a single chunk.
+    ``anchor_states`` and returns the anchors. ``want_last`` needs a single chunk. ``denominators`` of mLSTMexp are for
+    a kernel that makes them itself.
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
@@ -353,6 +352,8 @@ def run_fused_chunk(
     # accuracy and saves memory traffic. With more blocks the rounding errors would add up.
     partial_dtype = z.dtype if whole or (z.dtype == torch.bfloat16 and blocks == 2) else torch.float32
     partial = _empty(B, T, H, DZ, like=z, dtype=partial_dtype) if blocks > 1 else None
+    if denominators is not None:
+        gates = gates._replace(log_denom=None)
     triton.set_allocator(scratch)
     shape = Shape(H, DX, DZ, H // x.shape[2], H // z.shape[2])
     for block in range(blocks):
@@ -363,11 +364,12 @@ def run_fused_chunk(
         )
         if isinstance(config, WholeStateConfig):
             column = block * config.block_x
+            tile = config.narrowed(DX - column)
             whole_state_kernel[(tiles_z * N * B * H,)](
                 x, y, z, states, partial if block else None, result.out if last_block else partial, gates,
                 pair if last_block else None, result.row_sums if last_block else None, result.last, *at_block,
-                math.log2(problem.scale), T, problem.chunk, N, B * H, every, column,
-                SHAPE=shape, ROLE=role, TILE=config.narrowed(DX - column), num_warps=4,
+                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H, every, column,
+                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
             )  # fmt: skip
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](

@@ -6,12 +6,12 @@ has the state of 64 columns of the output, so X and Y are read, and X Y^T is com
     O^T = S^T X^T * rows(W_in) + Z^T (Y X^T * W^T)        S^T <- decay S^T + (Z^T * w) Y
 
 with S^T as the left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
-memory, and X and Y are read once. Two groups of four warps have half of the columns each. They share the tiles of X, Y
-and Z, which the bulk copy engine loads a step ahead, and nothing else: each computes the scores X Y^T for itself, so
-that one group's matrix products run while the other waits, weighs or stores. A group has one tile of S^T, of 64 x 128,
-or two side by side: along Z (h and dv, whose Z is wide) or along X (dq and dk). A wider contraction takes two launches:
-O^T is a sum over blocks of X and Y, and the second launch adds what the first one stored. Gates are loaded a step ahead
-too, one value a thread, and pass through shared memory.
+memory, and X and Y are read once. The work is split between groups of four warps that run side by side. One prepares
+the steps: it has the bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores
+Y X^T * W^T (and mLSTMexp's denominators). One or two others walk: each has the state of half of the columns, takes from
+shared memory what was prepared, and stores the output. A walking group has one tile of S^T, of 64 x 128, or two side by
+side: along Z (h and dv, whose Z is wide) or along X (dq and dk). A wider contraction takes two launches: O^T is a sum
+over blocks of X and Y, and the second launch adds what the first one stored.
 
 Written in Gluon, Triton's language of explicit layouts; `whole_state_reason` in config.py says where it runs.
 """
@@ -52,11 +52,15 @@ class Buffers(NamedTuple):
 
     Attributes:
         x, y, z: the tiles of a step, for each stage.
-        scores, out, pair: tiles of a group, for each group; of out, for each of its tiles. out first takes the partial
-            result of the launch before.
-        gates: query, key, row and weight of two steps, for each group.
-        loaded: barriers that complete when a stage's tiles are there.
-        freed: barriers that complete when the second group has read a stage's tiles.
+        scores: weighted scores, queries by keys, for each stage.
+        gates: for each stage the vectors QUERY, KEY, ROW, WEIGHT, DECAY (the same value BT times), DIVISOR and FLOOR.
+        out, pair: tiles of a walking group, for each group; of out, for each of its tiles. out first takes the partial
+            result of the launch before, or the pair: only with both is pair a buffer of its own.
+        n, weight: n and WEIGHT of a step as :func:`_split` returns them, transposed.
+        loaded: barriers that complete when a stage's tiles of X and Y are there.
+        loaded_z: barriers that complete when a stage's tile of Z is there.
+        ready: barriers that complete when a stage's scores and gates are there.
+        freed: barriers that complete when all who walk have read what a stage holds.
         extra_loaded: barriers that complete when a group's tiles of the pair and the partial result are there.
     """
 
@@ -64,12 +68,22 @@ class Buffers(NamedTuple):
     y: Any
     z: Any
     scores: Any
+    gates: Any
     out: Any
     pair: Any
-    gates: Any
+    n: Any
+    weight: Any
     loaded: Any
+    loaded_z: Any
+    ready: Any
     freed: Any
     extra_loaded: Any
+
+
+QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
+VECTORS = gl.constexpr(8)
+"""Of gates: log weights of the positions as queries and as keys of the tile, factors of the output's rows and of what
+enters the state, the decay of the state, one over the denominators, and what these are at least."""
 
 
 class Pointers(NamedTuple):
@@ -84,7 +98,8 @@ class Pointers(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where a program works: positions of its chunk, batch times head, first element of its state, first columns."""
+    """Where a program works: positions of its chunk, batch times head, first element of its state, first columns, and
+    whether the second group that walks has columns."""
 
     start: Any
     end: Any
@@ -92,19 +107,28 @@ class Chunk(NamedTuple):
     state: Any
     x_col: Any
     z_col: Any
+    two_groups: Any
 
 
 @gluon.jit
 def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
-    """Start the copies of one step's tiles; the stage's barrier completes when they are there."""
-    bar = buffers.loaded.index(stage)
-    BYTES: gl.constexpr = tensors.y.block_type.nbytes + tensors.z.block_type.nbytes
-    X_BYTES: gl.constexpr = 0 if tensors.x is None else tensors.x.block_type.nbytes
-    mbarrier.expect(bar, BYTES + X_BYTES, pred=pred)
-    if tensors.x is not None:
-        tma.async_copy_global_to_shared(tensors.x, [t0, x_col], bar, buffers.x.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.y, [t0, x_col], bar, buffers.y.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.z, [t0, z_col], bar, buffers.z.index(stage), pred=pred)
+    """Start the copies of one step's tiles; the stage's barriers complete when they are there.
+
+    Without X all tiles share a barrier.
+    """
+    loaded = buffers.loaded.index(stage)
+    loaded_z = loaded
+    Y_BYTES: gl.constexpr = tensors.y.block_type.nbytes
+    Z_BYTES: gl.constexpr = tensors.z.block_type.nbytes
+    if tensors.x is None:
+        mbarrier.expect(loaded, Y_BYTES + Z_BYTES, pred=pred)
+    else:
+        loaded_z = buffers.loaded_z.index(stage)
+        mbarrier.expect(loaded, 2 * Y_BYTES, pred=pred)
+        mbarrier.expect(loaded_z, Z_BYTES, pred=pred)
+        tma.async_copy_global_to_shared(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
+    tma.async_copy_global_to_shared(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
+    tma.async_copy_global_to_shared(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
 
 
 @gluon.jit
@@ -122,7 +146,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
 
     Returns:
         log weights of the positions as queries and as keys of the tile, factors of the output's rows and of what enters
-        the state, [BT] each, and the decay of the state.
+        the state, [BT] each, the decay of the state, and what mLSTMexp's denominators are at least, [BT].
     """
     index = head * gl.cdiv(T, BT) + t0 // BT
     offs = gl.arange(0, BT, gl.BlockedLayout([1], [32], [WARPS], [0]))
@@ -136,27 +160,23 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     if gates.u is not None:
         key += gl.load(gates.u + at)
     through = query
+    floor = b
     if gates.m is not None:
         m_in = gl.load(gates.edge + head + index)
         m_out = gl.load(gates.edge + head + index + 1)
         log_decay += m_in - m_out
         w -= m_out
-        query -= gl.load(gates.m + at) + gl.load(gates.log_denom + at)
+        m = gl.load(gates.m + at)
+        floor = -m
+        query -= m
+        if gates.log_denom is not None:
+            query -= gl.load(gates.log_denom + at)
         through = query + m_in
     if FUTURE:
         row, weight = w, through
     else:
         row, weight = through, w
-    return query, key, gl.exp2(row), gl.exp2(weight), gl.exp2(log_decay)
-
-
-@gluon.jit
-def _store_gates(gates_s, first, query, key, row, weight):
-    """Put a tile's gates where every warp finds them: four rows from ``first`` on."""
-    gates_s.index(first).store(query)
-    gates_s.index(first + 1).store(key)
-    gates_s.index(first + 2).store(row)
-    gates_s.index(first + 3).store(weight)
+    return query, key, row, weight, log_decay, floor
 
 
 @gluon.jit
@@ -180,22 +200,171 @@ def _flatten(state, BX: gl.constexpr):
 
 
 @gluon.jit
+def _multiply(state, x, out, use_acc: gl.constexpr, layout: gl.constexpr):
+    """Return ``out + state @ x`` [BZ, BT] for a tile of S^T [BZ, BX] and of X^T [BX, BT].
+
+    In two steps, so that only half of the rounded state is in registers at a time.
+    """
+    BX: gl.constexpr = state.shape[1]
+    halves = state.reshape([BZ, 2, BX // 2]).permute((0, 2, 1)).split()
+    for half in gl.static_range(2):
+        operand = gl.convert_layout(halves[half].to(x.dtype), layout)
+        columns = x.slice(half * (BX // 2), BX // 2)
+        out = warpgroup_mma(operand, columns, out, is_async=True, use_acc=use_acc or half == 1)
+        if half == 0:
+            out = warpgroup_mma_wait(0, deps=[out])
+    return out
+
+
+@gluon.jit
+def _split(vector, dtype: gl.constexpr, layout: gl.constexpr):
+    """Return a float32 vector [N] as the columns [N, 8] of a matrix product: its rounded value and what is left of it,
+    in turn; all eight add up to four times the vector."""
+    high = vector.to(dtype)
+    low = (vector - high.to(gl.float32)).to(dtype)
+    column = gl.arange(0, 8, gl.SliceLayout(0, layout))[None, :]
+    return gl.where(column % 2 == 0, high[:, None], low[:, None])
+
+
+@gluon.jit
+def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
+    """Put a tile's gates, as :func:`load_gates` returns them, into shared memory, with denominators also n."""
+    query, key, log_row, log_weight, log_decay, log_floor = gates
+    row, weight, floor = gl.exp2(log_row), gl.exp2(log_weight), gl.exp2(log_floor)
+    decay = gl.exp2(log_decay)
+    # All in one store: between several there would be barriers.
+    first = gl.join(gl.join(query, key), gl.join(row, weight))
+    second = gl.join(gl.join(gl.zeros_like(row) + decay, floor), gl.join(row, row))
+    vectors = gl.join(first, second).permute((3, 2, 1, 0))
+    buffers.gates.index(stage).store(vectors.reshape([VECTORS * query.shape[0]]))
+    if DIVIDED:
+        layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [WARPS, 1], [1, 0])
+        n_layout: gl.constexpr = n.type.layout.parent
+        enters = gl.convert_layout(weight, gl.SliceLayout(1, layout))
+        buffers.weight.permute((1, 0)).store(_split(enters, buffers.weight.dtype, layout))
+        buffers.n.permute((1, 0)).store(_split(n, buffers.n.dtype, n_layout))
+        fence_async_shared()
+    gl.thread_barrier()
+    return decay
+
+
+@gluon.jit
+def _prepare(
+    tensors,
+    buffers,
+    pointers,
+    denominators,
+    chunk,
+    log_scale,
+    T,
+    SHAPE: gl.constexpr,
+    ROLE: gl.constexpr,
+    TILE: gl.constexpr,
+):
+    """Prepare a chunk tile by tile for the groups that walk it. The copies of the first steps are under way.
+
+    With ``denominators`` also compute those of mLSTMexp, as normaliser.py does:
+
+        n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t      denom_t = max(|scale n_t^T q_t|, exp(-m_t))
+    """
+    DX: gl.constexpr = SHAPE.dim_x
+    BT: gl.constexpr = TILE.block_t
+    BX: gl.constexpr = TILE.block_x
+    STAGES: gl.constexpr = TILE.num_stages
+    FUTURE: gl.constexpr = ROLE.future
+    DIVIDED: gl.constexpr = denominators.log_denom is not None
+    DTYPE: gl.constexpr = buffers.x.dtype
+    # Groups with two tiles of the state leave few registers: scores then come in halves, but for h of wide heads.
+    BS: gl.constexpr = BT if BX > 128 and not (FUTURE or ROLE.transposed) else BT // TILE.state_tiles
+    scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
+    query_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
+    key_layout: gl.constexpr = gl.SliceLayout(0, scores_layout)
+    # Products with vectors have eight columns, the least that there can be: the vector's rounded value and the rest.
+    vector_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 8, 16])
+    n_layout: gl.constexpr = gl.SliceLayout(1, vector_layout)
+    start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
+
+    offs_t = gl.arange(0, BT, query_layout)
+    offs_s = gl.arange(0, BS, key_layout)
+    offs_x = gl.arange(0, BX, n_layout)
+    n = gl.zeros([BX], gl.float32, n_layout)
+    if DIVIDED and denominators.n_states is not None:
+        n += gl.load(denominators.n_states + chunk.state // SHAPE.dim_z + offs_x, mask=offs_x < DX, other=0.0)
+    tiles = gl.cdiv(end - start, BT)
+    t0 = start + (tiles - 1) * BT if FUTURE else start
+    gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    decay = _store_gates(buffers, 0, gates, n, DIVIDED)
+    for tile in range(tiles):
+        stage = tile % STAGES
+        vectors = buffers.gates.index(stage)
+        next_t = t0 - BT if FUTURE else t0 + BT
+        next_t = gl.where(tile + 1 < tiles, next_t, t0)
+        gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
+        x = buffers.x.index(stage)
+        y = buffers.y.index(stage)
+        if DIVIDED:
+            zeros = gl.zeros([BT, 8], gl.float32, vector_layout)
+            past = warpgroup_mma(x, buffers.n.permute((1, 0)), zeros, is_async=True, use_acc=False)
+            n_q = gl.zeros([BT], gl.float32, query_layout)
+        rows = vectors.slice((KEY if FUTURE else QUERY) * BT, BT).load(query_layout)
+        for part in gl.static_range(BT // BS):
+            zeros = gl.zeros([BT, BS], gl.float32, scores_layout)
+            keys = y.slice(part * BS, BS).permute((1, 0))
+            scores = warpgroup_mma(x, keys, zeros, is_async=True, use_acc=False)
+            columns = vectors.slice((QUERY if FUTURE else KEY) * BT + part * BS, BS).load(key_layout)
+            if DIVIDED and part == 0:
+                scores, past = warpgroup_mma_wait(0, deps=[scores, past])
+            else:
+                scores = warpgroup_mma_wait(0, deps=[scores])
+            there = part * BS + offs_s
+            kept = (offs_t[:, None] <= there[None, :]) if FUTURE else (offs_t[:, None] >= there[None, :])
+            scores = gl.where(kept, scores * gl.exp2(rows[:, None] + columns[None, :]), 0.0)
+            buffers.scores.index(stage).slice(part * BS, BS, dim=1).store(scores.to(DTYPE))
+            if DIVIDED:
+                n_q += gl.sum(scores, axis=1)
+        if DIVIDED:
+            past = gl.convert_layout(gl.sum(past, axis=1), query_layout) * 0.25
+            n_q += past * vectors.slice(ROW * BT, BT).load(query_layout)
+            denominator = gl.maximum(gl.abs(n_q), vectors.slice(FLOOR * BT, BT).load(query_layout))
+            vectors.slice(DIVISOR * BT, BT).store(1.0 / denominator)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(buffers.ready.index(stage), count=1)
+        if DIVIDED:
+            at = pid_bh * T + t0 + offs_t
+            gl.store(denominators.log_denom + at, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
+            zeros = gl.zeros([BX, 8], gl.float32, vector_layout)
+            weight = buffers.weight.permute((1, 0))
+            entered = warpgroup_mma(y.permute((1, 0)), weight, zeros, is_async=True, use_acc=False)
+            entered = warpgroup_mma_wait(0, deps=[entered])
+            n = n * decay + gl.sum(entered, axis=1) * 0.25
+        ahead = tile + STAGES - 1
+        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
+        mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
+        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
+        t0 = next_t
+        decay = _store_gates(buffers, (tile + 1) % STAGES, gates, n, DIVIDED)
+    if DIVIDED and denominators.n_last is not None:
+        gl.store(denominators.n_last + pid_bh * DX + offs_x, n, mask=(offs_x < DX) & (chunk.z_col == 0))
+
+
+@gluon.jit
 def _walk(
     tensors,
     buffers,
     pointers,
     chunk,
-    log_scale,
     T,
     BH,
     every,
     group: gl.constexpr,
+    DIVIDED: gl.constexpr,
     SHAPE: gl.constexpr,
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process a chunk tile by tile for one group's columns. The first group starts the copies for both, but for those
-    of the first steps, which are under way."""
+    """Process a chunk tile by tile for one group's columns."""
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
@@ -214,7 +383,6 @@ def _walk(
     gl.static_assert(not (SUMS or PARTIAL) or NZ == 1, "row sums and partial results are those of one tile")
     COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
     STATE: gl.constexpr = COLUMNS * TILE.block_z * TILE.block_x
-    GATES: gl.constexpr = 8 * group
     Z: gl.constexpr = group * NZ * BZ
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
@@ -224,8 +392,6 @@ def _walk(
     sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
     flat_layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
 
-    offs_s = gl.arange(0, BT, gl.SliceLayout(1, out_layout))
-    offs_t = gl.arange(0, BT, gl.SliceLayout(0, out_layout))
     offs_z = z_col + Z + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
     offs_x = gl.arange(0, BX, gl.SliceLayout(0, state_layout))
     other_z = offs_z + (BZ if NZ == 2 else 0)
@@ -243,7 +409,6 @@ def _walk(
             at = elements(entry, other_z, other_x, DX, DZ, ROLE.transposed)
             other += gl.load(at, mask=other_mask, other=0.0).to(gl.float32)
 
-    scores_s = buffers.scores.index(group)
     share = z_col // (NZ * BZ) + group
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
@@ -251,14 +416,10 @@ def _walk(
     # Between two anchors is a stretch; only the last one may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
-    # In the last block of columns the second group may have none: it does nothing, and nobody waits for it.
-    two_groups = z_col + NZ * BZ < DZ
     if group == 1:
-        stretches = gl.where(two_groups, stretches, 0)
+        # In the last block of columns it may have none, and does nothing.
+        stretches = gl.where(chunk.two_groups, stretches, 0)
     t0 = start + (tiles - 1) * BT if FUTURE else start
-    query, key, row, weight, decay = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
-    _store_gates(buffers.gates, GATES, query, key, row, weight)
-    gl.thread_barrier()
     tile = 0
     for stretch in range(stretches):
         is_last = stretch == (0 if FUTURE else stretches - 1)
@@ -273,67 +434,40 @@ def _walk(
                     gl.store(anchor + BZ * BX, _flatten(other.to(DTYPE), BX))
         for _ in range(count):
             stage = tile % STAGES
-            ahead = tile + STAGES - 1
-            next_t = t0 - BT if FUTURE else t0 + BT
-            next_t = gl.where(tile + 1 < tiles, next_t, t0)
-            query, key, row, weight, next_decay = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
-            gate = GATES + 4 * (tile & 1)
+            gates = buffers.gates.index(stage)
             if SUMS or PARTIAL:
                 extra = buffers.extra_loaded.index(group)
                 mbarrier.expect(extra, 2 * BT * BZ * (SUMS + PARTIAL))
+                # They come where the output of the step before was.
+                tma.store_wait(0)
+                gl.thread_barrier()
             if SUMS:
                 tma.async_copy_global_to_shared(tensors.pair, [t0, z_col + Z], extra, buffers.pair.index(group))
             if PARTIAL:
-                tma.store_wait(0)
-                gl.thread_barrier()
                 tma.async_copy_global_to_shared(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
-            if group == 0:
-                if TILE.groups == 2:
-                    freed = buffers.freed.index(ahead % STAGES)
-                    mbarrier.wait(freed, (ahead // STAGES + 1) & 1, pred=(tile > 0) & two_groups)
-                ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
-                load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
             x = buffers.x.index(stage)
             y = buffers.y.index(stage)
             z = buffers.z.index(stage)
             x_t = x.permute((1, 0))
-
-            zeros = gl.zeros([BT, BT], gl.float32, out_layout)
-            scores = warpgroup_mma(y, x_t, zeros, is_async=True, use_acc=False)
-            if FUTURE:
-                exponent = (
-                    buffers.gates.index(gate).load(offs_s.type.layout)[:, None]
-                    + buffers.gates.index(gate + 1).load(offs_t.type.layout)[None, :]
-                )
-                kept = gl.where(offs_s[:, None] >= offs_t[None, :], gl.exp2(exponent), 0.0)
-            else:
-                exponent = (
-                    buffers.gates.index(gate + 1).load(offs_s.type.layout)[:, None]
-                    + buffers.gates.index(gate).load(offs_t.type.layout)[None, :]
-                )
-                kept = gl.where(offs_s[:, None] <= offs_t[None, :], gl.exp2(exponent), 0.0)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            scores_s.store((scores * kept).to(DTYPE))
-            fence_async_shared()
+            scores_t = buffers.scores.index(stage).permute((1, 0))
 
             zeros = gl.zeros([BZ, BT], gl.float32, out_layout)
-            operand = gl.convert_layout(state.to(DTYPE), operand_layout)
-            out = warpgroup_mma(operand, x.slice(0, BX, dim=1).permute((1, 0)), zeros, is_async=True, use_acc=False)
+            out = _multiply(state, x_t.slice(0, BX), zeros, False, operand_layout)
             if NX == 2:
                 out = warpgroup_mma_wait(0, deps=[out])
-                operand = gl.convert_layout(other.to(DTYPE), operand_layout)
-                out = warpgroup_mma(operand, x.slice(BX, BX, dim=1).permute((1, 0)), out, is_async=True)
-            gl.thread_barrier()
+                out = _multiply(other, x_t.slice(BX, BX), out, True, operand_layout)
+            mbarrier.wait(buffers.ready.index(stage), (tile // STAGES) & 1)
+            mbarrier.wait(buffers.loaded_z.index(stage), (tile // STAGES) & 1)
+            decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, state_layout))[:, None]
             for half in gl.static_range(NZ):
                 if half == 1:
-                    operand = gl.convert_layout(other.to(DTYPE), operand_layout)
-                    out = warpgroup_mma(operand, x_t, zeros, is_async=True, use_acc=False)
+                    out = _multiply(other, x_t, zeros, False, operand_layout)
                 z_t = z.slice(Z + half * BZ, BZ, dim=1).permute((1, 0))
-                row_factor = buffers.gates.index(gate + 2).load(gl.SliceLayout(0, out_layout))[None, :]
+                row_factor = gates.slice(ROW * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 out = warpgroup_mma_wait(0, deps=[out])
-                out = warpgroup_mma(z_t, scores_s, out * row_factor, is_async=True)
-                enters = buffers.gates.index(gate + 3).load(gl.SliceLayout(0, weighted_layout))[None, :]
+                out = warpgroup_mma(z_t, scores_t, out * row_factor, is_async=True)
+                enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, weighted_layout))[None, :]
                 weighted = (z_t.load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
                 if NX == 2:
                     state = warpgroup_mma(weighted, y.slice(0, BX, dim=1), state * decay, is_async=True)
@@ -341,7 +475,7 @@ def _walk(
                     out = warpgroup_mma_wait(2, deps=[out])
                 elif half == 0:
                     state = warpgroup_mma(weighted, y, state * decay, is_async=True)
-                    out = warpgroup_mma_wait(1, deps=[out])
+                    out, state = warpgroup_mma_wait(0, deps=[out, state])
                 else:
                     other = warpgroup_mma(weighted, y, other * decay, is_async=True)
                     out = warpgroup_mma_wait(1, deps=[out])
@@ -352,6 +486,8 @@ def _walk(
                 gl.thread_barrier()
                 if PARTIAL:
                     out += out_s.permute((1, 0)).load(out_layout).to(gl.float32)
+                if DIVIDED:
+                    out *= gates.slice(DIVISOR * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 if SUMS:
                     pair = buffers.pair.index(group).permute((1, 0)).load(out_layout).to(gl.float32)
                     # One sum a warp: adding those of several would take a barrier.
@@ -368,13 +504,12 @@ def _walk(
                 state, other = warpgroup_mma_wait(0, deps=[state, other])
             else:
                 state = warpgroup_mma_wait(0, deps=[state])
-            _store_gates(buffers.gates, GATES + 4 * ((tile + 1) & 1), query, key, row, weight)
-            decay = next_decay
-            t0 = next_t
-            tile += 1
             gl.thread_barrier()
-            if group == 1:
-                mbarrier.arrive(buffers.freed.index(stage), count=1)
+            mbarrier.arrive(buffers.freed.index(stage), count=1)
+            if group == 0 and TILE.groups == 2:
+                mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_groups == 0)
+            t0 = t0 - BT if FUTURE else t0 + BT
+            tile += 1
         if ANCHORS and FUTURE:
             dot = gl.sum(gl.load(anchor).to(gl.float32) * _flatten(state, BX), axis=0)
             if TWO:
@@ -404,6 +539,7 @@ def whole_state_kernel(
     last_ptr,
     anchor_states_ptr,
     anchor_ptr,
+    denominators,
     log_scale,
     T,
     L,
@@ -422,6 +558,8 @@ def whole_state_kernel(
     the ``out_ptr`` of the launch for the contraction's first columns; ``log_scale`` is the scale's logarithm to base 2;
     the row sums are those of every warp, [shares * 4, B, H, T] with a share for every 64 columns; the states at the
     anchors are [B, H, ceil(T / every)] tiles in the order of :func:`_flatten`, padded to whole blocks.
+    With ``denominators`` (roles.Denominators) the program makes those of mLSTMexp, divides by them and writes them;
+    all of DX is then one block.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -429,6 +567,8 @@ def whole_state_kernel(
     BT: gl.constexpr = TILE.block_t
     STAGES: gl.constexpr = TILE.num_stages
     GROUPS: gl.constexpr = TILE.groups
+    DIVIDED: gl.constexpr = denominators.log_denom is not None
+    REGISTERS: gl.constexpr = [176, 152] if TILE.state_tiles == 1 else [208, 88] if DIVIDED else [216, 72]
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
     Z_ROW: gl.constexpr = (H // SHAPE.group_z) * DZ
@@ -450,26 +590,38 @@ def whole_state_kernel(
     x_desc = tma.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
     y_desc = tma.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
     z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
-    pair_s = None
-    if pair_ptr is not None:
+    out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
+    pair_s = out_s
+    if pair_ptr is not None and partial_ptr is not None:
         pair_s = gl.allocate_shared_memory(DTYPE, [GROUPS, BT, BZ], layout)
+    n_s = None
+    weight_s = None
+    if DIVIDED:
+        n_s = gl.allocate_shared_memory(DTYPE, [8, TILE.block_x], layout)
+        weight_s = gl.allocate_shared_memory(DTYPE, [8, BT], layout)
+    barriers: gl.constexpr = mbarrier.MBarrierLayout()
     buffers = Buffers(
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout),
-        gl.allocate_shared_memory(DTYPE, [GROUPS, BT, BT], layout),
-        gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout),
+        gl.allocate_shared_memory(DTYPE, [STAGES, BT, BT], layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
+        out_s,
         pair_s,
-        gl.allocate_shared_memory(gl.float32, [8 * GROUPS, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout()),
+        n_s,
+        weight_s,
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
+        gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
+        gl.allocate_shared_memory(gl.int64, [GROUPS, 1], barriers),
     )
     # Only barriers that are waited for: the memory of others would be used again, and the hardware writes to it.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
-        if GROUPS == 2:
-            mbarrier.init(buffers.freed.index(stage), count=1)
+        mbarrier.init(buffers.loaded_z.index(stage), count=1)
+        mbarrier.init(buffers.ready.index(stage), count=1)
+        mbarrier.init(buffers.freed.index(stage), count=GROUPS)
     if pair_ptr is not None or partial_ptr is not None:
         for group in gl.static_range(GROUPS):
             mbarrier.init(buffers.extra_loaded.index(group), count=1)
@@ -489,15 +641,23 @@ def whole_state_kernel(
     tensors = Tensors(x_desc, y_desc, z_desc, out_desc, partial_desc, pair_desc)
 
     pointers = Pointers(gates, state_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
-    chunk = Chunk(start, end, pid_bh, (pid_bh * N + pid_n) * DX * DZ, x_col, z_col)
+    chunk = Chunk(start, end, pid_bh, (pid_bh * N + pid_n) * DX * DZ, x_col, z_col, z_col + TILE.block_z // GROUPS < DZ)
     if GROUPS == 1:
-        _walk(tensors, buffers, pointers, chunk, log_scale, T, BH, every, 0, SHAPE, ROLE, TILE)
+        gl.warp_specialize(
+            [
+                (_walk, (tensors, buffers, pointers, chunk, T, BH, every, 0, DIVIDED, SHAPE, ROLE, TILE)),
+                (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
+            ],
+            [WARPS],
+            [112 if TILE.block_x == 64 else 88],
+        )
     else:
         gl.warp_specialize(
             [
-                (_walk, (tensors, buffers, pointers, chunk, log_scale, T, BH, every, 0, SHAPE, ROLE, TILE)),
-                (_walk, (tensors, buffers, pointers, chunk, log_scale, T, BH, every, 1, SHAPE, ROLE, TILE)),
+                (_walk, (tensors, buffers, pointers, chunk, T, BH, every, 0, DIVIDED, SHAPE, ROLE, TILE)),
+                (_walk, (tensors, buffers, pointers, chunk, T, BH, every, 1, DIVIDED, SHAPE, ROLE, TILE)),
+                (_prepare, (tensors, buffers, pointers, denominators, chunk, log_scale, T, SHAPE, ROLE, TILE)),
             ],
-            [WARPS],
-            [256],
+            [WARPS, WARPS],
+            REGISTERS,
         )

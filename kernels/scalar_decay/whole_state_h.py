@@ -81,7 +81,7 @@ def whole_state_h_kernel(
     weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     tensors = Tensors(None, y_desc, z_desc, None, None, None)
-    buffers = Buffers(None, y_s, z_s, None, None, None, weights_s, loaded, None, None)
+    buffers = Buffers(None, y_s, z_s, None, weights_s, None, None, None, None, loaded, None, None, None, None)
     for step in gl.static_range(STAGES):
         mbarrier.init(loaded.index(step), count=1)
     fence_async_shared()
@@ -102,8 +102,8 @@ def whole_state_h_kernel(
     n = gl.zeros([BT // RUN, BX], gl.float32, n_layout)
 
     t0 = start + (tiles - 1) * BT if FUTURE else start
-    _, _, _, weight, decay = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
-    weights_s.index(0).store(weight)
+    _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
+    weights_s.index(0).store(gl.exp2(weight))
     gl.thread_barrier()
     for tile in range(tiles):
         stage = tile % STAGES
@@ -112,26 +112,27 @@ def whole_state_h_kernel(
         load_tiles(tensors, buffers, ahead % STAGES, ahead_t, x_col, z_col, ahead < tiles)
         next_t = t0 - BT if FUTURE else t0 + BT
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
-        _, _, _, weight, next_decay = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        _, _, _, weight, next_decay, _ = load_gates(gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        factor = gl.exp2(decay)
         enters = weights_s.index(tile & 1).load(gl.SliceLayout(0, weighted_layout))[None, :]
         mbarrier.wait(loaded.index(stage), (tile // STAGES) & 1)
         y = y_s.index(stage)
         z = z_s.index(stage)
         weighted = (z.slice(0, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
-        state = warpgroup_mma(weighted, y, state * decay, is_async=True)
+        state = warpgroup_mma(weighted, y, state * factor, is_async=True)
         if NZ == 2:
             weighted = (z.slice(BZ, BZ, dim=1).permute((1, 0)).load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
-            other = warpgroup_mma(weighted, y, other * decay, is_async=True)
+            other = warpgroup_mma(weighted, y, other * factor, is_async=True)
         if WITH_N:
             if z_col == 0:
                 at = weights_s.index(tile & 1).load(gl.SliceLayout(1, y_layout))[:, None]
                 runs = (y.load(y_layout).to(gl.float32) * at).reshape([BT // RUN, RUN, BX])
-                n = n * decay + gl.convert_layout(gl.sum(runs, axis=1), n_layout)
+                n = n * factor + gl.convert_layout(gl.sum(runs, axis=1), n_layout)
         if NZ == 2:
             state, other = warpgroup_mma_wait(0, deps=[state, other])
         else:
             state = warpgroup_mma_wait(0, deps=[state])
-        weights_s.index((tile + 1) & 1).store(weight)
+        weights_s.index((tile + 1) & 1).store(gl.exp2(weight))
         decay = next_decay
         t0 = next_t
         gl.thread_barrier()
