@@ -375,3 +375,15 @@ def test_what_counts_as_finished(tmp_path: Path) -> None:
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
         assert store.finished_cases(tmp_path, dataclasses.replace(here, **{name: other})) == {}
     assert store.finished_cases(tmp_path / "absent", here) == {}
+
+
+def test_rows_of_the_first_version_have_no_context(tmp_path: Path) -> None:
+    def first(table: pa.Table) -> pa.Table:
+        return with_column("schema_version", [1])(table.drop_columns(["context"]))
+
+    old = rewrite(write(tmp_path, RECORD, name="old"), first)
+    (row,) = store.read_results(old).to_pylist()
+    assert (row["context"], row["schema_version"]) == (None, 1)
+    line = json.loads(line_of(RECORD, schema_version=1))
+    del line["context"]
+    assert store.read_journal([json.dumps(line).encode() + b"\n"]) == [line]
