@@ -296,7 +296,10 @@ class Axes:
     d_models: Annotated[Lengths, axis("--d-model", "Model dims of an MLP.", parse_sizes)]
     d_ffs: Annotated[Lengths, axis("--d-ff", "Hidden dims of an MLP [as the preset, else 3.5 d_model].", parse_sizes)]
     tokens: Annotated[int | None, axis("--tokens", "Batch times sequence length, held constant.", parse_size)]
-    batch: Annotated[int | None, axis("--batch", "Batch, in place of --tokens.", kind=int, min=1)]
+    batches: Annotated[Lengths, axis("--batch", "Batches, in place of --tokens: 1,16.", parse_sizes)]
+    contexts: Annotated[
+        Lengths, axis("--context", "Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes)
+    ]
     modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step.", parse_names)]
     dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
     state_dtypes: Annotated[
@@ -318,7 +321,9 @@ class HeadsProblem:
 
     op: Annotated[str | None, field("--op", "Operation [the family's first].")]
     mode: Annotated[str, field("--mode", "fw, bw, fwbw or step.", default="fw")]
-    seq_len: Annotated[int, size("--seq-len", "Sequence length; 8k = 8192.", default="8k")]
+    seq_len: Annotated[
+        int, size("--seq-len", "Sequence length; 8k = 8192. Of mode step the context.", "--context", default="8k")
+    ]
     batch: Annotated[int, size("--batch", "Batch.", default=8)]
     embedding: Annotated[int | None, size("--embedding", "Heads x value head dim; channels; model dim [4096].")]
     num_heads: Annotated[int | None, size("--num-heads", "Heads [embedding / head dim; count: 1].")]

@@ -31,6 +31,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ..kernels import resolve
+from ..kernels.common.arguments import compute_dtype
+from ..kernels.common.inputs import Draw
 from ..kernels.spec import Operation
 from ..results.schema import Case
 
@@ -88,9 +90,16 @@ STEP_PREFIX = 16
 
 
 def state_before_step(operation: Operation, case: Case, device: str) -> Any:
-    """Return the state after :data:`STEP_PREFIX` tokens of the case's problem, from the definition in fp32."""
+    """Return the state after :data:`STEP_PREFIX` tokens of the case's problem, from the definition in fp32.
+
+    Of an operation with a cache it is the cache of as many tokens as the case's context, in the case's dtype.
+    """
+    dtype = DTYPES[case.dtype]
+    if operation.cache:
+        sizes = {**case.sizes, "seq_len": case.context or 1}
+        return resolve(operation.cache)(Draw(sizes, dtype=dtype, device=device, seed=SEED + 2))
     sizes = {**case.sizes, "seq_len": STEP_PREFIX}
-    inputs = operation.make_inputs(sizes, dtype=torch.float32, device=device, seed=SEED + 2)
+    inputs = operation.make_inputs(sizes, dtype=compute_dtype(dtype), device=device, seed=SEED + 2)
     with torch.no_grad():
         _, state = resolve(operation.recurrent)(*inputs.values(), return_last_state=True)
     return state
@@ -297,9 +306,11 @@ def expect_step(operation: Operation, case: Case, inputs: Mapping[str, Tensor], 
     """Return what one decoding step from ``state`` must give; the bound is the error of the definition in fp32."""
     definition = resolve(operation.recurrent)
     exact = [x.double() if x.is_floating_point() else x for x in inputs.values()]
+    # A cache may fill the memory: its definition widens it piece by piece.
+    widened = state if operation.cache else tree_map(torch.Tensor.double, state)
     with torch.no_grad():
-        value = definition(*exact, initial_state=tree_map(torch.Tensor.double, state))
-        low = definition(*inputs.values(), initial_state=tree_map(torch.clone, state))
+        value = definition(*exact, initial_state=widened)
+        low = definition(*inputs.values(), initial_state=state)
     bound = _bound(relative_error(low, value), value, DTYPES[case.dtype])
     return Expected(values={"out": value}, bounds={"out": bound}, grad_out=None)
 

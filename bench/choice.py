@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import kernels
 from ..analysis.counts import FORMULATIONS, count_case
-from ..analysis.model.answers import Question
+from ..analysis.model.answers import Question, at_context
 from ..analysis.model.prediction import Answer, measured_on
 from ..analysis.model.runtime_model import roofline_fraction
 from ..kernels import baselines
@@ -135,7 +135,7 @@ def beside(question: Question, head_dim_qk: int | None = None) -> Iterator[Quest
         sizes.pop("chunk_size", None)
         if op not in planned and "head_dim_v" in sizes:
             sizes["head_dim_qk"] = head_dim_qk or get_operation(op).default_head_dim_qk(sizes["head_dim_v"])
-        yield dataclasses.replace(question, op=op, sizes=sizes)
+        yield dataclasses.replace(question, op=op, sizes=at_context(op, sizes, question.context))
 
 
 def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) -> list[dict[str, Any]]:

@@ -83,7 +83,8 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
         if "triton" not in target.requires:
             return None
         sizes = tuple((name, size) for name, size in case.sizes.items() if name not in ("batch", "seq_len"))
-    elif case.provider == "torch":
+    elif case.provider == "torch" or case.context is not None:
+        # What reads a cache compiles nothing either, and the caches of several processes would fill the GPU.
         return None
     else:
         sizes = tuple(case.sizes.items())

@@ -291,28 +291,33 @@ def show_planned(rows: Sequence[Row]) -> None:
 def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     """Return (title, rows) tables: per operation, mode and dtype, every implementation at its best chunk length.
 
+    Columns are sequence lengths, of decoding steps contexts; rows name the batch where a column has several.
     A cell holds the median time in ms and the chunk length it was reached with. Where ``--gpu`` named another device
     than the measured one, an operation's last row is the runtime model's time there, at the chunk length best for it.
     """
     ours = [record for record in records if record.time_ms is not None]
-    shapes = sorted({record.seq_len or 0 for record in ours})
     tables: list[tuple[str, list[Row]]] = []
     for (mode, dtype), here in grouped(ours, lambda r: (r.mode, r.dtype)).items():
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        cases = grouped(here, lambda r: (r.op, r.impl, _size(r), r.state_dtype, r.seq_len))
-        best = {key: min(case, key=lambda r: r.time_ms or 0.0) for key, case in cases.items()}
-        for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2], k[1], k[-1] or 0)):
+        several = len({(r.seq_len, r.batch) for r in here}) > len({r.seq_len for r in here})
+        best: dict[tuple[Any, ...], Record] = {}
+        for r in sorted(here, key=lambda r: r.time_ms or 0.0):
+            best.setdefault((r.op, r.impl, several and r.batch, _size(r), r.state_dtype, _place(r)), r)
+        shapes = sorted({key[-1] for key in best})
+        for key in sorted(best, key=lambda k: (k[0] not in {"mlstm_sig", "mlstm_exp"}, k[0], k[2:4], k[1], k[-1])):
             record = best[key]
             row = rows.setdefault(key[:-1], {"operation": record.op, "implementation": _labelled(record)})
-            row["size"] = _size(record)
-            row.update({short_size(length): row.get(short_size(length)) for length in shapes})
-            row[short_size(record.seq_len or 0)] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
+            row["size"] = _size(record, batch=several)
+            row.update({_titled(place): row.get(_titled(place)) for place in shapes})
+            row[_titled(key[-1])] = _cell_at(record.time_ms, record) + (" ?" if record.suspect else "")
         tokens = {(r.batch or 1) * (r.seq_len or 1) for r in best.values()}
         at = f" at {tokens.pop():,} tokens" if len(tokens) == 1 else ""
         chunked = " @ best chunk" if any(record.chunk_size for record in best.values()) else ""
         axis = "sequence length" if any(record.d_model is None for record in best.values()) else "tokens"
+        if mode == "step":
+            axis, at = "context", at.replace("tokens", "sequences")
         title = f"{MODE_NAMES[mode]}, {dtype}{'' if axis == 'tokens' else at}: ms{chunked}, by {axis}"
-        modelled = _model_rows(here)
+        modelled = _model_rows(here, several)
         merged: list[Row] = []
         for problem, group in itertools.groupby(rows.values(), key=lambda row: (row["operation"], row["size"])):
             merged += [*group, *modelled.get(problem, ())]
@@ -320,27 +325,42 @@ def best_tables(records: Sequence[Record]) -> list[tuple[str, list[Row]]]:
     return tables
 
 
-def _model_rows(records: Sequence[Record]) -> dict[tuple[str, str], list[Row]]:
-    """Return by operation and heads the row of modelled times on ``--gpu``; none where that is what was measured."""
+def _model_rows(records: Sequence[Record], several: bool) -> dict[tuple[str, str], list[Row]]:
+    """Return by operation and size the row of modelled times on ``--gpu``; none where that is what was measured.
+
+    Args:
+        several: whether sizes name the batch.
+    """
     elsewhere = (r for r in records if r.model_time_ms is not None and r.accelerator != r.device_accelerator)
     best: dict[tuple[str, str], dict[int, Record]] = {}
     for record in sorted(elsewhere, key=lambda r: r.model_time_ms or 0.0):
-        best.setdefault((record.op, _size(record)), {}).setdefault(record.seq_len or 0, record)
+        best.setdefault((record.op, _size(record, batch=several)), {}).setdefault(_place(record), record)
     return {
         (op, heads): [
             {
                 "operation": op,
                 "implementation": f"(model of {next(iter(lengths.values())).accelerator})",
                 "size": heads,
-                **{short_size(length): _cell_at(each.model_time_ms, each) for length, each in lengths.items()},
+                **{_titled(place): _cell_at(each.model_time_ms, each) for place, each in lengths.items()},
             }
         ]
         for (op, heads), lengths in best.items()
     }
 
 
-def _size(sizes: Record) -> str:
-    """Return the sizes other than batch and sequence length: heads x head dims, channels, or an MLP's matrices."""
+def _place(record: Record) -> int:
+    """Return where along a table's axis a row stands; 0: a step that has no context."""
+    return (record.context if record.mode == "step" else record.seq_len) or 0
+
+
+def _titled(place: int) -> str:
+    return short_size(place) if place else "any"
+
+
+def _size(sizes: Record, *, batch: bool = False) -> str:
+    """Return the sizes other than sequence length: heads x head dims, channels, or an MLP's matrices, and the batch."""
+    if batch:
+        return f"B={sizes.batch}, {_size(sizes)}"
     if sizes.num_heads is not None:
         dims = (dim for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
         return f"{sizes.num_heads} x {'/'.join(map(str, dims))}"

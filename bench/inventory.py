@@ -165,13 +165,17 @@ def brief_preset_rows(rows: list[Row]) -> list[Row]:
     every = list(dict.fromkeys(row["kernel"] for row in rows))
     groups = grouped(rows, itemgetter("preset", "what"))
     kernels_of = {key: [row["kernel"] for row in alike] for key, alike in groups.items()}
-    return [
-        {"preset": preset, "kernels": "all" if found == every else found, "what": what}
-        for (preset, what), found in kernels_of.items()
-    ]
+    rows = []
+    for (preset, what), found in kernels_of.items():
+        others = [kernel for kernel in every if kernel not in found]
+        named = found if len(others) > 1 else " but ".join(["all", *others])
+        rows.append({"preset": preset, "kernels": named, "what": what})
+    return rows
 
 
 def _batch(preset: Preset) -> str:
+    if preset.modes == ("step",):
+        return ", ".join(map(str, preset.step_batches))
     if preset.batch is not None:
         return str(preset.batch)
     return f"{short_size(preset.tokens)} tokens / seq_len"

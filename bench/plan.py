@@ -36,7 +36,8 @@ class Request:
         num_heads: default embedding_dim // head_dim_v of the preset.
         channels: of operations that mix each channel on its own.
         d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
-        tokens: batch * seq_len held constant; ``batch`` fixes the batch instead, and the two exclude each other.
+        tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
+        contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
         shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
 
@@ -57,7 +58,8 @@ class Request:
     d_models: tuple[int, ...] | None = None
     d_ffs: tuple[int, ...] | None = None
     tokens: int | None = None
-    batch: int | None = None
+    batches: tuple[int, ...] | None = None
+    contexts: tuple[int, ...] | None = None
     shard: tuple[int, int] = (1, 1)
 
 
@@ -143,6 +145,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     _check_axes(request, ops)
     _check_chunks(request, ops, baseline_list)
     modes = request.modes or preset.modes
+    _check_contexts(request, modes)
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
     state_dtypes = request.state_dtypes or preset.state_dtypes
 
@@ -199,7 +202,7 @@ def remarks(request: Request, planned: Sequence[PlannedCase]) -> list[str]:
 
 
 def _check_request(request: Request) -> None:
-    if request.batch is not None and request.tokens is not None:
+    if request.batches is not None and request.tokens is not None:
         raise ValueError("give batch or tokens, not both")
     for axis in dataclasses.fields(request):
         given = getattr(request, axis.name)
@@ -226,7 +229,7 @@ def _check_axes(request: Request, ops: Sequence[Operation]) -> None:
             known = ", ".join(dict.fromkeys(size for operation in ops for size in operation.sizes))
             raise ValueError(f"{option} is no size of {names}, which has {known}")
     if ops and all("d_model" in operation.sizes for operation in ops):
-        for option, given in (("--batch", request.batch), ("--tokens", request.tokens)):
+        for option, given in (("--batch", request.batches), ("--tokens", request.tokens)):
             if given is not None:
                 names = ", ".join(operation.name for operation in ops)
                 raise ValueError(f"{option} is no axis of {names}: its tokens are its --seq-len")
@@ -238,6 +241,14 @@ def _check_chunks(request: Request, ops: Sequence[Operation], chosen: Sequence[B
     if request.chunk_sizes and not chunked and not any(baseline.chunk_sizes for baseline in chosen):
         names = ", ".join(operation.name for operation in ops) or ", ".join(request.ops or ())
         raise ValueError(f"--chunk-size is no axis of {names}: nothing that computes it has chunks")
+
+
+def _check_contexts(request: Request, modes: Sequence[str]) -> None:
+    """Raise ValueError for contexts where nothing has any."""
+    cached = any(baselines.get_operation(each.op).cache for each in baselines.baselines_for(request.kernel))
+    if request.contexts and not (cached and "step" in modes):
+        where = f"mode {', '.join(modes)}" if cached else f"kernel {request.kernel}"
+        raise ValueError(f"--context is no axis of {where}: a decoding step of attention (--mode step) has one")
 
 
 def _family(kernel: str) -> tuple[str, ...]:
@@ -303,21 +314,22 @@ def _problems(request: Request, preset: Preset, operation: Operation, mode: str)
     seq_lens = (1,) if mode == "step" else request.seq_lens or preset.seq_lens
     for width in _widths(request, preset, operation):
         for seq_len in seq_lens:
-            sizes = {"batch": _batch(request, preset, operation, mode, seq_len), "seq_len": seq_len, **width}
-            yield {name: size for name, size in sizes.items() if name in operation.sizes}
+            for batch in _batches(request, preset, operation, mode, seq_len):
+                sizes = {"batch": batch, "seq_len": seq_len, **width}
+                yield {name: size for name, size in sizes.items() if name in operation.sizes}
 
 
-def _batch(request: Request, preset: Preset, operation: Operation, mode: str, seq_len: int) -> int:
+def _batches(request: Request, preset: Preset, operation: Operation, mode: str, seq_len: int) -> tuple[int, ...]:
     if "d_model" in operation.sizes:
         # The tokens of an MLP are its seq_len: how they fall into sequences makes no difference.
-        return 1
-    if request.batch is not None:
-        return request.batch
+        return (1,)
+    if request.batches is not None:
+        return request.batches
     if mode == "step":
-        return 16
+        return preset.step_batches
     if request.tokens is None and preset.batch is not None:
-        return preset.batch
-    return max(1, (request.tokens or preset.tokens) // seq_len)
+        return (preset.batch,)
+    return (max(1, (request.tokens or preset.tokens) // seq_len),)
 
 
 def _widths(request: Request, preset: Preset, operation: Operation) -> Iterable[dict[str, int]]:
@@ -403,10 +415,13 @@ def _plan_baseline(
     for mode, dtype in itertools.product(_ordered(modes), dtypes):
         if not explicit and (mode not in baseline.modes or dtype not in baseline.dtypes):
             continue
-        for sizes in _problems(request, preset, baselines.get_operation(own), mode):
-            chunk_sizes = request.chunk_sizes or preset.chunk_sizes
+        cached = mode == "step" and baselines.get_operation(baseline.op).cache
+        contexts = (request.contexts or preset.contexts) if cached else (None,)
+        chunk_sizes = request.chunk_sizes or preset.chunk_sizes
+        problems = _problems(request, preset, baselines.get_operation(own), mode)
+        for sizes, context in itertools.product(problems, contexts):
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
-                columns: dict[str, Any] = dict(adapted)
+                columns: dict[str, Any] = {**adapted, "context": context}
                 case = Case(
                     kernel=request.kernel,
                     op=baseline.op,
@@ -449,8 +464,9 @@ def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[
     ops = {op: n for n, op in enumerate(dict.fromkeys(p.case.op for p in planned))}
 
     sizes = attrgetter(
-        "head_dim_v", "head_dim_qk", "seq_len", "batch", "num_heads", "channels", "d_model", "d_ff", "chunk_size"
-    )
+        "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "channels", "d_model", "d_ff",
+        "chunk_size",
+    )  # fmt: skip
 
     def key(item: PlannedCase) -> tuple[Any, ...]:
         case = item.case

@@ -26,6 +26,7 @@ class Preset:
         matrices: (d_model, d_ff) of MLPs.
         tokens: batch * seq_len held constant over the sequence lengths.
         batch: the batch, in place of ``tokens``.
+        step_batches, contexts: of decoding steps: batches, and tokens in the cache of what has one.
         embedding_dim: num_heads * head_dim_v held constant over the head dims.
         operations: number of the family's operations to measure, in the order the family lists them; None is all.
         budget_s: seconds of timing per case after which sampling stops (never before ten samples).
@@ -44,6 +45,8 @@ class Preset:
     modes: tuple[str, ...] = ("fw", "fwbw")
     tokens: int = 65536
     batch: int | None = None
+    step_batches: tuple[int, ...] = (16,)
+    contexts: tuple[int, ...] = (8192,)
     embedding_dim: int = 4096
     operations: int | None = 2
     budget_s: float = 0.4
@@ -62,6 +65,7 @@ QUICK = Preset(
     channels=(64, 256),
     matrices=((128, 448), (256, 896)),
     tokens=1024,
+    contexts=(1024,),
     embedding_dim=256,
     budget_s=0.1,
 )
@@ -88,6 +92,16 @@ ONE = Preset(
     matrices=LLAMA[:1],
     operations=1,
 )
+DECODE = Preset(
+    name="decode",
+    summary="decoding at three batches; attention at contexts of 1k to 128k",
+    seq_lens=(1,),
+    head_dims=(128, 256),
+    modes=("step",),
+    step_batches=(1, 16, 256),
+    contexts=(1024, 8192, 32768, 131072),
+    operations=None,
+)
 VERIFY = Preset(
     name="verify",
     summary="a small ragged problem, every operation, mode and dtype: what `lrbench verify` checks",
@@ -98,6 +112,7 @@ VERIFY = Preset(
     matrices=((64, 224),),
     modes=("fwbw", "fw", "step"),
     tokens=640,
+    contexts=(96,),
     embedding_dim=128,
     operations=None,
     budget_s=0.0,
@@ -126,7 +141,9 @@ COMMON = (QUICK, DEFAULT, FULL, ONE, VERIFY, INTERPRET)
 """What every family has, unless it replaces it by one of the same name."""
 
 OF_FAMILY: dict[str, tuple[Preset, ...]] = {
+    "tfla": (DECODE,),
     "lightning": (
+        DECODE,
         Preset(
             name="default",
             summary="65,536 tokens at embedding dim 4096, the head dims that Lightning's kernels hold",
@@ -142,6 +159,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
         ),
     ),
     "rglru": (
+        DECODE,
         Preset(
             name="default",
             summary="the published axes: batch 8, 1024 channels over the sequence length",
@@ -167,6 +185,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
         ),
     ),
     "wkv": (
+        DECODE,
         Preset(
             name="default",
             summary="batch 8 over the sequence length, 768 and 2048 channels",

@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
@@ -163,14 +164,16 @@ class Worker:
     def verify(self, item: PlannedCase) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
         case, operation = item.case, baselines.get_operation(item.case.op)
-        gradients = case.mode in ("fwbw", "bw")
+        gradients, state = case.mode in ("fwbw", "bw"), ()
         if case.mode == "step":
             checked, inputs = case, self.inputs.get(operation, case)
             state = check.state_before_step(operation, case, self.device)
             expected = check.expect_step(operation, case, inputs, state)
         else:
             checked, inputs, expected = self._expect(operation, item, gradients=gradients)
-        prepared = prepare(operation, checked, item.target, inputs, gradients=gradients, options=item.options)
+        prepared = prepare(
+            operation, checked, item.target, inputs, gradients=gradients, state=state, options=item.options
+        )
         with _poisoned(item.target, expected):
             results = _call_once(prepared.runnable, expected.grad_out if gradients else None)
         factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
@@ -212,8 +215,9 @@ class Worker:
         case, operation = item.case, baselines.get_operation(item.case.op)
         gradients = case.mode in ("fwbw", "bw")
         inputs = self.inputs.get(operation, case)
+        state = check.state_before_step(operation, case, self.device) if case.mode == "step" else ()
         prepared = prepare(
-            operation, case, item.target, inputs, gradients=gradients, config=config, options=item.options
+            operation, case, item.target, inputs, gradients=gradients, state=state, config=config, options=item.options
         )
         start = time.perf_counter()
         call, prepare_call = _timed_parts(prepared, case.mode)
@@ -240,36 +244,42 @@ def prepare(
     inputs: Mapping[str, Tensor],
     *,
     gradients: bool,
+    state: Any = (),
     config: Any = None,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prepared:
     """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for.
 
     Args:
+        state: that a decoding step starts from; empty in the other modes.
         config: launches of an implementation of ours; None leaves the choice to it.
         options: further keywords of an implementation of ours.
     """
     if isinstance(target, Baseline):
-        runnable = resolve(target.build)(case, inputs)
+        runnable = resolve(target.build)(case, inputs, *([state] if case.mode == "step" else []))
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
         given = dict(options)
         if config is not None:
             given["config"] = config
+        # A portable form has no step of its own: it is a sequence of one token.
+        function = operation.step if case.mode == "step" and target.requires else operation.function(target)
         if case.mode == "step":
-            function = operation.step
-            given["initial_state"] = check.state_before_step(operation, case, next(iter(inputs.values())).device.type)
-        else:
-            function = operation.function(target)
+            given |= {"initial_state": state, "return_last_state": True}
         if target.chunked and case.chunk_size is not None:
             given["chunk_size"] = case.chunk_size
         if case.state_dtype not in (None, "fp32"):
             given["state_dtype"] = check.DTYPES[case.state_dtype]
         arguments = list(inputs.values())
         leaves = operation.leaves(inputs, gradients=gradients)
-        runnable = Runnable(forward=lambda: function(*arguments, **given), leaves=leaves)
-    tensors = {id(x): x for x in runnable.leaves.values()}
+
+        def forward() -> Tensor:
+            out = function(*arguments, **given)
+            return out[0] if case.mode == "step" else out
+
+        runnable = Runnable(forward=forward, leaves=leaves)
+    tensors = {id(x): x for x in (*runnable.leaves.values(), *tree_leaves(state))}
     if isinstance(target, Implementation):
         tensors |= {id(x): x for x in inputs.values()}
     return Prepared(runnable=runnable, inputs=list(tensors.values()))

@@ -154,6 +154,9 @@ class Operation:
         call: "module:function" of the public function, which takes the arguments in order and the keywords of an
             implementation's ``call``, and ``impl``, the implementation's name, or "step" for the decoding step, where
             one has that mode. Empty where each has its own.
+        cache: "module:function" of operations whose decoding step reads a cache of past tokens in place of a state: the
+            function takes a :class:`.common.inputs.Draw` with as many tokens and returns the tensors, which
+            ``recurrent`` takes as ``initial_state`` and in which a step overwrites the last token. Empty for others.
         channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
             last axis of them all and the output has the first one's shape.
         implementations: ours.
@@ -172,6 +175,7 @@ class Operation:
     qk_ratio: float = 1.0
     state_dim: int | None = None
     call: str = ""
+    cache: str = ""
     channelwise: bool = False
     implementations: tuple[Implementation, ...] = ()
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROOFS_VERSION = 1
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 
@@ -48,13 +48,18 @@ class _Package:
 
 @dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """How it is computed and at which sizes, None where a size does not apply."""
+    """How it is computed and at which sizes, None where a size does not apply.
+
+    Attributes:
+        context: tokens that a decoding step of attention reads from its key-value cache, its own as the last of them.
+    """
 
     mode: str
     dtype: str
     state_dtype: str | None = None
     batch: int | None = None
     seq_len: int | None = None
+    context: int | None = None
     num_heads: int | None = None
     head_dim_qk: int | None = None
     head_dim_v: int | None = None
@@ -118,8 +123,9 @@ class Case(_Problem, _Code):
 
 
 def case_id(row: Mapping[str, Any]) -> str:
-    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of."""
-    text = json.dumps({name: row[name] for name in CASE_COLUMNS}, sort_keys=True, separators=(",", ":"))
+    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of; the first version had no context."""
+    named = {name: row[name] for name in CASE_COLUMNS if name != "context" or row[name] is not None}
+    text = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

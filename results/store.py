@@ -235,7 +235,7 @@ def read_journal(lines: Iterable[bytes]) -> list[dict[str, Any] | None]:
                 row = None
         except (pa.ArrowException, ValueError, OverflowError):
             row = None
-        if row is not None and row["schema_version"] == SCHEMA_VERSION:
+        if row is not None and row["schema_version"] in range(1, SCHEMA_VERSION + 1):
             rows.append(row)
         elif line.endswith(b"\n"):
             rows.append(None)
@@ -537,9 +537,10 @@ def read_file(
 
 def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
     version = dataclasses.fields(row)[-1]
-    if others := set(found) - {version.default}:
+    most: Any = version.default
+    if others := set(found) - {*range(1, most + 1)}:
         given = ", ".join(sorted(map(str, others)))
-        raise ValueError(f"{version.name} must be {version.default}, got {given} in {where}")
+        raise ValueError(f"{version.name} must be {f'from 1 to {most}' if most > 1 else most}, got {given} in {where}")
 
 
 def _named_by_folders(path: Path) -> dict[str, str | None]:

@@ -232,8 +232,9 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         raise ValueError("enough")
 
     monkeypatch.setattr(session, "run_sweep", stop)
-    options = "--op mlstm_sig --impl a,b --baselines none --seq-len 1k,2k --head-dim-qk 64 --channels 8 --batch 2"
-    assert lrbench("sweep", *options.split(), "--mode", "fw", "--no-calibrate")[2] == "lrbench: enough\n"
+    options = "--op mlstm_sig --impl a,b --baselines none --seq-len 1k,2k --head-dim-qk 64 --channels 8 --batch 2,4"
+    options += " --context 1k --mode fw --no-calibrate"
+    assert lrbench("sweep", *options.split())[2] == "lrbench: enough\n"
     assert asked["calibrate"] is False
     assert asked["request"] == Request(
         kernel="tfla",
@@ -243,7 +244,8 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         seq_lens=(1024, 2048),
         head_dims_qk=(64,),
         channels=(8,),
-        batch=2,
+        batches=(2, 4),
+        contexts=(1024,),
         modes=("fw",),
     )
 
@@ -253,7 +255,10 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     [
         (("sweep", "--kernel", "tlfa"), "kernel must be one of tfla"),
         (("sweep", "--gpu", "h1000"), "accelerator must be one of "),
-        (("sweep", "--preset", "fast"), "preset must be one of quick, default, full, one, verify, interpret for"),
+        (
+            ("sweep", "--preset", "fast"),
+            "preset must be one of quick, default, full, one, verify, interpret, decode for",
+        ),
         (("sweep", "--kernel", "retention", "--op", "mlstm_sig"), "op must be retention or left out for the operation"),
         (("verify", "--kernel", "zzz"), ", or an operation, got 'zzz'"),
         (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),

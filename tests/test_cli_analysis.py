@@ -406,6 +406,40 @@ def test_best_does_not_choose_where_nothing_is_known(run: Run) -> None:
     assert {row["time_ms"] for row in run.json("best", "--mode", "step", "--gpu", "h200")} == {None}
 
 
+def test_decoding_is_answered_from_its_rows(tmp_path: Path, run: Run) -> None:
+    rows = made.decoding()
+    path = made.write(rows, tmp_path / "r.parquet")
+    problem = ("--mode", "step", "--context", "32k", "--batch", 16, "--gpu", "h200", "--results", path)
+    found = {(row["op"], row["impl"]): row for row in run.json("best", "tfla", *problem, "--all")}
+    wanted = {
+        "flash_attn.v2": ("attention", 32768),
+        "fused_chunk": ("mlstm_sig", None),
+        "fla.fused_recurrent": ("gla", None),
+    }
+    for impl, (op, context) in wanted.items():
+        (row,) = (
+            row for row in rows
+            if (row["op"], row["impl"], row["batch"], row["context"]) == (op, impl, 16, context)
+            and row["head_dim_v"] in (256, 128 if op == "attention" else 256)
+        )  # fmt: skip
+        assert found[op, impl]["basis"] == "measured"
+        assert found[op, impl]["time_ms"] == row["time_ms"]
+    assert found["attention", "flash_attn.v2"]["context"] == 32768
+    # Between measured contexts the fit answers, which knows that the cache is what is read.
+    predicted = run.json("predict", "attention", *problem[:3], "64k", *problem[4:], "--impl", "flash_attn.v2")
+    assert predicted["time_ms"] == pytest.approx(2 * found["attention", "flash_attn.v2"]["time_ms"], rel=0.2)
+    table = run("compare", "context:8k,impl:flash_attn.v2", "context:8k,impl:torch.sdpa_cudnn", "--results", path)
+    assert "B=16 T=1 context 8k" in table
+    slower = [{**row, "run_id": "slower", "measured_at": "2026-02-01T00:00:00+00:00"} for row in rows]
+    for row in slower:
+        if row["context"] == 8192 and row["time_ms"]:
+            row |= {name: 2 * row[name] for name in ("time_ms", "time_ci_low_ms", "time_ci_high_ms")}
+    code, out, _ = run._lrbench("check", made.write(slower, tmp_path / "s.parquet"), "--baseline", path, "--all")
+    assert code == 1
+    regressions = [line for line in out.splitlines() if line.startswith("regression")]
+    assert len(regressions) == 12 and all("context 8k" in line for line in regressions)
+
+
 def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
     row = run.json("predict", "tfla", "--gpu", "b200", "--no-fit")
     assert 0 < row["low_ms"] < row["high_ms"]

@@ -6,7 +6,9 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Head, Passed, Problem, Scalar, Tally, Work, one_pass
+import dataclasses
+
+from .model import Head, Passed, Problem, Scalar, Tally, Work, decoding, one_pass
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -59,14 +61,21 @@ def attention_backward(head: Head) -> Tally:
 
 
 def attention_step(head: Head) -> Tally:
-    """One decoding step of softmax attention over a cache of ``length`` keys and values, read once."""
+    """One decoding step of softmax attention over a cache of ``length`` keys and values, read once.
+
+    The last of them are the step's own, which it reads as its inputs and stores in the cache.
+    """
     length, d_qk, d_v, f, widths = head.length, head.d_qk, head.d_v, head.f, head.widths
     work = {
         "scores": Work(vector=2 * length * d_qk),
         "softmax": Work(vector=length * (3 + f.max + f.exp)),
         "outputs": Work(vector=2 * length * d_v + d_v),
     }
-    traffic = {"load": (length * (d_qk + d_v) + d_qk) * widths.qkv, "store": d_v * widths.qkv}
+    traffic = {
+        "load": (length * (d_qk + d_v) + d_qk) * widths.qkv,
+        "store": d_v * widths.qkv,
+        "cache store": (d_qk + d_v) * widths.qkv,
+    }
     return Tally(work=work, traffic=traffic)
 
 
@@ -140,6 +149,25 @@ def gla_chunk_backward(head: Head) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed_work, recomputed_traffic=recomputed_traffic)
 
 
+def gla_step(head: Head) -> Tally:
+    """One decoding step of gated linear attention, the state loaded and stored: diag(exp(g)) S + k v^T, then S^T q.
+
+    Gates F_exp d_qk; state D + 2D; output 2D + d_qk.
+    """
+    d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
+    cells = d_qk * d_v
+    work = {
+        "gates": Work(vector=f.exp * d_qk),
+        "state": Work(vector=3 * cells),
+        "output": Work(vector=2 * cells + d_qk),
+    }
+    traffic = {
+        "load": (2 * d_qk + d_v) * widths.qkv + d_qk * widths.gate + cells * widths.state,
+        "store": d_v * widths.qkv + cells * widths.state,
+    }
+    return Tally(work=work, traffic=traffic)
+
+
 def gla_compulsory(head: Head, *, backward: bool) -> Scalar:
     """Bytes of q, k, v, g and o once; backward: q, k, v, g, do, dq, dk, dv, dg once."""
     length, d_qk, d_v, widths = head.length, head.d_qk, head.d_v, head.widths
@@ -206,6 +234,9 @@ def attention_passed(problem: Problem, direction: str) -> Passed:
 
 def gla_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a head of gated linear attention."""
+    if direction == "step":
+        step = gla_step(problem.head)
+        return step, step.bytes
     backward = direction == "backward"
     tally = problem.chunks(gla_chunk_backward if backward else gla_chunk_forward)
     least = gla_compulsory(problem.head, backward=backward)
@@ -214,6 +245,10 @@ def gla_passed(problem: Problem, direction: str) -> Passed:
 
 def selective_scan_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a whole problem of the selective scan."""
-    formula = selective_scan_backward if direction == "backward" else selective_scan_forward
-    tally = formula(problem.head) * problem.batch
+    formula, head = selective_scan_backward if direction == "backward" else selective_scan_forward, problem.head
+    if direction == "step":
+        head = dataclasses.replace(head, length=1)
+        tally = decoding(formula(head), head.d_v * head.d_qk * head.widths.state) * problem.batch
+    else:
+        tally = formula(head) * problem.batch
     return tally, tally.bytes

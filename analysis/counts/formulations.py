@@ -26,8 +26,8 @@ FORMULATIONS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(scalar_decay.GATE_MODELS, _SCALAR_DECAY),
     "lightning": (*_SCALAR_DECAY, "lightning1", "lightning2"),
     "attention": ("flash", "recurrent"),
-    "gla": ("chunkwise", "fused"),
-    "selective_scan": ("scan",),
+    "gla": ("chunkwise", "fused", "recurrent"),
+    "selective_scan": ("scan", "recurrent"),
     "rglru": ("fused", "chunked", "unfused", "layer", "lines", "recurrent"),
     "rglru_layer": ("layer", "unfused"),
     "linear_scan": ("scan", "chunked", "recurrent"),
@@ -51,6 +51,10 @@ TILED = ("walk", "whole_state", "sweep", "lightning1", "lightning2")
 
 CHUNKED = ("chunkwise", "walk", "whole_state", "sweep", "fused", "lightning2")
 """Formulations that take a chunk length, of operations with heads; of those without, ``chunked`` does."""
+
+
+DECODING = ("attention", "gla", "selective_scan")
+"""Operations whose formulation ``recurrent`` is decoding alone."""
 
 
 def default_formulation(op: str, mode: str) -> str:
@@ -94,8 +98,8 @@ def check_formulation(op: str, formulation: str, mode: str, counting: str) -> No
 
 
 def _recurrent_modes(op: str) -> tuple[str, ...]:
-    """Return the modes of a recurrent formulation: only WKV's is trained with, and attention's is decoding alone."""
-    return {"attention": ("step",), "wkv4": MODES}.get(op, ("fw", "step"))
+    """Return the modes of a recurrent formulation: only WKV's is trained with, and some are decoding alone."""
+    return {"wkv4": MODES, **dict.fromkeys(DECODING, ("step",))}.get(op, ("fw", "step"))
 
 
 def _is_published(op: str, formulation: str, mode: str) -> bool:

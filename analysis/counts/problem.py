@@ -68,11 +68,12 @@ def count(
         factors: cost of elementary functions; None means 1 each.
         tiles: tile sizes of the executed counts (formulations of :data:`TILED`) in place of those that our kernels
             select on compute capability 9.0, as :func:`.executed.parse_tiles` returns them.
-        sizes: seq_len (tokens of a gated MLP), batch and num_heads (1 where left out), and those of the operation:
-            head_dim_qk and head_dim_v; channels where there are no heads; d_model and d_ff; of a selective scan
-            channels and, as head_dim_qk, its state size. chunk_size for the formulations of :data:`CHUNKED` of
-            operations with heads, and for ``chunked``; a shorter last chunk is counted as such. num_groups, that share
-            q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head elsewhere, where left out.
+        sizes: seq_len (tokens of a gated MLP; of a step of attention, where there is no ``context``, that), batch and
+            num_heads (1 where left out), and those of the operation: head_dim_qk and head_dim_v; channels where there
+            are no heads; d_model and d_ff; of a selective scan channels and, as head_dim_qk, its state size. chunk_size
+            for the formulations of :data:`CHUNKED` of operations with heads, and for ``chunked``; a shorter last chunk
+            is counted as such. num_groups, that share q and k (Mamba-2's B and C): 1 for mamba2_ssd and one a head
+            elsewhere, where left out.
 
     Returns:
         the count, part by part.
@@ -238,6 +239,7 @@ def _count(
 
 def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
     """Return every size, 0 for one that does not apply; ValueError for one that is missing or not positive."""
+    sizes = {**sizes, "seq_len": sizes.get("context") or sizes.get("seq_len")}
     needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
     needed += ["chunk_size"] if is_chunked(op, formulation) else []
     needed += ["num_groups"] if sizes.get("num_groups") is not None else []

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...results.select import best_rows
+from ...results.select import best_rows, ok_rows
 from ..derive import gradient_twice
-from .findings import beside_others, best_chunk, main_lines
+from .findings import OURS, beside_others, best_chunk, in_lines, main_lines
 from .layout import Drawing, Panel, measured_line
 from .selection import (
     MODE_TITLES,
@@ -40,8 +40,14 @@ LABELS = {
     "chunk_size": "chunk size L (tokens)",
     "head_dim_v": "value head dim (elements)",
     "embedding_dim": "channels",
+    "context": "context (tokens)",
 }
-EVERY = {"seq_len": "sequence length", "head_dim_v": "head dim", "embedding_dim": "number of channels"}
+EVERY = {
+    "seq_len": "sequence length",
+    "head_dim_v": "head dim",
+    "embedding_dim": "number of channels",
+    "context": "context",
+}
 INCLUDED = "memory includes inputs"
 
 
@@ -114,7 +120,10 @@ def _drawing(
         raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
     chosen, rows, first, hidden = main_lines(chosen, rows, x)
-    finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(rows, first, x, over, needs or "time_ms")
+    # A state does not grow with the context, so what it is held against there is what does.
+    held = rows[in_lines(rows, [first]) | rows["op"].eq("attention")] if x == "context" else rows
+    column = "time_ms" if x == "context" else needs or "time_ms"
+    finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column)
     modes, shown = modes_of(rows), quantities(rows)
     if row_per_mode or (len(modes) == 1 < len(shown)):
         grid = [[_panel(rows, m, x, q, f"{MODE_TITLES[m]}: {q.name}") for q in shown] for m in modes]
@@ -177,6 +186,33 @@ def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     title, setting = f"Runtime and memory over {_over(chosen)}", (at_best_chunk(chosen, "fastest"), "median", INCLUDED)
     both = lambda rows: [_time(chosen), _memory(rows)]  # noqa: E731
     return _drawing(chosen, "seq_len", both, title, *setting, needs="peak_memory_bytes")
+
+
+def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
+    """Time and memory of a decoding step over the tokens in attention's cache; a state's are the same at each of them.
+
+    At one batch, that of most contexts unless the selection says which.
+    """
+    import pandas as pd
+
+    steps = frame[frame["mode"] == "step"]
+    cached = steps[steps["context"].notna()]
+    if ok_rows(cached).empty:
+        raise ValueError("results must hold decoding steps of attention, which have a context, got none")
+    if selection.batch is None and selection.tokens is None:
+        counts = ok_rows(cached).groupby("batch")["context"].nunique()
+        selection = dataclasses.replace(selection, batch=int(counts[counts == counts.max()].index.max()))
+    if selection.head_dim is None:
+        ours = ok_rows(steps[steps["provider"] == OURS])["head_dim_v"].mode()
+        selection = dataclasses.replace(selection, head_dim=None if ours.empty else int(ours.max()))
+    chosen = choose(steps, selection)
+    states = chosen.rows[chosen.rows["context"].isna()]
+    everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
+    rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)
+    each = Quantity(lambda rows: 1e3 * rows["time_ms"] / rows["tokens"], "time per token (\N{MICRO SIGN}s)", "runtime")
+    both = lambda rows: [each, _memory(rows)]  # noqa: E731
+    title, setting = "Decoding over context", ("median", INCLUDED)
+    return _drawing(dataclasses.replace(chosen, rows=rows), "context", both, title, *setting, needs="peak_memory_bytes")
 
 
 def runtime_over_chunk_size(frame: pd.DataFrame, selection: Selection) -> Drawing:

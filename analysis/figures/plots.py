@@ -25,11 +25,12 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = {
     "trade-off": measured.memory_against_runtime,
     "head-dim": measured.runtime_over_width,
     "rate": measured.rate_flops_and_runtime,
+    "context": measured.decoding_over_context,
 }
 """Figures of measured rows."""
 
-OVER_LENGTH = ("runtime", "memory", "runtime-memory")
-"""Those over sequence length, which show none alone."""
+OVER_LENGTH = ("runtime", "memory", "runtime-memory", "context")
+"""Those over lengths, which show none alone."""
 
 THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
     "flops": theories.flops_over_chunk_size,

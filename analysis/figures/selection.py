@@ -121,6 +121,9 @@ def choose(
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
     rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
+    if selection.modes is None and (rows["mode"] != "step").any():
+        # Of one token: no point over lengths or chunks.
+        rows = rows[rows["mode"] != "step"]
     for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
         if wanted is not None:
             known, rows = rows[column][rows["measured"]], rows[rows[column].isin(wanted)]
@@ -341,8 +344,9 @@ def failure_note(failures: pd.DataFrame) -> str:
     keys = ["op", "impl", "status"]
     for (op, impl, status), group in rest.groupby(keys, sort=True):
         modes = [mode for mode in MODE_TITLES if mode in set(group["mode"])]
+        contexts = sizes_in_words(group["context"].dropna()) if "context" in group else ""
         lengths = sizes_in_words(group["seq_len"].dropna())
-        where = f" at T = {lengths}" if lengths else ""
+        where = f" at context {contexts}" if contexts else f" at T = {lengths}" if lengths else ""
         reasons = sorted({str(reason) for reason in group["reason"].dropna()})
         first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
         why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
@@ -452,7 +456,7 @@ def _takes_several(op: str, impl: str) -> bool:
 def unmeasured(chosen: Chosen, x: str) -> pd.DataFrame:
     """Return failed points that no other setting (chunk size) of the same implementation stands in for."""
     keys = ["op", "impl", "mode", x]
-    said = dict.fromkeys((*keys, "seq_len", "status", "reason"))
+    said = dict.fromkeys((*keys, "seq_len", "context", "status", "reason"))
     failed = failed_rows(chosen.rows)[[*said]]
     shown = chosen.rows[keys][is_ok(chosen.rows)].drop_duplicates()
     merged = failed.merge(shown, on=keys, how="left", indicator="found")

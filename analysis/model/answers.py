@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...kernels.baselines import get_implementation, why_unsupported
+from ...kernels.baselines import get_implementation, get_operation, why_unsupported
 from ...results.arguments import parse_size
 from ...results.store import committed_results
 from ..counts import formulation_of, is_chunked
@@ -25,7 +25,9 @@ class Question:
     """A problem of an operation on an accelerator, and the measured rows that it is answered from.
 
     Attributes:
-        sizes: batch, seq_len and those that the operation has, without a chunk length.
+        sizes: batch, seq_len and those that the operation has, without a chunk length; of a decoding step as its rows
+            have them.
+        context: tokens that a decoding step has behind it with its own; None in the other modes.
         rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
         wrong: those whose results were incorrect.
         fitted: whether a model is fitted to the rows; else its bounds are taken.
@@ -43,6 +45,7 @@ class Question:
     fitted: bool = True
     roofs: str = "spec"
     wrong: Sequence[Row] = ()
+    context: int | None = None
     known_fits: dict[tuple[str, str], tuple[Fit | None, int]] = field(default_factory=dict)
 
     def fit(self, impl: str) -> tuple[Fit | None, int]:
@@ -108,6 +111,17 @@ class Question:
         return taken or (seq_len,)
 
 
+def at_context(op: str, sizes: Mapping[str, int], context: int | None) -> dict[str, int]:
+    """Return the sizes of a decoding step of one token, with its context where the operation reads so many.
+
+    Args:
+        context: None in the other modes, whose sizes stay.
+    """
+    if context is None:
+        return dict(sizes)
+    return {**sizes, "seq_len": 1, **({"context": context} if get_operation(op).cache else {})}
+
+
 def ask(
     op: str,
     *,
@@ -121,12 +135,15 @@ def ask(
     """Return a question with the rows to answer it from.
 
     Args:
-        sizes: batch, seq_len and every size that an operation may have; those of ``op`` are taken.
+        sizes: batch, seq_len (the context of a decoding step) and every size that an operation may have; those of
+            ``op`` are taken.
         results: result files and folders; none: the committed ones.
         more: accelerator and other fields of :class:`Question`.
     """
     names = ("batch", "seq_len", *(("num_heads",) if has_heads(op) else ()), *sizes_of(op))
-    own = {name: sizes[name] for name in names}
+    context = sizes["seq_len"] if mode == "step" else None
+    own = at_context(op, {name: sizes[name] for name in names}, context)
+    more["context"] = context
     found = rows_by_status(tuple(results or committed_results()), mode, dtype)
     rows, wrong = (found.get(status, []) for status in ("ok", "incorrect"))
     return Question(op=op, mode=mode, dtype=dtype, state_dtype=state_dtype, sizes=own, rows=rows, wrong=wrong, **more)

@@ -256,7 +256,7 @@ def _fit(
 
 def _extent(sizes: Row) -> dict[str, int]:
     """Return the sizes that a fit is extrapolated in."""
-    names = ("seq_len", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
+    names = ("seq_len", "context", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
     found = {name: int(sizes[name]) for name in names if is_set(sizes.get(name))}
     return found | {"tokens": int(sizes["batch"]) * found["seq_len"]}
 

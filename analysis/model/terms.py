@@ -73,7 +73,9 @@ def _formulation_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
         get_implementation(op, impl)
     except ValueError:
         return None
-    return (formulation_of(op, impl, mode, dtype), *get_operation(op).sizes) if op in FORMULATIONS else None
+    if op not in FORMULATIONS:
+        return None
+    return (formulation_of(op, impl, mode, dtype), get_operation(op).cache, *get_operation(op).sizes)
 
 
 def _launches_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:

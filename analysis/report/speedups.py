@@ -74,6 +74,11 @@ class Speedup:
         return name_of(self.theirs)
 
     @property
+    def length(self) -> int:
+        """The sequence length, of a step over a cache its context."""
+        return int(known(self.theirs.context) or self.theirs.seq_len)
+
+    @property
     def same_run(self) -> bool:
         """Whether one run measured both: an interval says nothing of how runs differ."""
         return bool(self.ours.run_id == self.theirs.run_id)
@@ -158,13 +163,13 @@ def _key(row: Any, by: Iterable[str]) -> tuple[Any, ...]:
 def speedup_table(subject: Subject, found: list[Speedup]) -> Html:
     """Return a row for each baseline, operation of ours, mode and width, with a column for each sequence length."""
     lines = grouped(found, lambda each: _line(subject, each))
-    columns = sorted({int(each.theirs.seq_len) for each in found})
+    columns = sorted({each.length for each in found})
     rows = []
     for line in sorted(
         lines, key=lambda key: [f"{part:012.1f}" if isinstance(part, float | int) else str(part) for part in key]
     ):
         group = lines[line]
-        at = {int(each.theirs.seq_len): each for each in group}
+        at = {each.length: each for each in group}
         first = group[0]
         rows.append(
             [
@@ -244,7 +249,7 @@ def _line(subject: Subject, each: Speedup) -> tuple[Any, ...]:
 
 def _ours_cell(group: list[Speedup]) -> Cell:
     """Return a cell that names our implementations, the fastest at each length, in the order of the lengths."""
-    by_length = sorted(group, key=lambda each: each.theirs.seq_len)
+    by_length = sorted(group, key=lambda each: each.length)
     cells = [name_cell(each.ours) for each in by_length]
     return Cell(text=cells[0].text, detail=", ".join(dict.fromkeys(cell.detail for cell in cells)))
 

@@ -31,8 +31,14 @@ _attention = partial(
     licence="BSD-3-Clause",
 )
 
+_cached = partial(
+    _attention,
+    modes=("fw", "fwbw", "bw", "step"),
+    settings="causal, heads of 128, default scale and tiles; a step is flash_attn_with_kvcache, its token appended",
+)
+
 BASELINES = (
-    _attention(
+    _cached(
         name="flash_attn.v2",
         distribution="flash-attn",
         # MI200 and MI300 by composable_kernel: Dao-AILab/flash-attention, README, section AMD ROCm Support.
@@ -48,7 +54,7 @@ BASELINES = (
             ),
         ),
     ),
-    _attention(
+    _cached(
         name="flash_attn.v3",
         distribution="flash-attn-3",
         tested="3.0.0b1",
@@ -90,9 +96,18 @@ def supports(sizes: Mapping[str, int], dtype: str, state_dtype: str | None) -> s
     return None
 
 
-def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the release's flash_attn_func, causal; some releases of 3 and 4 return (out, logsumexp)."""
+def build(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tensor, ...] = ()) -> Runnable:
+    """Prepare the release's flash_attn_func, causal; some releases of 3 and 4 return (out, logsumexp).
+
+    A step is flash_attn_with_kvcache. Release 4 has none, and on Hopper it does not split the keys among programs.
+    """
     from ._tensors import on_leaves
 
     (module,) = (baseline.module for baseline in BASELINES if baseline.name == case.impl)
-    return on_leaves(partial(importlib.import_module(str(module)).flash_attn_func, causal=True), inputs)
+    package = importlib.import_module(str(module))
+    if not cache:
+        return on_leaves(partial(package.flash_attn_func, causal=True), inputs)
+    keys, values = cache
+    before = keys.new_full((keys.shape[0],), keys.shape[1] - 1).int()
+    kept = {"k_cache": keys, "v_cache": values, "cache_seqlens": before}
+    return on_leaves(partial(package.flash_attn_with_kvcache, causal=True, **kept), inputs)

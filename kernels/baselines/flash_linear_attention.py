@@ -92,6 +92,29 @@ BASELINES = (
     ),
     *(
         _fla(
+            name="fla.fused_recurrent",
+            op=op,
+            kernels=kernels,
+            build="kernels.baselines.flash_linear_attention:build_step",
+            plan="kernels.baselines.plans:head_sizes" if op == "lightning" else None,
+            modes=("step",),
+            dtypes=("bf16", "fp16", "fp32"),
+            chunk_sizes=(),
+            settings=f"{of}, from the state in float32, the new state returned",
+        )
+        for op, kernels, of in (
+            ("simple_gla", ("tfla",), "fused_recurrent_simple_gla"),
+            ("retention", ("tfla",), "the body of fused_recurrent_retention: g_gamma = -slope"),
+            ("gla", ("tfla",), "fused_recurrent_gla, log decay [B, T, H, K] in the activations' dtype"),
+            (
+                "lightning",
+                ("tfla", "lightning"),
+                "the body of fused_recurrent_lightning_attn: g_gamma = -slope, scale 1",
+            ),
+        )
+    ),
+    *(
+        _fla(
             name=f"fla.{name}",
             op=op,
             formulation=formulation,
@@ -139,6 +162,24 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     from fla.ops.simple_gla import chunk_simple_gla
 
     call = partial(chunk_simple_gla, chunk_size=case.chunk_size or CHUNK_SIZE)
+    if case.op == "simple_gla":
+        return on_leaves(call, inputs)
+    scale = 1.0 if case.op == "lightning" else None
+    return on_leaves(partial(call, g_gamma=-inputs["slope"].detach().float(), scale=scale), inputs, "q", "k", "v")
+
+
+def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:
+    """Prepare a step of the recurrent kernel that all of these share, with the gates of :func:`build`."""
+    from ._tensors import on_leaves
+
+    after = {"initial_state": state, "output_final_state": True}
+    if case.op == "gla":
+        from fla.ops.gla import fused_recurrent_gla
+
+        return on_leaves(lambda g, **leaves: fused_recurrent_gla(gk=g, **leaves, **after), inputs)
+    from fla.ops.simple_gla import fused_recurrent_simple_gla
+
+    call = partial(fused_recurrent_simple_gla, **after)
     if case.op == "simple_gla":
         return on_leaves(call, inputs)
     scale = 1.0 if case.op == "lightning" else None

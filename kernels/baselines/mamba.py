@@ -64,6 +64,26 @@ BASELINES = (
             "64, one group of B and C; chunk 256 is the default of the Mamba2 layer"
         ),
     ),
+    *(
+        _mamba(
+            name="mamba_ssm.state_update",
+            op=op,
+            build="kernels.baselines.mamba:build_step",
+            module="mamba_ssm.ops.triton.selective_state_update",
+            plan=f"kernels.baselines.plans:{sizes}_sizes",
+            supports="kernels.baselines.mamba:supports_selective_scan",
+            modes=("step",),
+            dtypes=("bf16", "fp16", "fp32"),
+            settings=(
+                "selective_state_update, state in float32, overwritten; step sizes already positive; D and the bias, "
+                f"which it asks for, are zero{shared}"
+            ),
+        )
+        for op, sizes, shared in (
+            ("selective_scan", "mamba", ""),
+            ("mamba2_ssd", "mamba2", "; A, dt, D and bias expanded over the heads' columns, as in the Mamba2 layer"),
+        )
+    ),
 )
 
 
@@ -99,3 +119,22 @@ def build_chunk_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     from ._tensors import on_leaves
 
     return on_leaves(partial(mamba_chunk_scan_combined, chunk_size=case.chunk_size or 256), inputs)
+
+
+def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:
+    """Prepare selective_state_update: of Mamba on channels, of Mamba-2 on heads, whose state is [B, H, P, N] there."""
+    import torch
+    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+    x, dt, rates, b, c = (tensor.detach() for tensor in inputs.values())
+    x, dt, b, c = (tensor[:, 0] for tensor in (x, dt, b, c))
+    zeros = torch.zeros_like(rates[..., 0] if case.op == "selective_scan" else rates)
+    if case.op == "mamba2_ssd":
+        state, columns = state.mT.contiguous(), x.shape[-1]
+        dt, zeros = dt[..., None].expand_as(x), zeros[:, None].expand(-1, columns)
+        rates = rates[:, None, None].expand(-1, columns, b.shape[-1])
+
+    def forward() -> Tensor:
+        return selective_state_update(state, x, dt, rates, b, c, D=zeros, dt_bias=zeros)[:, None]
+
+    return Runnable(forward=forward, leaves=dict(inputs))

@@ -107,6 +107,17 @@ BASELINES = (
         devices=("cpu", "cuda"),
         settings="torch under autograd, quadratic; normalize=False; the stable sum of forget gates (its default)",
     ),
+    _mlstm(
+        name="mlstm_kernels.step",
+        op="mlstm_exp",
+        build="kernels.baselines.nxai_mlstm:build_step",
+        module="mlstm_kernels.torch.recurrent",
+        modes=("step",),
+        dtypes=("bf16", "fp16"),
+        autotunes=False,
+        known_bad=(BLOCK_POINTERS,),
+        settings="mlstm_recurrent_step__triton, eps=0 (the operation's own mathematics), state in float32",
+    ),
 )
 
 
@@ -156,3 +167,17 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     return on_leaves(
         partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True
     )  # fmt: skip
+
+
+def build_step(case: Case, inputs: Mapping[str, Tensor], state: tuple[Tensor, Tensor, Tensor]) -> Runnable:
+    """Prepare the step kernel, which takes tensors without a time axis, and gates and m with one column."""
+    from mlstm_kernels.torch.recurrent.triton_step import mlstm_recurrent_step__triton
+
+    q, k, v, i, f = (x.detach()[:, 0].to(inputs["q"].dtype) for x in inputs.values())
+    c, n, m = state
+    columns = {"i": i[..., None], "f": f[..., None], "c": c, "n": n, "m": m[..., None]}
+
+    def forward() -> Tensor:
+        return mlstm_recurrent_step__triton(q, k, v, **columns, eps=0.0)[0][:, None]
+
+    return Runnable(forward=forward, leaves=dict(inputs))

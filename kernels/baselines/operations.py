@@ -19,6 +19,7 @@ ATTENTION = Operation(
     inputs="kernels.baselines.references:make_attention_inputs",
     recurrent="kernels.baselines.references:attention_recurrent",
     parallel="kernels.baselines.references:attention",
+    cache="kernels.baselines.references:make_attention_cache",
 )
 
 GLA = Operation(

@@ -33,10 +33,12 @@ _attention = partial(
     formulation="flash",
     kernels=("tfla", "lightning", "rglru"),
     plan="kernels.baselines.plans:head_sizes",
+    modes=("fw", "fwbw", "bw", "step"),
     autotunes=False,
 )
 _LAYOUT = (
     "is_causal, heads of 128; [B, H, T, D] views of [B, T, H, D] memory, the layout a model's projections leave behind"
+    "; a step copies its key and value into a cache of that layout, then attends to all of it"
 )
 _channels = partial(
     _torch, kernels=("rglru",), plan="kernels.baselines.plans:channel_sizes", dtypes=("bf16", "fp16", "fp32")
@@ -135,8 +137,8 @@ def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None
     return None
 
 
-def build_attention(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare causal SDPA restricted to one backend."""
+def build_attention(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tensor, ...] = ()) -> Runnable:
+    """Prepare causal SDPA restricted to one backend; a step's query sees the whole cache, its own token the last."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -145,9 +147,12 @@ def build_attention(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     only = SDPBackend.CUDNN_ATTENTION if case.impl == "torch.sdpa_cudnn" else SDPBackend.FLASH_ATTENTION
 
     def attention(**leaves: Tensor) -> Tensor:
-        q, k, v = (leaf.transpose(1, 2) for leaf in leaves.values())
+        q, *pair = leaves.values()
+        for kept, new in zip(cache, pair, strict=bool(cache)):
+            kept[:, -1:] = new
+        q, k, v = (x.transpose(1, 2) for x in (q, *(cache or pair)))
         with sdpa_kernel(only):
-            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            return scaled_dot_product_attention(q, k, v, is_causal=not cache).transpose(1, 2)
 
     return on_leaves(attention, inputs)
 

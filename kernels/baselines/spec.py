@@ -46,7 +46,8 @@ class Baseline(Counted):
         op: the operation it computes (mlstm_sig, attention, gla, selective_scan, ...).
         kernels: the families it is compared with.
         build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the
-            operation's canonical arguments and layout; everything it does is outside the timed region.
+            operation's canonical arguments and layout; everything it does is outside the timed region. For mode step
+            it takes a third argument, what the definition takes as ``initial_state``.
         module: what ``build`` imports, where that is more than ``provider``; looked for without importing it.
         install: the command that brings it, where that is not ``pip install distribution==tested``.
         plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..spec import portable_form, triton_form
+from ..spec import MODES, portable_form, triton_form
 
 CHANNEL_MULTIPLE = 8
 """Kernels take channels in multiples of 8: 16 bytes of half-precision elements, one memory access."""
@@ -19,7 +19,7 @@ kernel_form = partial(triton_form, supports="kernels.common.channels:supports_ke
 naive_form = partial(
     kernel_form, name="naive", summary="one program takes all of time in order for a block of channels"
 )
-torch_form = partial(portable_form, name="torch", summary="portable chunkwise form, any chunk length")
+torch_form = partial(portable_form, name="torch", modes=MODES, summary="portable chunkwise form, any chunk length")
 associative_form = partial(
     portable_form,
     name="associative_scan",

@@ -99,6 +99,7 @@ def _implementations(normalised: bool) -> tuple[Implementation, ...]:
         ),
         portable_form(
             name="torch",
+            modes=("fw", "fwbw", "bw", "step"),
             formulation="chunkwise",
             full_square=True,
             summary="portable chunkwise form, any chunk length",

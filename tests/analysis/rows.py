@@ -14,6 +14,7 @@ from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.derive import derive
 from lrbench.analysis.model.runtime_model import model_time_ms
+from lrbench.bench.plan import Request, plan
 from lrbench.results.schema import Case, Record
 from lrbench.results.select import with_totals
 from lrbench.results.store import arrow_schema, write_parquet
@@ -128,6 +129,13 @@ def default_sweep() -> list[dict[str, Any]]:
                 rows.append(row(this, **failure))
     # Since then a gradient is counted once.
     return [{**each, "measured_at": "2026-12-01T00:00:00+00:00"} for each in rows]
+
+
+def decoding() -> list[dict[str, Any]]:
+    """Return rows of the preset ``decode`` on an H200, whose memory the largest caches do not fit in."""
+    planned = [item.case for item in plan(Request(preset="decode"), device_kind="cuda")]
+    oom = {"status": "oom", "reason": "CUDA out of memory"}
+    return [row(each, **(oom if (each.context or 0) * (each.batch or 0) > 16 * 131072 else {})) for each in planned]
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

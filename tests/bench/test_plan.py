@@ -91,7 +91,7 @@ LENGTHS = {1024 * 2**n for n in range(7)}
         ("cpu", {"head_dims": (64,), "head_dims_qk": (16, 64)}, "torch", "head_dim_qk", {16, 64}),
         ("cpu", {"head_dims": (64,), "num_heads": 3}, "torch", "num_heads", {3}),
         ("cpu", {"head_dims": (64,), "ops": ("retention",)}, "torch", "head_dim_qk", {64}),
-        ("cpu", {"seq_lens": (128, 256), "batch": 3}, "torch", "batch", {3}),
+        ("cpu", {"seq_lens": (128, 256), "batches": (3, 5)}, "torch", "batch", {3, 5}),
         ("cpu", {"seq_lens": (128, 256), "tokens": 512}, "torch", "batch", {4, 2}),
         # A sequence longer than the tokens still runs, once.
         ("cpu", {"seq_lens": (1024,), "tokens": 512}, "torch", "batch", {1}),
@@ -149,7 +149,7 @@ def sizes_of(**axes: object) -> set[tuple[int | None, ...]]:
 @pytest.mark.usefixtures("mixers")
 def test_operations_are_planned_over_the_sizes_they_have() -> None:
     assert sizes_of(ops=("mix",)) == {(2, None, 64, None, None), (2, None, 256, None, None)}
-    assert sizes_of(ops=("mix",), channels=(24,), batch=3) == {(3, None, 24, None, None)}
+    assert sizes_of(ops=("mix",), channels=(24,), batches=(3,)) == {(3, None, 24, None, None)}
     assert sizes_of(ops=("mlp",)) == {(1, None, None, 128, 448), (1, None, None, 256, 896)}
     assert sizes_of(ops=("mlp",), d_models=(256, 64)) == {(1, None, None, 256, 896), (1, None, None, 64, 224)}
     assert sizes_of(ops=("mlp",), d_models=(64,), d_ffs=(8, 16)) == {(1, None, None, 64, 8), (1, None, None, 64, 16)}
@@ -166,7 +166,7 @@ def test_operations_are_planned_over_the_sizes_they_have() -> None:
         ({"head_dims": (64,)}, "--head-dim is no size of mix, mlp, which has batch, seq_len, channels, d_model, d_ff"),
         ({"ops": ("mix",), "d_ffs": (64,)}, "--d-ff is no size of mix, which has batch, seq_len, channels"),
         ({"ops": ("mlp",), "num_heads": 2}, "--num-heads is no size of mlp, which has batch, seq_len, d_model, d_ff"),
-        ({"ops": ("mlp",), "batch": 3}, "--batch is no axis of mlp: its tokens are its --seq-len"),
+        ({"ops": ("mlp",), "batches": (3,)}, "--batch is no axis of mlp: its tokens are its --seq-len"),
         ({"ops": ("mlp",), "tokens": 512}, "--tokens is no axis of mlp: its tokens are its --seq-len"),
         ({"ops": ("mlp",), "chunk_sizes": (64,)}, "--chunk-size is no axis of mlp: nothing that computes it has"),
     ],
@@ -212,10 +212,10 @@ def test_implementations_of_another_device_are_named_not_planned() -> None:
 def test_what_is_asked_for_and_not_planned_is_said() -> None:
     request = Request(modes=("fw", "step"), dtypes=("fp32", "fp64"), seq_lens=(64, 48), tokens=96)
     planned = plan.plan(request, device_kind="cpu")
-    assert plan.remarks(request, planned) == [
-        "no case has mode step: nothing that is measured here does",
-        "64 tokens at seq_len 64 (batch 1), not 96",
-    ]
+    assert plan.remarks(request, planned) == ["64 tokens at seq_len 64 (batch 1), not 96"]
+    request = dataclasses.replace(request, kernel="gated-mlp", tokens=None)
+    planned = plan.plan(request, device_kind="cpu")
+    assert plan.remarks(request, planned) == ["no case has mode step: nothing that is measured here does"]
     assert plan.remarks(Request(), cases()) == []
     few = Request(impls=("torch",), seq_lens=(64,), tokens=10)
     assert plan.remarks(few, plan.plan(few, device_kind="cpu")) == ["64 tokens at seq_len 64 (batch 1), not 10"]
@@ -253,10 +253,42 @@ def test_every_implementation_is_verified_with_what_it_can_do(device_kind: str) 
     for item in verified:
         modes.setdefault((item.case.op, item.case.impl), set()).add(item.case.mode)
     for item in verified:
-        expected = {"fwbw" if "fwbw" in item.target.modes else "fw"} | ({"step"} & set(item.target.modes))
+        expected = {"fwbw" if "fwbw" in item.target.modes else "fw", "step"} & set(item.target.modes)
         assert modes[item.case.op, item.case.impl] == expected, item.case.impl
     assert modes["mlstm_exp", "mlstm_kernels.native_autograd"] == {"fw"}
-    assert modes["mlstm_exp", "torch"] == {"fwbw"}
+    assert modes["mlstm_exp", "torch"] == {"fwbw", "step"}
+
+
+def test_a_cache_has_a_context_and_a_state_none() -> None:
+    axes = {"modes": ("step",), "batches": (1, 256), "contexts": (1024, 131072), "head_dims": (128,)}
+    planned = [item.case for item in cases("cuda", **axes)]
+    of_op = {op: [(c.batch, c.context) for c in planned if c.op == op] for op in {c.op for c in planned}}
+    assert {case.seq_len for case in planned} == {1}
+    cached = [(1, 1024), (1, 131072), (256, 1024), (256, 131072)]
+    assert of_op.pop("attention") == cached * len({c.impl for c in planned if c.op == "attention"})
+    assert set(of_op) >= {"mlstm_sig", "mlstm_exp", "gla", "retention", "mamba2_ssd", "selective_scan"}
+    assert {pair for found in of_op.values() for pair in found} == {(1, None), (256, None)}
+
+
+def test_the_decode_preset_is_minutes_of_work() -> None:
+    numbers = {
+        kernel: len(cases("cuda", kernel=kernel, preset="decode")) for kernel in FAMILIES if kernel != "gated-mlp"
+    }
+    assert numbers["tfla"] < 150
+    assert max(numbers.values()) == numbers["tfla"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({}, "--context is no axis of mode fw, fwbw: a decoding step of attention"),
+        ({"kernel": "wkv", "modes": ("step",)}, "--context is no axis of kernel wkv: a decoding step of attention"),
+        ({"modes": ("step",), "contexts": (0,)}, "contexts must be from 1 to 2147483647, got 0"),
+    ],
+)
+def test_a_context_is_refused_where_nothing_has_one(axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cases(**{"contexts": (64,), **axes})
 
 
 @pytest.mark.parametrize(
@@ -264,7 +296,7 @@ def test_every_implementation_is_verified_with_what_it_can_do(device_kind: str) 
     [
         ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
         ({"ops": ()}, "ops must have at least one value, got none"),
-        ({"batch": 1, "tokens": 512}, "give batch or tokens, not both"),
+        ({"batches": (1,), "tokens": 512}, "give batch or tokens, not both"),
     ],
 )
 def test_values_that_no_command_line_gives_are_refused(axes: dict[str, object], message: str) -> None:

@@ -412,7 +412,7 @@ def test_a_sweep_about_a_gpu_keeps_no_row_of_a_worker_without_one(tmp_path: Path
 PLANNED = plan(
     Request(
         ops=("mlstm_sig",), impls=("torch",), modes=("fw", "fwbw"), dtypes=("fp32",), seq_lens=(64,), head_dims=(32,),
-        chunk_sizes=(16,), num_heads=1, batch=1,
+        chunk_sizes=(16,), num_heads=1, batches=(1,),
     ),
     device_kind="cpu",
 )  # fmt: skip

@@ -176,7 +176,7 @@ def check_against_reference(operation: Operation, implementation: Implementation
         case = replace(case, mode="step", seq_len=1, chunk_size=None)
         inputs, state = check.Inputs(device).get(operation, case), check.state_before_step(operation, case, device)
         expected = check.expect_step(operation, case, inputs, state)
-        out = operation.step(*inputs.values(), initial_state=state)
+        out = prepare(operation, case, implementation, inputs, gradients=False, state=state).runnable.forward()
         assert check.compare({"out": out}, expected, case.state_dtype).failure is None
 
 

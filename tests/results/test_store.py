@@ -128,7 +128,7 @@ def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str,
     [
         line_of(RECORD, seq_len=10**23),
         line_of(RECORD, seq_len="abc"),
-        line_of(RECORD, schema_version=2),
+        line_of(RECORD, schema_version=3),
         b"1\n",
         line_of(RECORD, seq_len=1.5),
         line_of(RECORD, compile_s=float("nan")),
@@ -348,7 +348,7 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
     ("change", "message"),
     [
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
-        (with_column("schema_version", [2]), r"schema_version must be 1, got 2 in .*run.parquet"),
+        (with_column("schema_version", [3]), r"schema_version must be from 1 to 2, got 3 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
     ],
 )
@@ -375,3 +375,15 @@ def test_what_counts_as_finished(tmp_path: Path) -> None:
     for name, other in (("device_name", "NVIDIA B200"), ("git_commit", "d" * 40), ("git_dirty", True)):
         assert store.finished_cases(tmp_path, dataclasses.replace(here, **{name: other})) == {}
     assert store.finished_cases(tmp_path / "absent", here) == {}
+
+
+def test_rows_of_the_first_version_have_no_context(tmp_path: Path) -> None:
+    def first(table: pa.Table) -> pa.Table:
+        return with_column("schema_version", [1])(table.drop_columns(["context"]))
+
+    old = rewrite(write(tmp_path, RECORD, name="old"), first)
+    (row,) = store.read_results(old).to_pylist()
+    assert (row["context"], row["schema_version"]) == (None, 1)
+    line = json.loads(line_of(RECORD, schema_version=1))
+    del line["context"]
+    assert store.read_journal([json.dumps(line).encode() + b"\n"]) == [line]

@@ -35,7 +35,7 @@ REQUEST = plan.Request(
     head_dims=(64,),
     chunk_sizes=(32,),
     num_heads=2,
-    batch=1,
+    batches=(1,),
 )
 """Four whole chunks and a ragged one, small: the figures do not depend on the size, and CI has little time."""
 

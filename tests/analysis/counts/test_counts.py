@@ -11,6 +11,7 @@ from lrbench.analysis.counts import (
     formulation_of,
     tile_rounded_causal_factor,
 )
+from lrbench.analysis.counts.formulations import DECODING
 
 SIZES = {"seq_len": 8192, "head_dim_qk": 256, "head_dim_v": 512, "chunk_size": 128, "causal_factor": 0.5}
 
@@ -39,7 +40,7 @@ def test_counts_scale_with_heads_and_batch_and_parts_add_up(op: str, mode: str) 
     sizes = {"seq_len": 1000, "head_dim_qk": 64, "head_dim_v": 96, "channels": 96, "chunk_size": 128, "d_model": 80}
     sizes["d_ff"] = 160
     for formulation in FORMULATIONS[op]:
-        if formulation == "recurrent" and op != "wkv4" and (mode != "fw" or op == "attention"):
+        if formulation == "recurrent" and op != "wkv4" and (mode != "fw" or op in DECODING):
             continue
         one = count(op, formulation=formulation, mode=mode, num_groups=1, **sizes)
         heads = 1 if op in WITH_WEIGHTS or op in ("linear_scan", "selective_scan") else 3
@@ -204,7 +205,27 @@ def test_fla_stores_the_states_of_forward_passes_in_the_inputs_dtype() -> None:
 def test_rows_without_a_count() -> None:
     sizes = {"batch": 1, "seq_len": 64, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 16}
     assert count_case("no_such_operation", "x", "fw", "bf16", None, sizes) is None
-    assert count_case("gla", "fla.chunk_gla", "step", "bf16", None, sizes) is None
+    assert count_case("rglru_layer", "torch", "step", "bf16", None, {"seq_len": 1, "channels": 16}) is None
+
+
+def test_a_step_of_attention_reads_its_context() -> None:
+    sizes = {"batch": 16, "seq_len": 1, "num_heads": 32, "head_dim_qk": 128, "head_dim_v": 128}
+    for context in (1024, 131072):
+        step = count_case("attention", "torch.sdpa_flash", "step", "bf16", None, {**sizes, "context": context})
+        rows = 16 * 32 * 2 * 128 * 2
+        assert step.byte_parts == {"load": (context + 0.5) * rows, "store": rows / 2, "cache store": rows}
+        assert step.flops == pytest.approx(16 * 32 * context * (4 * 128 + 5), rel=1e-3)
+        assert step.compulsory_bytes == step.bytes
+        assert step == count("attention", mode="step", gate_dtype="fp32", **{**sizes, "seq_len": context})
+
+
+@pytest.mark.parametrize("op", ["gla", "selective_scan"])
+def test_a_step_reads_and_writes_its_state_whatever_the_length(op: str) -> None:
+    sizes = {"batch": 2, "num_heads": 1, "head_dim_qk": 16, "head_dim_v": 64, "channels": 64}
+    one, long = (count(op, mode="step", seq_len=seq_len, **sizes) for seq_len in (1, 512))
+    assert one == long
+    assert 2 * 2 * 16 * 64 * 4 < one.bytes < 1.6 * 2 * 2 * 16 * 64 * 4
+    assert one.flops == pytest.approx(2 * 16 * 64 * (5 if op == "gla" else 7), rel=0.05)
 
 
 @pytest.mark.parametrize(

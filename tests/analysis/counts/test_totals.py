@@ -119,7 +119,10 @@ HEADS = {
         "c*L**2*(2*K + 2 + exp)", "L*(4*K + 4*V)*w + 12*L",
     ),
     "attention step": (
-        baselines.attention_step(HEAD), "0", "2*L*(K + V) + L*(3 + max + exp) + V", "0", "(L*(K + V) + K + V)*w",
+        baselines.attention_step(HEAD), "0", "2*L*(K + V) + L*(3 + max + exp) + V", "0", "(L*(K + V) + 2*K + 2*V)*w",
+    ),
+    "gla step": (
+        baselines.gla_step(HEAD), "0", "K*exp + 5*K*V + K", "0", "(2*K + 2*V)*w + K*g + 2*K*V*s",
     ),
     "gla chunk": (
         baselines.gla_chunk_forward(HEAD), CHUNK,

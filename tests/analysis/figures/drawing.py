@@ -30,6 +30,12 @@ def sweep() -> pd.DataFrame:
     return made.frame(made.default_sweep())
 
 
+@functools.cache
+def decoding() -> pd.DataFrame:
+    """Return made-up rows of the preset ``decode``."""
+    return made.frame(made.decoding())
+
+
 def plot(
     kind: str,
     frame: pd.DataFrame | None = None,

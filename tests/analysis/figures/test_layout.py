@@ -12,7 +12,7 @@ from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import curve_style, series_style
 
-from .drawing import committed, plot, roofline
+from .drawing import committed, decoding, plot, roofline
 
 
 def test_every_implementation_has_a_look_of_its_own() -> None:
@@ -60,6 +60,8 @@ def cut_off(figure: Figure) -> list[str]:
 
 def drawn(kind: str, width: float | None) -> Figure:
     """Draw a figure of all rows measured on the H200 at head dim 256, up to 16 implementations, or of the counts."""
+    if kind == "context":
+        return plot(kind, decoding(), width=width)
     frame = committed() if kind in (*RESULT_KINDS, MODEL, "roofline") else None
     if kind == "roofline":
         return roofline(frame, ["h200", "b200"], Selection(head_dim=256), width)

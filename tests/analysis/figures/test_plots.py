@@ -19,7 +19,7 @@ from lrbench.analysis.figures.theory import Theory
 from lrbench.cli import app
 
 from .. import rows as made
-from .drawing import lines, plot, roofline, sweep, text
+from .drawing import decoding, lines, plot, roofline, sweep, text
 
 
 def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
@@ -48,11 +48,42 @@ def test_other_head_dims_are_said(kind: str) -> None:
     assert "Shown at the value" not in text(plot(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))))
 
 
-@pytest.mark.parametrize("kind", RESULT_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
 def test_failures_are_named(kind: str) -> None:
     said = text(plot(kind, sweep(), Selection(ops=("mlstm_exp", "mlstm_sig"), every=True)))
     assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
     assert "crash (the compiler aborted the process)" in said
+
+
+def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> None:
+    figure = plot("context", decoding(), Selection(every=True))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Decoding step: runtime", "Decoding step: memory"]
+    times, memory = lines(figure, 0), lines(figure, 1)
+    contexts = [1024, 8192, 32768, 131072]
+    for drawn in (times, memory):
+        ours, cached = (
+            drawn[series_label("mlstm_sig", "fused_chunk")],
+            drawn[series_label("attention", "flash_attn.v2")],
+        )
+        assert [x for x, _ in ours] == [x for x, _ in cached] == contexts
+        assert len({y for _, y in ours}) == 1
+        assert cached[-1][1] > 50 * cached[0][1]
+    # A token of batch 16 has a sixteenth of the step's time.
+    row = next(r for r in made.decoding() if r["impl"] == "flash_attn.v2" and (r["batch"], r["context"]) == (16, 8192))
+    assert dict(times[series_label("attention", "flash_attn.v2")])[8192] == pytest.approx(1e3 * row["time_ms"] / 16)
+    said = text(figure)
+    assert "times as fast as attention at every context" in said
+    assert "batch 16" in said
+    assert "at context 32k, 128k: oom (CUDA out of memory)" in text(plot("context", decoding(), Selection(batch=256)))
+
+
+def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
+    both = pd.concat([sweep(), decoding()], ignore_index=True)
+    assert text(plot("runtime", both)) == text(plot("runtime", sweep()))
+    with pytest.raises(
+        ValueError, match="results must hold decoding steps of attention, which have a context, got none"
+    ):
+        plot("context", sweep())
 
 
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:

@@ -68,7 +68,7 @@ def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -
         assert drawn[series_label(op, impl)] == list(line.groupby("seq_len")["time_ms"].min().items())
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind != "head-dim"), "roofline"])
+@pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind not in ("head-dim", "context")), "roofline"])
 def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> None:
     def said(selection: Selection) -> str:
         figure = roofline(channels, "cpu", selection) if kind == "roofline" else plot(kind, channels, selection)

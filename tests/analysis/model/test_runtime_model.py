@@ -4,6 +4,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import FORMULATIONS, count, is_chunked
+from lrbench.analysis.counts.formulations import DECODING
 from lrbench.analysis.model.runtime_model import (
     LAUNCH_MS,
     floor_ms,
@@ -36,7 +37,7 @@ SIZES = {
 @pytest.mark.parametrize(("op", "formulation"), [(op, each) for op, known in FORMULATIONS.items() for each in known])
 def test_equations_114_to_116_for_every_count(op: str, formulation: str) -> None:
     """tau = FLOPs / alpha and bytes / beta; their sum and their maximum, on specified and on measured rates."""
-    mode = "step" if (op, formulation) == ("attention", "recurrent") else "fw"
+    mode = "step" if op in DECODING and formulation == "recurrent" else "fw"
     chunk = {"chunk_size": 128} if is_chunked(op, formulation) else {}
     result = count(op, formulation=formulation, mode=mode, **SIZES, **chunk)
     for accelerator in (H200, H200.with_measured_roofs(), get_accelerator("l40s")):

@@ -39,14 +39,14 @@ def find(name: str) -> Baseline:
     return next(baseline for baseline in BASELINES if baseline.name == name)
 
 
-def case_of(baseline: Baseline, *, mode: str = "fw", dtype: str | None = None, **sizes: int) -> Case:
+def case_of(baseline: Baseline, *, mode: str | None = None, dtype: str | None = None, **sizes: int) -> Case:
     planned = {**plan_sizes(baseline, FAMILY)[0], **sizes}
     return Case(
         kernel="tfla",
         op=baseline.op,
         impl=baseline.name,
         provider=baseline.provider,
-        mode=mode,
+        mode=mode or baseline.modes[0],
         dtype=dtype or baseline.dtypes[0],
         **planned,
     )

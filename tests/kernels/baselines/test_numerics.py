@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.worker import Worker
 from lrbench.kernels import Operation, resolve
 from lrbench.kernels.baselines import (
     BASELINES,
@@ -24,7 +26,8 @@ from lrbench.results.schema import Case
 CPU_SIZES = {"batch": 2, "seq_len": 96, "num_heads": 2, "head_dim_qk": 16, "head_dim_v": 24}
 GPU_SIZES = {"batch": 2, "seq_len": 512, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
 ON_CPU = [baseline for baseline in BASELINES if "cpu" in baseline.devices]
-ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices]
+ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices and "fw" in baseline.modes]
+STEPS_ON_GPU = [baseline for baseline in BASELINES if "cuda" in baseline.devices and "step" in baseline.modes]
 EXACT = {"fp64": 1e-9, "fp32": 1e-5}
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LOW_PRECISION_TOLERANCE = 3e-2
@@ -157,3 +160,14 @@ def test_adapter_agrees_with_the_reference_on_the_gpu(baseline: Baseline) -> Non
     runnable = resolve(baseline.build)(case, inputs)
     errors = relative_errors(operation, runnable, inputs, gradients=case.mode != "fw")
     assert max(errors.values()) < LOW_PRECISION_TOLERANCE, errors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("baseline", STEPS_ON_GPU, ids=lambda baseline: f"{baseline.op}-{baseline.name}")
+def test_a_step_agrees_with_the_definition_on_the_gpu(baseline: Baseline) -> None:
+    context = 1000 if get_operation(baseline.op).cache else None
+    case = make_case(baseline, {**GPU_SIZES, "seq_len": 1}, baseline.dtypes[0])
+    case = dataclasses.replace(case, mode="step", context=context)
+    skip_unless_here(baseline, case, torch.cuda.get_device_capability())
+    found = Worker("cuda").verify(PlannedCase(case=case, target=baseline))
+    assert found["rel_error"] < LOW_PRECISION_TOLERANCE

@@ -1,7 +1,8 @@
-"""Adapters for recurrences over channels and gated MLPs, with plain torch in the place of packages not here."""
+"""Adapters for recurrences over channels, gated MLPs and decoding, with plain torch in place of packages not here."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 import types
@@ -11,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
+from lrbench.bench.check import state_before_step
 from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
+from lrbench.bench.worker import Worker
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import BASELINES, baselines_for, get_baseline, get_operation, plan_sizes
+from lrbench.kernels.baselines.references import gla_recurrent
 from lrbench.kernels.baselines.spec import Baseline
+from lrbench.kernels.mlstm_exp import mlstm_exp
 from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
 from lrbench.results.schema import Case
@@ -45,6 +51,64 @@ def channels_first(forget: Tensor, inputs: Tensor) -> Tensor:
     """accelerated-scan's: [B, C, T], contiguous."""
     assert forget.is_contiguous() and inputs.is_contiguous()
     return recurrent(forget.transpose(1, 2), inputs.transpose(1, 2), None)[0].transpose(1, 2)
+
+
+def recurrent_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    initial_state: Tensor,
+    output_final_state: bool,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """fla's fused_recurrent: log decays a head and token, a key channel, or a head."""
+    assert output_final_state
+    (decay,) = (x for x in (g, gk, g_gamma) if x is not None)
+    decay = decay if decay is gk else decay[..., None]
+    return gla_recurrent(q, k, v, decay.expand_as(k), scale=scale, initial_state=initial_state, return_last_state=True)
+
+
+def state_update(
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt_bias: Tensor
+) -> Tensor:
+    """mamba-ssm's: state [B, D, N] or [B, H, P, N], overwritten; B and C [B, N], or a group of heads each [B, G, N]."""
+    assert dt.shape == x.shape
+    assert A.shape == state.shape[1:]
+    assert D.shape == dt_bias.shape == x.shape[1:]
+    if state.dim() == 4:
+        # So it knows that a head has one decay.
+        assert A.stride()[1:] == (0, 0)
+        assert dt.stride(-1) == dt_bias.stride(-1) == 0
+        B, C = (each.repeat_interleave(x.shape[1] // each.shape[1], dim=1) for each in (B, C))
+    dt, B, C = (dt + dt_bias)[..., None], B[..., None, :], C[..., None, :]
+    state.copy_(state * torch.exp(dt * A) + dt * B * x[..., None])
+    return ((state * C).sum(-1) + D * x).to(x.dtype)
+
+
+def with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, cache_seqlens: Tensor, causal: bool
+) -> Tensor:
+    """flash-attn's: the new token goes where the cache ends."""
+    assert causal
+    assert cache_seqlens.dtype == torch.int32
+    (before,) = set(cache_seqlens.tolist())
+    k_cache[:, before : before + 1], v_cache[:, before : before + 1] = k, v
+    ours = (x[:, : before + 1].transpose(1, 2) for x in (q, k_cache, v_cache))
+    return F.scaled_dot_product_attention(*ours).transpose(1, 2)
+
+
+def mlstm_step(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, c: Tensor, n: Tensor, m: Tensor, eps: float
+) -> Any:
+    """mlstm_kernels': no time axis; gates and m [B, H, 1]."""
+    assert eps == 0.0
+    gates = (x.float().transpose(1, 2).contiguous() for x in (i, f))
+    tensors = (x[:, None] for x in (q, k, v))
+    return mlstm_exp(*tensors, *gates, impl="recurrent", initial_state=(c, n, m[..., 0]))[:, 0], None
 
 
 class SiLUMul:
@@ -89,6 +153,19 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "fla": {},
         "fla.ops": {},
         "fla.ops.rwkv4": {"fused_recurrent_rwkv4": rwkv4},
+        "fla.ops.gla": {"fused_recurrent_gla": recurrent_gla},
+        "fla.ops.simple_gla": {"fused_recurrent_simple_gla": recurrent_gla},
+        "mamba_ssm": {},
+        "mamba_ssm.ops": {},
+        "mamba_ssm.ops.triton": {},
+        "mamba_ssm.ops.triton.selective_state_update": {"selective_state_update": state_update},
+        "flash_attn": {},
+        "flash_attn.flash_attn_interface": {"flash_attn_with_kvcache": with_kvcache},
+        "flash_attn_interface": {"flash_attn_with_kvcache": with_kvcache},
+        "mlstm_kernels": {},
+        "mlstm_kernels.torch": {},
+        "mlstm_kernels.torch.recurrent": {},
+        "mlstm_kernels.torch.recurrent.triton_step": {"mlstm_recurrent_step__triton": mlstm_step},
         "fla.ops.hgrn": {"fused_recurrent_hgrn": hgrn, "chunk_hgrn": hgrn},
         "accelerated_scan": {},
         "accelerated_scan.scalar": {"scan": channels_first},
@@ -139,6 +216,26 @@ def test_adapter_agrees_with_the_reference(baseline: Baseline, compiled: list[An
     if baseline.name == "torch.compile":
         whole = ("eager", {"dynamic": False}) if baseline in MLPS else ("run", {"dynamic": False, "fullgraph": True})
         assert compiled == [whole]
+
+
+STEPS = [b for b in BASELINES if "step" in b.modes and b.name != "torch.sdpa_cudnn"]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("baseline", STEPS, ids=lambda baseline: f"{baseline.op}-{baseline.name}")
+def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
+    family = {"batch": 2, "seq_len": 1, "num_heads": 3, "head_dim_qk": 16, "head_dim_v": 32}
+    (sizes,) = plan_sizes(baseline, family)
+    context = 9 if get_operation(baseline.op).cache else None
+    case = dataclasses.replace(
+        case_of(baseline, "step"), dtype=baseline.dtypes[-1], **{**dict.fromkeys(SIZES), **sizes, "context": context}
+    )
+    item = PlannedCase(case=case, target=baseline)
+    worker = Worker("cpu")
+    assert worker.verify(item)["rel_error"] < (1e-5 if case.dtype == "fp32" else 1e-2)
+    ready = worker.make_ready(item)
+    state = state_before_step(get_operation(case.op), case, "cpu")
+    assert {x.shape for x in tree_leaves(state)} <= {x.shape for x in ready.inputs}
 
 
 @pytest.mark.usefixtures("compiled")
