@@ -179,7 +179,7 @@ def test_reduce_then_scan_moves_what_is_counted(op: str, monkeypatch: pytest.Mon
     """Beside the counts: dc's parts. The states that the forward pass stores are counted with the backward pass; the
     linear scan is counted as if it kept h, which it computes from b and a state every 8 steps."""
     sizes = {"batch": 2, "seq_len": 200, "channels": 72}
-    cells, chunks, saved = 2 * 200 * 72, 4, 2 * 25 * 72 * 4
+    chunks, saved = 4, 2 * 25 * 72 * 4
     for mode, recorder in measured(op, "chunked", sizes, 64, monkeypatch).items():
         result = count_case(op, "chunked", mode, "fp16", "fp32", {**sizes, "chunk_size": 64})
         assert result is not None

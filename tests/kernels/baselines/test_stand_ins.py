@@ -16,6 +16,7 @@ from lrbench.bench.derived import Run, build_record
 from lrbench.bench.plan import PlannedCase
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import BASELINES, baselines_for, get_baseline, get_operation, plan_sizes
+from lrbench.kernels.baselines.pytorch import gate_in_place
 from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.rglru.reference import recurrent
 from lrbench.kernels.wkv.reference import recurrent as wkv
@@ -139,6 +140,15 @@ def test_adapter_agrees_with_the_reference(baseline: Baseline, compiled: list[An
     if baseline.name == "torch.compile":
         whole = ("eager", {"dynamic": False}) if baseline in MLPS else ("run", {"dynamic": False, "fullgraph": True})
         assert compiled == [whole]
+
+
+def test_gating_in_place_allocates_two_tensors(compiled: list[Any]) -> None:
+    baseline = get_baseline("gated_mlp", "torch.inplace")
+    inputs = get_operation("gated_mlp").make_inputs(MLP_SIZES, dtype=torch.float32)
+    up, gate = (inputs["x"] @ inputs[name] for name in ("w_up", "w_gate"))
+    assert gate_in_place(up, gate) is up
+    resolve(baseline.build)(case_of(baseline, "fw"), inputs)
+    assert compiled == [("gate_in_place", {"dynamic": False})]
 
 
 @pytest.mark.usefixtures("compiled")
