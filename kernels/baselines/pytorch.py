@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...results.schema import Case
 from .spec import Baseline, Runnable
@@ -195,7 +195,7 @@ def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     return on_leaves(_compiled(run, fullgraph=True) if compiled else run, inputs, *LEAVES[case.op])
 
 
-def _compiled(function: Callable[..., Tensor], **options: bool) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
     """Return the function compiled, for static shapes, when it is first called.
 
     What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.

@@ -102,7 +102,7 @@ def select_tile(
     serialise the products (ptxas C7515).
 
     Args:
-        end: "gate", "save" or "gradient"; see project_kernel.
+        end: "gate", "save", "products" or "gradient"; see project_kernel.
         k_major: whether the weights are K-major rather than row-major.
         tokens: M.
         work: multiply-adds of one projection, M D F.
