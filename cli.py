@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import io
 import os
+import shlex
 import signal
 import sys
 import typing
@@ -829,6 +831,71 @@ def predict(
     texts = ("interval", "roofs")
     display.show([{"": name, "value": value} for name, value in row.items() if name not in texts], format)
     print(f"roofs: {row['roofs']}")
+
+
+@command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")
+def reproduce(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Entries or documents: tfla-fig5, wkv.")] = None,
+    list_only: Annotated[
+        bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
+    ] = False,
+    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
+    results: Pool = None,
+    run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
+    rows: Annotated[Path, option("Folder for the rows of --run, which are taken beside --results.")] = LOCAL,
+    timeout: Timeout = 120.0,
+    output: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--output", "-o")] = None,
+    every: Every = False,
+    format: TableFormat = "table",
+) -> None:
+    """Say of the claims of the documents behind lrbench whether they hold: their numbers beside ours, and a verdict.
+
+    The claims are data, the verdicts are computed from stored rows, or from the counts. markdown is the page
+    docs/reproductions.md.
+    """
+    from .analysis.accelerators.known import get_accelerator
+    from .analysis.reproduce import entries, verdicts, written
+    from .bench import display
+    from .bench.shown import show_reproduced
+
+    claims = entries.load()
+    asked = entries.chosen(claims, ids) if ids else claims
+    figure = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
+    if output is not None:
+        from .analysis.figures.style import check_format
+
+        check_format(output)
+        if figure is None:
+            drawn = dict.fromkeys(each.id for each in claims if each.entry.figure)
+            raise ValueError(f"--output needs an entry with a figure: {', '.join(drawn)}")
+    paths = results or _committed()
+    device = get_accelerator(gpu).key if gpu else _measured_on(paths)
+
+    def evaluated() -> list[verdicts.Found]:
+        store = verdicts.Store(paths, device or "")
+        return [verdicts.evaluate(each, store) for each in asked]
+
+    found = evaluated()
+    if run:
+        from .bench.reproduce import run_missing
+
+        run_missing(found, gpu=device, output=rows, timeout_s=timeout)
+        paths = [*paths, rows]
+        found = evaluated()
+    if format == "markdown":
+        print(written.page(found, device or ""), end="")
+    elif format != "table":
+        display.show(written.list_rows(found, lines=format == "json"), format)
+    elif list_only or not ids:
+        short = ("id", "where", "claim", "verdict")
+        display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
+    else:
+        show_reproduced(found)
+    if output is not None and figure is not None:
+        words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(figure)]
+        arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
+        with contextlib.redirect_stdout(sys.stderr):
+            typer.main.get_command(app).main([*arguments, "-o", str(output)], standalone_mode=False)
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")

@@ -1,4 +1,4 @@
-"""What commands print of a comparison, a check, a profile, a count and of how often predictions hold."""
+"""What commands print of comparisons, checks, profiles, counts, claims, and of how often predictions hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from ..analysis.check.compare import Comparison
 from ..analysis.check.regression import CheckResult, summary
 from ..analysis.counts import Count
 from ..analysis.model import validation
+from ..analysis.reproduce.verdicts import Found
+from ..analysis.reproduce.written import line_rows
+from ..results.select import grouped
 from . import note, profiling
 from .display import reader_may_leave, show
 from .profiling import ProfileRow
@@ -107,3 +110,15 @@ def count_rows(result: Count) -> list[dict[str, Any]]:
         executed = {"flops": result.executed_tensor_flops, "bytes": result.executed_bytes}
         rows.append({"part": "executed on tensor cores", **executed})
     return rows
+
+
+def show_reproduced(found: Sequence[Found]) -> None:
+    """Print the claims of documents: what is compared, and the verdict."""
+    for entry, claims in grouped(found, lambda each: each.asked.id).items():
+        asked = claims[0].asked
+        print(f"{entry}: {asked.document.title}, {asked.entry.where}\n")
+        for each in claims:
+            print(each.asked.claim.text)
+            if each.lines:
+                show(line_rows(each), "table")
+            print(f"{each.verdict}: {each.reason}\n")

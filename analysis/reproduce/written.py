@@ -1,0 +1,83 @@
+"""Verdicts as rows and as the page docs/reproductions.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from ...results.select import grouped
+from .verdicts import VERDICTS, Found, shown
+
+HEAD = """# Reproductions
+
+What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
+data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
+at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
+has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `lrbench reproduce --format markdown` writes this
+page.
+"""
+
+
+def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, Any]]:
+    """Return a row for each claim, with those of its ``lines`` if they are wanted."""
+    return [
+        {
+            "id": each.asked.id,
+            "document": each.asked.document.title,
+            "where": each.asked.entry.where,
+            "claim": each.asked.claim.text,
+            "says": each.document,
+            "ours": each.ours,
+            "verdict": each.verdict,
+            "reason": each.reason,
+            **({"lines": line_rows(each)} if lines else {}),
+        }
+        for each in found
+    ]
+
+
+def line_rows(found: Found) -> list[dict[str, Any]]:
+    """Return a row for each line of a claim: where, the document's number, ours, and the sides'."""
+    claim, rows = found.asked.claim, []
+    for line in found.lines:
+        of_sides = zip(claim.sides, line.sides, strict=True) if claim.kind == "ratio" else ()
+        interval = f" ({line.low:.4g} to {line.high:.4g} on {found.asked.document.device})" if line.low else ""
+        holds = {None: "not measured", 1.0: "holds", 0.5: "in part"}.get(line.holds, "does not hold")
+        rows.append(
+            {
+                **line.point,
+                "document": line.document,
+                "here": shown(line.ours, claim.metric, claim.kind) + interval,
+                **{side: shown(value, claim.metric, "value") for side, value in of_sides},
+                "verdict": holds,
+            }
+        )
+    return rows
+
+
+def page(found: Sequence[Found], device: str) -> str:
+    """Return the page: a table a document, a line a claim."""
+    parts = [HEAD, f"Measured on `{device}`. " + _tally(found)]
+    for title, claims in grouped(found, lambda each: each.asked.document.title).items():
+        parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
+        parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
+        for each in claims:
+            asked = each.asked
+            cells = [
+                asked.entry.where,
+                asked.claim.text,
+                each.document,
+                each.ours,
+                f"**{each.verdict}**: {each.reason}",
+            ]
+            row = " | ".join(cell.replace("|", "\\|") for cell in [*cells, f"`lrbench reproduce {asked.id}`"])
+            parts.append(f"| {row} |")
+    return "\n".join(parts) + "\n"
+
+
+def _tally(found: Sequence[Found]) -> str:
+    """Return how many claims have which verdict."""
+    numbers = {verdict: len(items) for verdict, items in grouped(found, attrgetter("verdict")).items()}
+    counted = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if verdict in numbers)
+    return f"{len(found)} claims: {counted}."
