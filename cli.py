@@ -600,6 +600,9 @@ def errors(
     ] = None,
     against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
     dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
+    output: Annotated[
+        Path | None, option("Folder to keep the rows in, for lrbench reproduce gated-mlp-errors.")
+    ] = None,
     format: Format = "table",
 ) -> None:
     """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
@@ -610,7 +613,7 @@ def errors(
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = mlp_errors.error_rows(
+    found = mlp_errors.error_rows(
         sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
         draws=draws,
         impls=_names(impl, "--impl") or mlp_errors.default_implementations(device),
@@ -619,8 +622,11 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    note(f"computing on {name}; published: the source's kernel on an A100 against torch")
-    display.show(list(rows), format)
+    note(f"computing on {name}")
+    rows = list(found)
+    display.show(rows, format)
+    if output is not None:
+        note(f"errors: {mlp_errors.write_rows(rows, output)}")
 
 
 @command(MEASURE, "bars tfla --list")

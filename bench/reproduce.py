@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.reproduce.entries import ERRORS
 from ..analysis.reproduce.verdicts import UNMEASURED, Found
 from ..results.select import grouped
-from . import session
+from . import mlp_errors, session
 from .plan import Request
 
 LISTS = {
@@ -28,7 +29,7 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
         {"kernel": each.asked.document.kernel, **each.asked.terms(side, point)}
         for each in found
         for side, point, why in each.missing
-        if why == UNMEASURED
+        if why == UNMEASURED and each.asked.claim.metric not in ERRORS
     ]
 
     def shared(terms: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -56,10 +57,21 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     return Request(kernel=first["kernel"], num_heads=first.get("num_heads"), **fields, **own)
 
 
+def missing_errors(found: Sequence[Found]) -> list[int]:
+    """Return the sizes that claims of the table of errors have no row of."""
+    of_errors = (each for each in found if each.asked.claim.metric in ERRORS)
+    return sorted({int(point["seq_len"]) for each in of_errors for _, point, _ in each.missing})
+
+
 def run_missing(found: Sequence[Found], *, gpu: str | None, output: Path, **settings: Any) -> None:
-    """Sweep what the claims have no row of; see :func:`.session.run_sweep`."""
+    """Sweep what the claims have no row of, see :func:`.session.run_sweep`; missing errors are those of 10 draws."""
     for n, request in enumerate(missing_requests(found)):
         session.run_sweep(
             request, gpu=gpu, output=output, executor="local", devices=1, wait=False, budget_s=None, jobs=None,
             calibrate=None if n == 0 else False, resume=True, profile_harness=False, **settings,
         )  # fmt: skip
+    if sizes := missing_errors(found):
+        rows = mlp_errors.error_rows(
+            sizes=sizes, draws=10, impls=("fused",), against=("eager",), dtype="bf16", device="cuda"
+        )
+        mlp_errors.write_rows(list(rows), output)

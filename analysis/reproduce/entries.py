@@ -25,13 +25,16 @@ KINDS = ("value", "ratio", "span", "slope", "crossover", "best")
 GROUPED = ("span", "slope", "crossover", "best")
 """The kinds that follow a metric along an axis."""
 
-MEASURED = ("time", "memory", "workspace", "tokens_per_s", "tflops", "over_model", "roof_share", "rel_error")
+MEASURED = (
+    "time", "memory", "workspace", "allocated", "tokens_per_s", "tflops", "over_model", "roof_share", "rel_error",
+)  # fmt: skip
+ERRORS = ("max_abs", "mean_abs", "relative")
 COUNTED = (
     "flops", "tensor_flops", "bytes", "intensity", "model_ms", "flop_optimal", "runtime_optimal", "balance",
     "saved_share", "extra_tokens",
 )  # fmt: skip
-METRICS = MEASURED + COUNTED
-"""Metrics of stored rows, and of sides that are counted."""
+METRICS = MEASURED + ERRORS + COUNTED
+"""Metrics of stored rows, of what `lrbench errors` stored, and of sides that are counted."""
 
 ROW_KEYS = ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)
 COUNT_KEYS = ("formulation", "counting", "causal_factor", "gate_dtype", "device", "model", "baseline", "metric")
@@ -239,11 +242,12 @@ def _check(asked: Asked, where: str) -> None:
 def _check_terms(asked: Asked, side: str, where: str) -> None:
     """Raise Refused where a side has unknown keys, or a measured one leaves a size of its operation open."""
     terms = asked.terms(side, asked.points()[0])
-    keys = (*ROW_KEYS, *(() if asked.claim.metric in MEASURED else COUNT_KEYS))
+    metric = asked.claim.metric
+    keys = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
     for key in terms:
         if key not in keys:
             raise Refused(f"{where}, side {side}", f"of keys among {', '.join(keys)}", key)
-    if asked.claim.metric not in MEASURED:
+    if metric not in MEASURED:
         return
     try:
         sizes = get_operation(str(terms.get("op", ""))).sizes

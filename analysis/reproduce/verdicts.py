@@ -16,14 +16,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS
+from ...results.arguments import one_of
+from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow
 from ...results.select import Row, grouped, load_rows, short_size
+from ...results.store import read_file, row_set
 from ..accelerators.known import Accelerator, get_accelerator
 from ..counts import count, count_case, kv_savings
 from ..model.answers import ask
 from ..model.chunk_size import coefficients
 from ..model.runtime_model import runtime_model
-from .entries import MEASURED, Asked, Terms
+from .entries import ERRORS, MEASURED, Asked, Terms
 
 HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = (
     "holds", "holds in part", "does not hold here", "not testable here", "not measured",
@@ -31,7 +33,7 @@ HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = (
 VERDICTS = (HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED)
 COLUMNS = (
     *CASE_COLUMNS, "case_id", "provider", "status", "time_ms", "peak_memory_bytes", "workspace_bytes", "rel_error",
-    "noise", "suspect", "measured_at", "device_accelerator",
+    "noise", "suspect", "measured_at", "device_accelerator", "input_bytes",
 )  # fmt: skip
 Point = Mapping[str, int | str]
 
@@ -87,6 +89,14 @@ class Store:
         rows = load_rows(results, COLUMNS, {"device_accelerator": device}) if results else []
         cases = grouped(rows, itemgetter("case_id")).values()
         self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
+        found = [file for path in results for file in ([path] if path.is_file() else path.rglob("*.parquet"))]
+        tables = [read_file(file, ErrorsRow, what="errors") for file in found if row_set(file)[0] is ErrorsRow]
+        self.errors = [row for each in tables for row in each.to_pylist() if row["device_accelerator"] == device]
+
+    def error(self, metric: str, terms: Terms) -> float | str:
+        """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
+        rows = [row for row in self.errors if _matches(row, terms)]
+        return max(rows, key=itemgetter("measured_at"))[f"{metric}_mean"] if rows else UNMEASURED
 
     def row(self, terms: Terms) -> Row | str:
         """Return the fastest row that terms select, or why there is none: not measured, or a status."""
@@ -141,6 +151,8 @@ def translated(asked: Asked, store: Store) -> bool:
 def _metric(asked: Asked, terms: Terms, store: Store) -> float | str:
     """Return a side's metric at a point, or why there is none."""
     metric = terms.get("metric", asked.claim.metric)
+    if metric in ERRORS:
+        return store.error(metric, terms)
     if metric not in MEASURED:
         return _counted(metric, {name: value for name, value in terms.items() if name != "metric"})
     row = store.row(terms)
@@ -154,6 +166,8 @@ def _metric(asked: Asked, terms: Terms, store: Store) -> float | str:
         model = runtime_model(counted, get_accelerator(store.device), row["dtype"])
         rates = {"over_model": row["time_ms"] / model.upper_ms, "roof_share": model.lower_ms / row["time_ms"]}
         return rates.get(metric) or counted.flops / (row["time_ms"] * 1e9)
+    if metric == "allocated":
+        return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
     if metric == "tokens_per_s":
         return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
     columns = {"time": "time_ms", "memory": "peak_memory_bytes", "workspace": "workspace_bytes"}
@@ -167,8 +181,9 @@ def _counted(metric: str, terms: Terms) -> float:
     device = get_accelerator(known.pop("device")) if "device" in known else None
     dtype, mode = known.pop("dtype"), known.pop("mode")
     if "model" in known:
-        model = next((each for each in kv_savings.MODELS if each.name == known["model"]), kv_savings.MODELS[0])
-        saved = kv_savings.savings(model, known["seq_len"], dtype=dtype)
+        models = {each.name: each for each in kv_savings.MODELS}
+        one_of("model", known["model"], models)
+        saved = kv_savings.savings(models[known["model"]], known["seq_len"], dtype=dtype)
         return getattr(next(each for each in saved if each.baseline == known["baseline"]), metric)
     if metric == "balance":
         return _balance(device, dtype)
@@ -316,7 +331,7 @@ def shown(value: float | str | None, metric: str, kind: str) -> str:
     if kind in ("crossover", "best"):
         return _size(int(value))
     if kind == "value":
-        if metric in ("memory", "workspace"):
+        if metric in ("memory", "workspace", "allocated"):
             return f"{value / 1e9:.3g} GB"
         unit = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}.get(metric, "")
         return (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}") + unit
