@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrbench import cli
-from lrbench.analysis.reproduce import entries, verdicts
+from lrbench.analysis.reproduce import entries, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan, reproduce, session
 from lrbench.results.store import committed_results
@@ -130,7 +129,8 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         found = verdicts.evaluate(asked, store)
         assert found.verdict == verdict
         (line,) = found.lines
-        assert line.low is not None and line.high is not None and line.low < 1.5 < line.high < 90
+        assert line.interval is not None and line.interval[0] < 1.5 < line.interval[1] < 90
+        assert "on h100_sxm)" in written.line_rows(found)[0]["here"]
         # Where the document's device was measured, its rows are taken.
         assert verdicts.evaluate(asked, verdicts.Store([], "h100_sxm")).verdict == "not measured"
 
@@ -222,4 +222,3 @@ def test_run_sweeps_what_has_no_row(
     assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
     ]
-    assert Path("results/local") == cli.LOCAL
