@@ -896,7 +896,7 @@ def reproduce(
         short = ("id", "where", "claim", "verdict")
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
-        show_reproduced(found)
+        show_reproduced(found, every=every)
     if output is not None and figure is not None:
         words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(figure)]
         arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
@@ -962,7 +962,8 @@ def plot(
         str,
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, chunk-size, trade-off, head-dim, rate. "
-            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both."
+            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both. "
+            "From the definition: transfer."
         ),
     ],
     results: Annotated[

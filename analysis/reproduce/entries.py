@@ -31,13 +31,16 @@ MEASURED = (
 ERRORS = ("max_abs", "mean_abs", "relative")
 COUNTED = (
     "flops", "tensor_flops", "bytes", "intensity", "model_ms", "flop_optimal", "runtime_optimal", "balance",
-    "saved_share", "extra_tokens",
+    "saved_share", "extra_tokens", "gain_before", "gain_after", "number",
 )  # fmt: skip
 METRICS = MEASURED + ERRORS + COUNTED
 """Metrics of stored rows, of what `lrbench errors` stored, and of sides that are counted."""
 
 ROW_KEYS = ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)
-COUNT_KEYS = ("formulation", "counting", "causal_factor", "gate_dtype", "device", "model", "baseline", "metric")
+COUNT_KEYS = (
+    "formulation", "counting", "causal_factor", "gate_dtype", "device", "model", "baseline", "metric", "number",
+    "normaliser", "epsilon", "input_gate", "forget_gate",
+)  # fmt: skip
 DERIVED = (
     ("tokens", "seq_len", "batch"),
     ("embedding", "head_dim_v", "num_heads"),
@@ -48,7 +51,7 @@ DERIVED = (
 DEFAULTS = {"mode": "fw", "dtype": "bf16"}
 
 Terms = Mapping[str, int | float | str]
-Over = Mapping[str, tuple[int | str, ...]]
+Over = Mapping[str, tuple[int | float | str, ...]]
 Bound = float | str | tuple[float | str, ...] | None
 
 
@@ -147,7 +150,7 @@ class Asked(NamedTuple):
         """The axis that is followed."""
         return self.claim.along or next(iter(self.over), "")
 
-    def points(self) -> list[dict[str, int | str]]:
+    def points(self) -> list[dict[str, int | float | str]]:
         """Return the points, the last axis fastest."""
         return [dict(zip(self.over, values, strict=True)) for values in itertools.product(*self.over.values())]
 

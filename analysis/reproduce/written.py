@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from ...results.select import grouped
-from .verdicts import VERDICTS, Found, shown
+from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, shown
 
 HEAD = """# Reproductions
 
@@ -42,15 +42,15 @@ def line_rows(found: Found) -> list[dict[str, Any]]:
     claim, rows = found.asked.claim, []
     for line in found.lines:
         of_sides = zip(claim.sides, line.sides, strict=True) if claim.kind == "ratio" else ()
-        interval = f" ({line.low:.4g} to {line.high:.4g} on {found.asked.document.device})" if line.low else ""
-        holds = {None: "not measured", 1.0: "holds", 0.5: "in part"}.get(line.holds, "does not hold")
+        low, high = line.interval or (0.0, 0.0)
+        interval = f" ({low:.4g} to {high:.4g} on {found.asked.document.device})" if line.interval else ""
         rows.append(
             {
                 **line.point,
                 "document": line.document,
-                "here": shown(line.ours, claim.metric, claim.kind) + interval,
-                **{side: shown(value, claim.metric, "value") for side, value in of_sides},
-                "verdict": holds,
+                "here": shown(claim, line.ours) + interval,
+                **{side: shown(claim, value, "value") for side, value in of_sides},
+                "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
             }
         )
     return rows

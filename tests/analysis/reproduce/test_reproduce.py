@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from lrbench import cli
-from lrbench.analysis.reproduce import entries, verdicts
+from lrbench.analysis.reproduce import entries, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
-from lrbench.bench import plan, reproduce, session
+from lrbench.bench import mlp_errors, plan, reproduce, session
 from lrbench.results.store import committed_results
 
 from ...command_line import Lrbench, one_line
@@ -43,7 +42,8 @@ text = "a claim"
 def rows() -> Iterable[dict[str, Any]]:
     """Ours takes 1 ms, and 2 with chunks of 256; theirs 2 at 1k and 4 at 8k; attention 0.5 and 4."""
     for seq_len, theirs, attention in ((1024, 2.0, 0.5), (8192, 4.0, 4.0)):
-        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len), time_ms=1.0, peak_memory_bytes=seq_len * 10**6)
+        memory = {"peak_memory_bytes": seq_len * 10**6, "input_bytes": 24 * 10**6}
+        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len), time_ms=1.0, **memory)
         yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len, chunk_size=256), time_ms=2.0, peak_memory_bytes=5)
         impl = "mlstm_kernels.xl_chunk_siging"
         yield row(case("mlstm_sig", impl, seq_len=seq_len, state_dtype=None), time_ms=theirs)
@@ -84,6 +84,7 @@ def claims(folder: Path, text: str, head: str = HEAD) -> list[Asked]:
             "fused_chunk oom at seq_len 1k",
         ),
         ('value = "ours"\nmetric = "memory"\nstates = [1.024e9, 8.192e9]\nwithin = 0', "holds", "1.02 GB to 8.19 GB"),
+        ('value = "ours"\nmetric = "allocated"\nstates = [1e9, 8.168e9]\nwithin = 0', "holds", "1 GB to 8.17 GB"),
         ('value = "ours"\nmetric = "tokens_per_s"\nstates = 65536000\nwithin = 0', "holds", "65,536,000"),
         ('span = "theirs"\nat_most = 1.5', "does not hold here", "2"),
         ('span = "ours"\nat_most = 1.5', "holds", "1"),
@@ -121,6 +122,20 @@ def test_verdicts(text: str, verdict: str, reason: str, results: Path, tmp_path:
     assert reason in found.reason
 
 
+def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
+    """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
+    figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
+    row = {"size": 64, "impl": "fused", "against": "eager", "dtype": "bf16", "draws": 2, **figures}
+    mlp_errors.write_rows([row, {**row, "against": "exact", "relative_mean": 9.0}], tmp_path / "rows")
+    side = '[sides.errors]\nop = "gated_mlp"\nimpl = "fused"\nagainst = "eager"\n'
+    kind = 'value = "errors"\nmetric = "relative"\nover = {{ seq_len = [{}] }}\nrows = {{}}\nstates = 0.5\n'
+    for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):
+        (asked,) = claims(tmp_path, kind.format(sizes) + side, HEAD.replace("rows = { tokens = 65536 }\n", ""))
+        found = verdicts.evaluate(asked, verdicts.Store([tmp_path / "rows"], "cpu"))
+        assert (found.verdict, reproduce.missing_errors([found])) == (verdict, missing)
+        assert not list(reproduce.missing_requests([found]))
+
+
 def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
     """By the model, whose interval must hold the document's number."""
     store = verdicts.Store(committed_results("h200_sxm"), "h200_sxm")
@@ -130,7 +145,8 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         found = verdicts.evaluate(asked, store)
         assert found.verdict == verdict
         (line,) = found.lines
-        assert line.low is not None and line.high is not None and line.low < 1.5 < line.high < 90
+        assert line.interval is not None and line.interval[0] < 1.5 < line.interval[1] < 90
+        assert "on h100_sxm)" in written.line_rows(found)[0]["here"]
         # Where the document's device was measured, its rows are taken.
         assert verdicts.evaluate(asked, verdicts.Store([], "h100_sxm")).verdict == "not measured"
 
@@ -222,4 +238,3 @@ def test_run_sweeps_what_has_no_row(
     assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
     ]
-    assert Path("results/local") == cli.LOCAL
