@@ -67,7 +67,12 @@ PROJECTIONS = _operation(
     recurrent="kernels.gated_mlp.reference:projections",
     call="kernels.gated_mlp.fused:products",
     implementations=(
-        _kernel(name="gemms", modes=("fw",), summary="the kernel of the gated MLP, which writes the projections alone"),
+        _kernel(
+            name="gemms",
+            modes=("fw",),
+            default_config="kernels.gated_mlp.config:case_config:fused",
+            summary="the kernel of the gated MLP, which writes the projections alone",
+        ),
     ),
 )
 

@@ -50,12 +50,15 @@ def fused(
     return y
 
 
-def products(x: Tensor, w_up: Tensor, w_gate: Tensor, *, impl: str = "gemms") -> Tensor:
+def products(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, impl: str = "gemms", config: GatedMlpConfig | None = None
+) -> Tensor:
     """Compute x W_up and x W_gate with the kernel of the gated MLP, which shows what the gating costs.
 
     Args:
         x, w_up, w_gate: as of :func:`..gated_mlp`.
         impl: "gemms".
+        config: as of it, of which the forward launch counts.
 
     Returns:
         Both products [2, M, F] in x's dtype; not differentiable.
@@ -68,7 +71,7 @@ def products(x: Tensor, w_up: Tensor, w_gate: Tensor, *, impl: str = "gemms") ->
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     both = x.new_empty(2, x.shape[0], w_up.shape[1])
-    project(x, Pair(w_up, w_gate), Problem("silu", False, is_k_major(w_up), None), pre=Pair(*both))
+    project(x, Pair(w_up, w_gate), Problem("silu", False, is_k_major(w_up), config), pre=Pair(*both))
     return both
 
 
