@@ -842,9 +842,9 @@ def reproduce(
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
     results: Pool = None,
     run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
-    rows: Annotated[Path, option("Folder for the rows of --run, which are taken beside --results.")] = LOCAL,
+    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
     timeout: Timeout = 120.0,
-    output: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--output", "-o")] = None,
+    figure: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--figure", "-o")] = None,
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
@@ -860,14 +860,14 @@ def reproduce(
 
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
-    figure = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
-    if output is not None:
+    drawn = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
+    if figure is not None:
         from .analysis.figures.style import check_format
 
-        check_format(output)
-        if figure is None:
-            drawn = dict.fromkeys(each.id for each in claims if each.entry.figure)
-            raise ValueError(f"--output needs an entry with a figure: {', '.join(drawn)}")
+        check_format(figure)
+        if drawn is None:
+            known = dict.fromkeys(each.id for each in claims if each.entry.figure)
+            raise ValueError(f"--figure needs an entry that has one: {', '.join(known)}")
     paths = results or _committed()
     device = get_accelerator(gpu).key if gpu else _measured_on(paths)
 
@@ -879,8 +879,8 @@ def reproduce(
     if run:
         from .bench.reproduce import run_missing
 
-        run_missing(found, gpu=device, output=rows, timeout_s=timeout)
-        paths = [*paths, rows]
+        run_missing(found, gpu=device, output=output, timeout_s=timeout)
+        paths = [*paths, output]
         found = evaluated()
     if format == "markdown":
         print(written.page(found, device or ""), end="")
@@ -891,11 +891,11 @@ def reproduce(
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
         show_reproduced(found, every=every)
-    if output is not None and figure is not None:
-        words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(figure)]
+    if figure is not None:
+        words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
         arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
         with contextlib.redirect_stdout(sys.stderr):
-            typer.main.get_command(app).main([*arguments, "-o", str(output)], standalone_mode=False)
+            typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")

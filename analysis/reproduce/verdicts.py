@@ -279,10 +279,14 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
 
 
 def _axes(points: Sequence[Point]) -> str:
-    """Return points in words: each axis with its values, which is exact where one varies."""
+    """Return points in words: each axis with its values, apart where they are no product of these."""
+    values = {name: dict.fromkeys(point[name] for point in points) for name in points[0]}
+    if math.prod(map(len, values.values())) != len(points):
+        first = next(name for name, found in values.items() if len(found) > 1)
+        return " and ".join(map(_axes, grouped(points, itemgetter(first)).values()))
     parts = []
-    for name in points[0]:
-        texts = [*map(_size, dict.fromkeys(point[name] for point in points))]
+    for name, found in values.items():
+        texts = [*map(_size, found)]
         parts.append(f"{name} {'/'.join(texts) if len(texts) < 8 else f'{texts[0]} ... {texts[-1]}'}")
     return ", ".join(parts)
 

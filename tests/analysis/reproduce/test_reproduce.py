@@ -196,7 +196,7 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
     assert "Measured on `h200_sxm`. 1 claims" in lrbench("reproduce", "--results", results, "--format", "markdown")[1]
     for arguments, message in (
         (("a-doc-fig2",), "id must be one of a-doc-fig1, got 'a-doc-fig2'; did you mean a-doc-fig1?"),
-        (("-o", "x.svg"), "--output needs an entry with a figure: a-doc-fig1"),
+        (("-o", "x.svg"), "--figure needs an entry that has one: a-doc-fig1"),
         (("a-doc", "--gpu", "h2000"), "h2000"),
     ):
         assert message in one_line(lrbench("reproduce", *arguments, "--results", results)[2])
@@ -217,7 +217,7 @@ def test_run_sweeps_what_has_no_row(
         write([row(each) for each in missing], output / f"{impl}.parquet")
 
     monkeypatch.setattr(session, "run_sweep", sweep)
-    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--rows", tmp_path / "rows")[1]
+    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
     assert "holds: " in shown
     assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
