@@ -840,7 +840,7 @@ def reproduce(
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
     ] = False,
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
-    results: Pool = None,
+    results: Fitted = None,
     run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
     output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
     timeout: Timeout = 120.0,

@@ -65,17 +65,12 @@ def page(found: Sequence[Found], device: str) -> str:
     for title, claims in grouped(found, lambda each: each.asked.document.title).items():
         parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
         parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
-        for each in claims:
-            asked = each.asked
-            cells = [
-                asked.entry.where,
-                asked.claim.text,
-                each.document,
-                each.ours,
-                f"**{each.verdict}**: {each.reason}",
-            ]
-            row = " | ".join(cell.replace("|", "\\|") for cell in [*cells, f"`lrbench reproduce {asked.id}`"])
-            parts.append(f"| {row} |")
+        for row in list_rows(claims):
+            # What ours is has a column of its own.
+            reason = row["reason"].removeprefix(row["ours"]).removeprefix(";").strip()
+            verdict = f"**{row['verdict']}**{reason and ': '}{reason}"
+            cells = [row["where"], row["claim"], row["says"], row["ours"], verdict, f"`lrbench reproduce {row['id']}`"]
+            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(parts) + "\n"
 
 
