@@ -114,7 +114,7 @@ def evaluate(asked: Asked, store: Store) -> Found:
     """Return the verdict on a claim.
 
     Raises:
-        ValueError: what is counted has no such size or name.
+        ValueError: what is counted lacks a size, or has no such name.
     """
     claim = asked.claim
     if claim.not_testable or claim.unmeasured:
@@ -123,7 +123,10 @@ def evaluate(asked: Asked, store: Store) -> Found:
     values: dict[tuple[str, tuple[Any, ...]], float | None] = {}
     missing = []
     for side, point in itertools.product(claim.sides, asked.points()):
-        value = _metric(asked, asked.terms(side, point), store)
+        try:
+            value = _metric(asked, asked.terms(side, point), store)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{asked.id}, side {side}: {error}") from error
         if isinstance(value, str):
             missing.append((side, point, value))
         values[side, tuple(point.values())] = None if isinstance(value, str) else value
