@@ -414,6 +414,10 @@ class Shown:
     head_dim: Annotated[
         int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
     ]
+    head_dim_qk: Annotated[
+        int | None,
+        field("--head-dim-qk", "Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].", kind=int),
+    ]
     channels: Annotated[
         int | None,
         field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
@@ -968,7 +972,6 @@ def plot(
     dpi: Dpi = 130,
     device: Annotated[str | None, option("Measured device, where results hold several.")] = None,
     gpu: Annotated[str | None, option("Counts: accelerators, comma-separated [a100,h100,b200].")] = None,
-    head_dim_qk: Annotated[int | None, option("Counts: query-key head dim [half for mLSTM, else equal].")] = None,
     causal_factor: Annotated[float | None, option("Counts: share of the causal square, 0.5 to 1 [0.5].")] = None,
 ) -> None:
     """Draw a figure: PNG, SVG or PDF by the file's ending.
@@ -985,7 +988,7 @@ def plot(
     check_format(output)
     check_kind(kind, results=bool(results))
     of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts: dict[str, Any] = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts: dict[str, Any] = {"gpu": gpu, "causal_factor": causal_factor}
     of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
@@ -999,7 +1002,7 @@ def plot(
         if kind == MODEL and frame is not None:
             named["op"] = named["op"] or modelled_operation(frame)
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
-        named |= {"head_dim_qk": head_dim_qk, "every": shown.every}
+        named |= {"head_dim_qk": shown.head_dim_qk, "every": shown.every}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 
