@@ -848,6 +848,9 @@ def reproduce(
     run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
     output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
     timeout: Timeout = 120.0,
+    time_limit: Annotated[
+        float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
+    ] = None,
     figure: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--figure", "-o")] = None,
     every: Every = False,
     format: TableFormat = "table",
@@ -855,7 +858,7 @@ def reproduce(
     """Say of the claims of the documents behind lrbench whether they hold: their numbers beside ours, and a verdict.
 
     The claims are data, the verdicts are computed from stored rows, or from the counts. markdown is the page
-    docs/reproductions.md.
+    docs/reproductions.md. Exit 1 if --run was out of time.
     """
     from .analysis.accelerators.known import get_accelerator
     from .analysis.reproduce import entries, verdicts, written
@@ -875,16 +878,18 @@ def reproduce(
     paths = results or _committed()
     device = get_accelerator(gpu).key if gpu else _measured_on(paths)
 
+    def pool() -> list[Path]:
+        return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
+
     def evaluated() -> list[verdicts.Found]:
-        store = verdicts.Store(paths, device or "")
+        store = verdicts.Store(pool(), device or "")
         return [verdicts.evaluate(each, store) for each in asked]
 
-    found = evaluated()
+    found, left = evaluated(), False
     if run:
         from .bench.reproduce import run_missing
 
-        run_missing(found, gpu=device, output=output, timeout_s=timeout)
-        paths = [*paths, output]
+        left = run_missing(found, gpu=device, output=output, timeout_s=timeout, time_limit_s=time_limit)
         found = evaluated()
     if format == "markdown":
         print(written.page(found, device or ""), end="")
@@ -896,10 +901,11 @@ def reproduce(
     else:
         show_reproduced(found, every=every)
     if figure is not None:
-        words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
+        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
         arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
         with contextlib.redirect_stdout(sys.stderr):
             typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
+    raise typer.Exit(int(left))
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..analysis.reproduce.verdicts import UNMEASURED, Found
 from ..results.select import grouped
-from . import session
+from . import note, session
 from .plan import Request
 
 LISTS = {
@@ -56,10 +57,35 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     return Request(kernel=first["kernel"], num_heads=first.get("num_heads"), **fields, **own)
 
 
-def run_missing(found: Sequence[Found], *, gpu: str | None, output: Path, **settings: Any) -> None:
-    """Sweep what the claims have no row of; see :func:`.session.run_sweep`."""
+def run_missing(
+    found: Sequence[Found], *, gpu: str | None, output: Path, timeout_s: float, time_limit_s: float | None
+) -> bool:
+    """Sweep what the claims have no row of, but for cases that ``output`` has from this commit.
+
+    Args:
+        time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
+        gpu, output, timeout_s: see :func:`.session.run_sweep`.
+
+    Returns:
+        whether cases are left, out of time.
+
+    Raises:
+        ValueError: as run_sweep.
+        KeyboardInterrupt: a sweep was interrupted.
+    """
+    began = time.monotonic()
     for n, request in enumerate(missing_requests(found)):
-        session.run_sweep(
+        left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            note("out of time: the same command measures the rest")
+            return True
+        outcome = session.run_sweep(
             request, gpu=gpu, output=output, executor="local", devices=1, wait=False, budget_s=None, jobs=None,
-            calibrate=None if n == 0 else False, resume=True, profile_harness=False, **settings,
+            calibrate=None if n == 0 else False, resume=True, profile_harness=False, timeout_s=timeout_s,
+            time_limit_s=left,
         )  # fmt: skip
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if outcome.remaining:
+            return True
+    return False

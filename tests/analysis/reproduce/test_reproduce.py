@@ -11,6 +11,7 @@ import pytest
 from lrbench.analysis.reproduce import entries, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import plan, reproduce, session
+from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
 
 from ...command_line import Lrbench, one_line
@@ -214,11 +215,12 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     asked = []
 
-    def sweep(request: plan.Request, *, output: Path, **_: Any) -> None:
+    def sweep(request: plan.Request, *, output: Path, **_: Any) -> Outcome:
         asked.append(request)
         (impl,) = request.impls or ()
         missing = [case("mlstm_sig", impl, seq_len=seq_len) for seq_len in request.seq_lens or ()]
         write([row(each) for each in missing], output / f"{impl}.parquet")
+        return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=len(asked) > 2)
 
     monkeypatch.setattr(session, "run_sweep", sweep)
     shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
@@ -226,3 +228,7 @@ def test_run_sweeps_what_has_no_row(
     assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
     ]
+    arguments = ("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "others")
+    code, _, err = lrbench(*arguments, "--time-limit", "0")
+    assert (code, len(asked)) == (1, 2) and "out of time: the same command measures the rest" in err
+    assert lrbench(*arguments)[0] == 130 and len(asked) == 3
