@@ -414,6 +414,10 @@ class Shown:
     head_dim: Annotated[
         int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
     ]
+    head_dim_qk: Annotated[
+        int | None,
+        field("--head-dim-qk", "Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].", kind=int),
+    ]
     channels: Annotated[
         int | None,
         field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
@@ -846,18 +850,21 @@ def reproduce(
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
     ] = False,
     gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
-    results: Pool = None,
+    results: Fitted = None,
     run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
-    rows: Annotated[Path, option("Folder for the rows of --run, which are taken beside --results.")] = LOCAL,
+    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
     timeout: Timeout = 120.0,
-    output: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--output", "-o")] = None,
+    time_limit: Annotated[
+        float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
+    ] = None,
+    figure: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--figure", "-o")] = None,
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
     """Say of the claims of the documents behind lrbench whether they hold: their numbers beside ours, and a verdict.
 
     The claims are data, the verdicts are computed from stored rows, or from the counts. markdown is the page
-    docs/reproductions.md.
+    docs/reproductions.md. Exit 1 if --run was out of time.
     """
     from .analysis.accelerators.known import get_accelerator
     from .analysis.reproduce import entries, verdicts, written
@@ -866,27 +873,29 @@ def reproduce(
 
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
-    figure = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
-    if output is not None:
+    drawn = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
+    if figure is not None:
         from .analysis.figures.style import check_format
 
-        check_format(output)
-        if figure is None:
-            drawn = dict.fromkeys(each.id for each in claims if each.entry.figure)
-            raise ValueError(f"--output needs an entry with a figure: {', '.join(drawn)}")
+        check_format(figure)
+        if drawn is None:
+            known = dict.fromkeys(each.id for each in claims if each.entry.figure)
+            raise ValueError(f"--figure needs an entry that has one: {', '.join(known)}")
     paths = results or _committed()
     device = get_accelerator(gpu).key if gpu else _measured_on(paths)
 
+    def pool() -> list[Path]:
+        return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
+
     def evaluated() -> list[verdicts.Found]:
-        store = verdicts.Store(paths, device or "")
+        store = verdicts.Store(pool(), device or "")
         return [verdicts.evaluate(each, store) for each in asked]
 
-    found = evaluated()
+    found, left = evaluated(), False
     if run:
         from .bench.reproduce import run_missing
 
-        run_missing(found, gpu=device, output=rows, timeout_s=timeout)
-        paths = [*paths, rows]
+        left = run_missing(found, gpu=device, output=output, timeout_s=timeout, time_limit_s=time_limit)
         found = evaluated()
     if format == "markdown":
         print(written.page(found, device or ""), end="")
@@ -897,11 +906,12 @@ def reproduce(
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
         show_reproduced(found, every=every)
-    if output is not None and figure is not None:
-        words = [[*map(str, paths)] if word == "RESULTS" else [word] for word in shlex.split(figure)]
+    if figure is not None:
+        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
         arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
         with contextlib.redirect_stdout(sys.stderr):
-            typer.main.get_command(app).main([*arguments, "-o", str(output)], standalone_mode=False)
+            typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
+    raise typer.Exit(int(left))
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
@@ -974,7 +984,6 @@ def plot(
     dpi: Dpi = 130,
     device: Annotated[str | None, option("Measured device, where results hold several.")] = None,
     gpu: Annotated[str | None, option("Counts: accelerators, comma-separated [a100,h100,b200].")] = None,
-    head_dim_qk: Annotated[int | None, option("Counts: query-key head dim [half for mLSTM, else equal].")] = None,
     causal_factor: Annotated[float | None, option("Counts: share of the causal square, 0.5 to 1 [0.5].")] = None,
 ) -> None:
     """Draw a figure: PNG, SVG or PDF by the file's ending.
@@ -991,7 +1000,7 @@ def plot(
     check_format(output)
     check_kind(kind, results=bool(results))
     of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts: dict[str, Any] = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts: dict[str, Any] = {"gpu": gpu, "causal_factor": causal_factor}
     of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
@@ -1005,7 +1014,7 @@ def plot(
         if kind == MODEL and frame is not None:
             named["op"] = named["op"] or modelled_operation(frame)
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
-        named |= {"head_dim_qk": head_dim_qk, "every": shown.every}
+        named |= {"head_dim_qk": shown.head_dim_qk, "every": shown.every}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 

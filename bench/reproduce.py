@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ..analysis.reproduce.entries import ERRORS
 from ..analysis.reproduce.verdicts import UNMEASURED, Found
 from ..results.select import grouped
-from . import mlp_errors, session
+from . import mlp_errors, note, session
 from .plan import Request
 
 LISTS = {
@@ -63,15 +64,47 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
     return sorted({int(point["seq_len"]) for each in of_errors for _, point, _ in each.missing})
 
 
-def run_missing(found: Sequence[Found], *, gpu: str | None, output: Path, **settings: Any) -> None:
-    """Sweep what the claims have no row of, see :func:`.session.run_sweep`; missing errors are those of 10 draws."""
+def run_missing(
+    found: Sequence[Found], *, gpu: str | None, output: Path, timeout_s: float, time_limit_s: float | None
+) -> bool:
+    """Sweep what the claims have no row of, but for cases that ``output`` has from this commit; errors take 10 draws.
+
+    Args:
+        time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
+        gpu, output, timeout_s: see :func:`.session.run_sweep`.
+
+    Returns:
+        whether cases are left, out of time.
+
+    Raises:
+        ValueError: as run_sweep.
+        KeyboardInterrupt: a sweep was interrupted.
+    """
+    began = time.monotonic()
     for n, request in enumerate(missing_requests(found)):
-        session.run_sweep(
+        left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            note("out of time: the same command measures the rest")
+            return True
+        outcome = session.run_sweep(
             request, gpu=gpu, output=output, executor="local", devices=1, wait=False, budget_s=None, jobs=None,
-            calibrate=None if n == 0 else False, resume=True, profile_harness=False, **settings,
+            calibrate=None if n == 0 else False, resume=True, profile_harness=False, timeout_s=timeout_s,
+            time_limit_s=left,
         )  # fmt: skip
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if outcome.remaining:
+            return True
     if sizes := missing_errors(found):
-        rows = mlp_errors.error_rows(
-            sizes=sizes, draws=10, impls=("fused",), against=("eager",), dtype="bf16", device="cuda"
-        )
-        mlp_errors.write_rows(list(rows), output)
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        settings: dict[str, Any] = {
+            "draws": 10,
+            "impls": ("fused",),
+            "against": ("eager",),
+            "dtype": "bf16",
+            "device": device,
+        }
+        mlp_errors.write_rows(list(mlp_errors.error_rows(sizes=sizes, **settings)), output)
+    return False

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from ...kernels.baselines import get_operation
-from ...results.arguments import unknown
+from ...kernels.baselines import get_implementation, get_operation
+from ...results.arguments import one_of, unknown
 from ...results.schema import SIZE_COLUMNS
-from ...results.toml_tables import AMOUNT, Refused, read_toml
+from ...results.toml_tables import AMOUNT, Must, Refused, read_toml
 
 FOLDER = Path(__file__).parent
 KINDS = ("value", "ratio", "span", "slope", "crossover", "best")
@@ -51,7 +51,7 @@ DERIVED = (
 DEFAULTS = {"mode": "fw", "dtype": "bf16"}
 
 Terms = Mapping[str, int | float | str]
-Over = Mapping[str, tuple[int | float | str, ...]]
+Over = Mapping[str, Annotated[tuple[int | float | str, ...], Must("a list of at least one value", bool)]]
 Bound = float | str | tuple[float | str, ...] | None
 
 
@@ -229,32 +229,33 @@ def _check(asked: Asked, where: str) -> None:
         raise Refused(f"{where}.along", f"an axis of over ({', '.join(asked.over)})", claim.along)
     stated = [bound is not None for bound in (claim.states, claim.at_least, claim.at_most)]
     if not any(stated) or (stated[0] and any(stated[1:])):
-        raise Refused(
-            where, "a table with states, or with at_least or at_most", "neither" if not any(stated) else "both"
-        )
+        raise Refused(where, "a table with states, or with at_least or at_most", "both" if any(stated) else None)
     followed = asked.along if claim.kind in GROUPED else None
     lines = math.prod(len(values) for axis, values in asked.over.items() if axis != followed)
     for name in ("states", "at_least", "at_most"):
         bound = getattr(claim, name)
         if isinstance(bound, tuple) and (claim.kind == "slope" or len(bound) != lines):
             raise Refused(f"{where}.{name}", "a number" if claim.kind == "slope" else f"a list of {lines}", list(bound))
-    for side in claim.sides:
-        _check_terms(asked, side, where)
+        if isinstance(bound, str) and claim.kind != "best":
+            raise Refused(f"{where}.{name}", "a number", bound)
+    for side, point in itertools.product(claim.sides, asked.points()):
+        _check_terms(asked.terms(side, point), claim.metric, f"{where}, side {side}")
 
 
-def _check_terms(asked: Asked, side: str, where: str) -> None:
-    """Raise Refused where a side has unknown keys, or a measured one leaves a size of its operation open."""
-    terms = asked.terms(side, asked.points()[0])
-    metric = asked.claim.metric
-    keys = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
+def _check_terms(terms: Mapping[str, Any], metric: str, where: str) -> None:
+    """Raise ValueError where a side has unknown keys or names, or a measured one leaves a size open."""
+    metric = terms.get("metric", metric)
+    one_of(f"{where}: metric", metric, METRICS)
+    known = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
     for key in terms:
-        if key not in keys:
-            raise Refused(f"{where}, side {side}", f"of keys among {', '.join(keys)}", key)
+        one_of(f"{where}: its keys", key, (*known, "metric"))
     if metric not in MEASURED:
         return
     try:
-        sizes = get_operation(str(terms.get("op", ""))).sizes
+        operation = get_operation(str(terms.get("op", "")))
+        if "impl" in terms:
+            get_implementation(operation.name, terms["impl"])
     except ValueError as error:
-        raise ValueError(f"{where}, side {side}: {error}") from None
-    if missing := [size for size in sizes if size not in (*terms, "chunk_size")]:
-        raise Refused(f"{where}, side {side}", f"at one {' and '.join(missing)}", None)
+        raise ValueError(f"{where}: {error}") from None
+    if missing := [size for size in operation.sizes if size not in (*terms, "chunk_size")]:
+        raise Refused(where, f"at one {' and '.join(missing)}", None)

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Line:
     Attributes:
         point: where, without the axis that is followed.
         ours: the outcome; None where a row is missing, infinite for a crossover that is not there.
-        sides: each side's metric at the point, of value and ratio.
+        values: what it is the outcome of, by names: the sides of a ratio, else values of the axis.
         document: the bound, in words.
         holds: 1, 0, or 0.5 for a crossover past its bound; None where nothing was measured.
         interval: of a time that is translated to the document's device.
@@ -57,7 +57,7 @@ class Line:
 
     point: Point
     ours: Any = None
-    sides: tuple[float | None, ...] = ()
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     document: str = ""
     holds: float | None = None
     interval: tuple[float, float] | None = None
@@ -124,7 +124,7 @@ def evaluate(asked: Asked, store: Store) -> Found:
     """Return the verdict on a claim.
 
     Raises:
-        ValueError: what is counted has no such size or name.
+        ValueError: what is counted lacks a size, or has no such name.
     """
     claim = asked.claim
     if claim.not_testable or claim.unmeasured:
@@ -133,7 +133,10 @@ def evaluate(asked: Asked, store: Store) -> Found:
     values: dict[tuple[str, tuple[Any, ...]], float | None] = {}
     missing = []
     for side, point in itertools.product(claim.sides, asked.points()):
-        value = _metric(asked, asked.terms(side, point), store)
+        try:
+            value = _metric(asked, asked.terms(side, point), store)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{asked.id}, side {side}: {error}") from error
         if isinstance(value, str):
             missing.append((side, point, value))
         values[side, tuple(point.values())] = None if isinstance(value, str) else value
@@ -203,20 +206,23 @@ def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float |
     def others(point: Point) -> tuple[tuple[str, Any], ...]:
         return tuple((name, value) for name, value in point.items() if name != axis)
 
+    points: list[tuple[Point, list[Any]]]
     points = [(point, [values[side, tuple(point.values())] for side in claim.sides]) for point in asked.points()]
     if claim.kind in ("value", "ratio"):
         for point, (a, *b) in points:
             ours = None if a is None or None in b else a / (b[0] or math.nan) if b else a
-            yield Line(point=point, sides=(a, *b), ours=ours)
+            yield Line(point=point, ours=ours, values=dict(zip(claim.sides, ((a,), (*b,)), strict=True)) if b else {})
         return
     for group, members in grouped(points, lambda item: others(item[0])).items():
         there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
         if claim.kind == "slope" and len(there) > 1:
             for (x, (y,)), (x_next, (y_next,)) in itertools.pairwise(there):
                 step = {**dict(group), axis: f"{_size(x)} to {_size(x_next)}"}
-                yield Line(point=step, ours=math.log(y_next / y) / math.log(x_next / x))
+                ours = math.log(y_next / y) / math.log(x_next / x)
+                yield Line(point=step, ours=ours, values={"from": (y,), "to": (y_next,)})
         else:
-            yield Line(point=dict(group), ours=_followed(claim.kind, there) if len(there) > 1 else None)
+            ours = _followed(claim.kind, there) if len(there) > 1 else None
+            yield Line(point=dict(group), ours=ours, values={_size(x): tuple(of) for x, of in there})
 
 
 def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
@@ -290,10 +296,14 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
 
 
 def _axes(points: Sequence[Point]) -> str:
-    """Return points in words: each axis with its values, which is exact where one varies."""
+    """Return points in words: each axis with its values, apart where they are no product of these."""
+    values = {name: dict.fromkeys(point[name] for point in points) for name in points[0]}
+    if math.prod(map(len, values.values())) != len(points):
+        first = next(name for name, found in values.items() if len(found) > 1)
+        return " and ".join(map(_axes, grouped(points, itemgetter(first)).values()))
     parts = []
-    for name in points[0]:
-        texts = [*map(_size, dict.fromkeys(point[name] for point in points))]
+    for name, found in values.items():
+        texts = [*map(_size, found)]
         parts.append(f"{name} {'/'.join(texts) if len(texts) < 8 else f'{texts[0]} ... {texts[-1]}'}")
     return ", ".join(parts)
 

@@ -18,6 +18,9 @@ has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `lrbench re
 page.
 """
 
+MAX_VALUES = 12
+"""Values along an axis that stand in the columns of a table."""
+
 
 def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, Any]]:
     """Return a row for each claim, with those of its ``lines`` if they are wanted."""
@@ -38,18 +41,18 @@ def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, 
 
 
 def line_rows(found: Found) -> list[dict[str, Any]]:
-    """Return a row for each line of a claim: where, the document's number, ours, and the sides'."""
+    """Return a row for each line of a claim: where, the document's number, ours, and what that is the outcome of."""
     claim, rows = found.asked.claim, []
     for line in found.lines:
-        of_sides = zip(claim.sides, line.sides, strict=True) if claim.kind == "ratio" else ()
         low, high = line.interval or (0.0, 0.0)
         interval = f" ({low:.4g} to {high:.4g} on {found.asked.document.device})" if line.interval else ""
+        of = line.values if len(line.values) <= MAX_VALUES else {}
         rows.append(
             {
                 **line.point,
                 "document": line.document,
                 "here": shown(claim, line.ours) + interval,
-                **{side: shown(claim, value, "value") for side, value in of_sides},
+                **{name: " | ".join(shown(claim, each, "value") for each in values) for name, values in of.items()},
                 "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
             }
         )
@@ -62,17 +65,12 @@ def page(found: Sequence[Found], device: str) -> str:
     for title, claims in grouped(found, lambda each: each.asked.document.title).items():
         parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
         parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
-        for each in claims:
-            asked = each.asked
-            cells = [
-                asked.entry.where,
-                asked.claim.text,
-                each.document,
-                each.ours,
-                f"**{each.verdict}**: {each.reason}",
-            ]
-            row = " | ".join(cell.replace("|", "\\|") for cell in [*cells, f"`lrbench reproduce {asked.id}`"])
-            parts.append(f"| {row} |")
+        for row in list_rows(claims):
+            # What ours is has a column of its own.
+            reason = row["reason"].removeprefix(row["ours"]).removeprefix(";").strip()
+            verdict = f"**{row['verdict']}**{reason and ': '}{reason}"
+            cells = [row["where"], row["claim"], row["says"], row["ours"], verdict, f"`lrbench reproduce {row['id']}`"]
+            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(parts) + "\n"
 
 

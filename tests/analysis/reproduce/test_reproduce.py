@@ -11,6 +11,7 @@ import pytest
 from lrbench.analysis.reproduce import entries, verdicts, written
 from lrbench.analysis.reproduce.entries import Asked
 from lrbench.bench import mlp_errors, plan, reproduce, session
+from lrbench.bench.run import Outcome
 from lrbench.results.store import committed_results
 
 from ...command_line import Lrbench, one_line
@@ -162,8 +163,12 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         ('value = "ours"\nstates = 1\nmetric = "speed"', "entries.fig1.claims 1.metric must be 'time' or"),
         ('value = "ours"\nstates = 1\nwithn = 2', "without other keys than text"),
         ('span = "ours"\nat_most = 1\nalong = "mode"', "entries.fig1.claims 1.along must be an axis of over (seq_len)"),
-        ('value = "ours"\nstates = 1\nrows = { heads = 3 }', "side ours must be of keys among op"),
+        ('value = "ours"\nstates = 1\nrows = { heads = 3 }', "side ours: its keys must be one of"),
         ('value = "device"\nstates = 1', "side device: op must be one of"),
+        ('value = "ours"\nstates = 1\nover = { seq_len = [] }', "over.seq_len must be a list of at least one value"),
+        ('value = "ours"\nstates = "many"', "entries.fig1.claims 1.states must be a number, got 'many'"),
+        ('value = "typo"\nstates = 1\n[sides.typo]\nlike = "ours"\nimpl = "fusd"', "side typo: impl must be one of"),
+        ('value = "odd"\nstates = 1\n[sides.odd]\nmetric = "speed"', "side odd: metric must be one of"),
         ('value = "open"\nstates = 1\n[sides.open]\nop = "mlstm_sig"', "at one num_heads"),
         ('value = "loop"\nstates = 1\n[sides.loop]\nlike = "loop"', "sides.loop.like must be another one of"),
     ],
@@ -212,7 +217,7 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
     assert "Measured on `h200_sxm`. 1 claims" in lrbench("reproduce", "--results", results, "--format", "markdown")[1]
     for arguments, message in (
         (("a-doc-fig2",), "id must be one of a-doc-fig1, got 'a-doc-fig2'; did you mean a-doc-fig1?"),
-        (("-o", "x.svg"), "--output needs an entry with a figure: a-doc-fig1"),
+        (("-o", "x.svg"), "--figure needs an entry that has one: a-doc-fig1"),
         (("a-doc", "--gpu", "h2000"), "h2000"),
     ):
         assert message in one_line(lrbench("reproduce", *arguments, "--results", results)[2])
@@ -226,15 +231,20 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     asked = []
 
-    def sweep(request: plan.Request, *, output: Path, **_: Any) -> None:
+    def sweep(request: plan.Request, *, output: Path, **_: Any) -> Outcome:
         asked.append(request)
         (impl,) = request.impls or ()
         missing = [case("mlstm_sig", impl, seq_len=seq_len) for seq_len in request.seq_lens or ()]
         write([row(each) for each in missing], output / f"{impl}.parquet")
+        return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=len(asked) > 2)
 
     monkeypatch.setattr(session, "run_sweep", sweep)
-    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--rows", tmp_path / "rows")[1]
+    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
     assert "holds: " in shown
     assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
     ]
+    arguments = ("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "others")
+    code, _, err = lrbench(*arguments, "--time-limit", "0")
+    assert (code, len(asked)) == (1, 2) and "out of time: the same command measures the rest" in err
+    assert lrbench(*arguments)[0] == 130 and len(asked) == 3
