@@ -33,6 +33,7 @@ NORMALISERS = {"mlstm_sig": "none", "mlstm_exp": "one"}
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
+@functools.cache
 def gains(
     op: str, *, input_gate: float, forget_gate: float, normaliser: str | None = None, epsilon: float = EPSILON
 ) -> tuple[float, float]:

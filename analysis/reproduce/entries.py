@@ -163,7 +163,11 @@ class Asked(NamedTuple):
             value = found.pop(name, None)
             if value is not None and size in found:
                 found.setdefault(follows, _derived(name, value, found[size]))
-        return found
+        if "op" not in found:
+            return found
+        # Sizes of the entry that an operation does not have: heads of a selective scan.
+        own = (*get_operation(found["op"]).sizes, "chunk_size")
+        return {name: value for name, value in found.items() if name in own or name not in SIZE_COLUMNS}
 
 
 def load(folder: Path | None = None) -> list[Asked]:
@@ -239,23 +243,24 @@ def _check(asked: Asked, where: str) -> None:
         if isinstance(bound, str) and claim.kind != "best":
             raise Refused(f"{where}.{name}", "a number", bound)
     for side, point in itertools.product(claim.sides, asked.points()):
-        _check_terms(asked.terms(side, point), claim.metric, f"{where}, side {side}")
+        try:
+            _check_terms(asked.terms(side, point), claim.metric)
+        except ValueError as error:
+            raise ValueError(f"{where}, side {side}: {error}") from None
 
 
-def _check_terms(terms: Mapping[str, Any], metric: str, where: str) -> None:
-    """Raise ValueError where a side has unknown keys or names, or a measured one leaves a size open."""
+def _check_terms(terms: Mapping[str, Any], metric: str) -> None:
+    """Raise ValueError for unknown keys or names, or where a measured side leaves a size of its operation open."""
     metric = terms.get("metric", metric)
-    one_of(f"{where}: metric", metric, METRICS)
+    one_of("metric", metric, METRICS)
     known = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
     for key in terms:
-        one_of(f"{where}: its keys", key, (*known, "metric"))
+        one_of("a key", key, (*known, "metric"))
     if metric not in MEASURED:
         return
-    try:
-        operation = get_operation(str(terms.get("op", "")))
-        if "impl" in terms:
-            get_implementation(operation.name, terms["impl"])
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if missing := [size for size in operation.sizes if size not in (*terms, "chunk_size")]:
-        raise Refused(where, f"at one {' and '.join(missing)}", None)
+    operation = get_operation(str(terms.get("op", "")))
+    if "impl" in terms:
+        get_implementation(operation.name, terms["impl"])
+    for size in operation.sizes:
+        if size not in terms:
+            raise Refused(size, "said, by the side, rows or over", None)
