@@ -14,8 +14,8 @@ HEAD = """# Reproductions
 What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
 data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
 at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
-has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `lrbench reproduce --format markdown` writes this
-page.
+has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `analysis/reproduce/entries.py` says how to write a
+claim, `lrbench reproduce --format markdown` writes this page.
 """
 
 MAX_VALUES = 12
