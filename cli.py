@@ -882,33 +882,33 @@ def reproduce(
             known = dict.fromkeys(each.id for each in claims if each.entry.figure)
             raise ValueError(f"--figure needs an entry that has one: {', '.join(known)}")
     paths = results or _committed()
-    device = get_accelerator(gpu).key if gpu else _measured_on(paths)
+    device = get_accelerator(gpu).key if gpu else _measured_on(paths) or ""
 
     def pool() -> list[Path]:
         return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
 
     def evaluated() -> list[verdicts.Found]:
-        store = verdicts.Store(pool(), device or "")
+        store = verdicts.Store(pool(), device)
         return [verdicts.evaluate(each, store) for each in asked]
 
     found, left = evaluated(), False
     if run:
         from .bench.reproduce import run_missing
 
-        left = run_missing(found, gpu=device, output=output, timeout_s=timeout, time_limit_s=time_limit)
+        left = run_missing(found, gpu=device or None, output=output, timeout_s=timeout, time_limit_s=time_limit)
         found = evaluated()
     if format == "markdown":
-        print(written.page(found, device or ""), end="")
+        print(written.page(found, device), end="")
     elif format != "table":
         display.show(written.list_rows(found, lines=format == "json"), format)
     elif list_only or not ids:
         short = ("id", "where", "claim", "verdict")
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
-        show_reproduced(found, every=every)
+        show_reproduced(found, device, every=every)
     if figure is not None:
         words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
-        arguments = [text.replace("GPU", device or "") for texts in words for text in texts]
+        arguments = [text.replace("GPU", device) for texts in words for text in texts]
         with contextlib.redirect_stdout(sys.stderr):
             typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
     raise typer.Exit(int(left))

@@ -113,13 +113,13 @@ def count_rows(result: Count) -> list[dict[str, Any]]:
     return rows
 
 
-def show_reproduced(found: Sequence[Found], *, every: bool) -> None:
+def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None:
     """Print the claims of documents: what is compared, of long tables the first rows unless all, and the verdict."""
     from ..analysis.reproduce.written import line_rows
 
     for entry, claims in grouped(found, lambda each: each.asked.id).items():
         asked = claims[0].asked
-        print(f"{entry}: {asked.document.title}, {asked.entry.where}\n")
+        print(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}\n")
         for each in claims:
             print(each.asked.claim.text)
             if each.lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -14,8 +15,8 @@ HEAD = """# Reproductions
 What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
 data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
 at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
-has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `lrbench reproduce --format markdown` writes this
-page.
+has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `analysis/reproduce/entries.py` says how to write a
+claim, `lrbench reproduce --format markdown` writes this page.
 """
 
 MAX_VALUES = 12
@@ -34,25 +35,32 @@ def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, 
             "ours": each.ours,
             "verdict": each.verdict,
             "reason": each.reason,
-            **({"lines": line_rows(each)} if lines else {}),
+            **({"lines": line_rows(each, words=False)} if lines else {}),
         }
         for each in found
     ]
 
 
-def line_rows(found: Found) -> list[dict[str, Any]]:
-    """Return a row for each line of a claim: where, the document's number, ours, and what that is the outcome of."""
+def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
+    """Return a row for each line of a claim: where, the document's number, ours, and what that is the outcome of.
+
+    Args:
+        words: whether numbers are texts with their units, those that make a table too wide left out.
+    """
     claim, rows = found.asked.claim, []
     for line in found.lines:
         low, high = line.interval or (0.0, 0.0)
         interval = f" ({low:.4g} to {high:.4g} on {found.asked.document.device})" if line.interval else ""
-        of = line.values if len(line.values) <= MAX_VALUES else {}
+        of: dict[str, Any] = {name: [*values] for name, values in line.values.items()}
+        if words:
+            few = of if len(of) <= MAX_VALUES else {}
+            of = {name: " | ".join(shown(claim, each, "value") for each in values) for name, values in few.items()}
         rows.append(
             {
                 **line.point,
                 "document": line.document,
-                "here": shown(claim, line.ours) + interval,
-                **{name: " | ".join(shown(claim, each, "value") for each in values) for name, values in of.items()},
+                "here": shown(claim, line.ours) + interval if words or line.ours == math.inf else line.ours,
+                **of,
                 "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,9 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
     assert "8192  ≥ 3       4     4 ms    1 ms  holds" in shown
     assert "holds in part: holds at seq_len 8k (4); not at seq_len 1k (2)" in shown
     assert "a-doc-fig1  figure 1  a claim  holds in part" in lrbench("reproduce", "--results", results)[1]
-    assert '"seq_len": 1024' in lrbench("reproduce", "a-doc", "--results", results, "--format", "json")[1]
+    (claim,) = json.loads(lrbench("reproduce", "a-doc", "--results", results, "--format", "json")[1])
+    first = {"seq_len": 1024, "document": "≥ 3", "here": 2.0, "theirs": [2.0], "ours": [1.0]}
+    assert claim["lines"][0] == first | {"verdict": "does not hold here"}
     assert lrbench("reproduce", "--results", results, "--format", "csv")[1].startswith("id,document,where,claim,says")
     assert "Measured on `h200_sxm`. 1 claims" in lrbench("reproduce", "--results", results, "--format", "markdown")[1]
     for arguments, message in (
