@@ -4,11 +4,11 @@ A document is a TOML file beside this module. It names sides (what is measured o
 table, a section), each with claims. A claim compares sides at its points, the product of the lists of ``over``, in one
 of six ways (:data:`KINDS`), and says within which bounds the document sees the outcome.
 
-A measured side says everything of its cases, itself or by ``rows`` and ``over``: op, mode (fw), dtype (bf16), state_dtype
-(fp32, or none in the row) and every size, or what a size follows from (:data:`DERIVED`). Left open may be chunk_size,
-impl and provider: then the fastest row counts, for memory too. A counted side names a formulation as `lrbench count`
-takes it, for the model also a device; a saving of key-value cache its model and baseline, a gain its gates
-(:mod:`..transfer`), a fixed number itself. ``like`` copies another side, ``metric`` replaces the claim's.
+A measured side says everything of its cases, itself or by ``rows`` and ``over``: op, mode (fw), dtype (bf16),
+state_dtype (fp32, or none in the row) and every size, or what a size follows from (:data:`DERIVED`). Left open may be
+chunk_size, impl and provider: then the fastest row counts, for memory too. A counted side names a formulation as
+`lrbench count` takes it, for the model also a device; a saving of key-value cache its model and baseline, a gain its
+gates (:mod:`..transfer`), a fixed number itself. ``like`` copies another side, ``metric`` replaces the claim's.
 """
 
 from __future__ import annotations
