@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import io
 import os
+import shlex
 import signal
 import sys
 import typing
@@ -417,6 +419,10 @@ class Shown:
     head_dim: Annotated[
         int | None, field("--head-dim", "Value head dim [the one with most points; counts: 512].", kind=int)
     ]
+    head_dim_qk: Annotated[
+        int | None,
+        field("--head-dim-qk", "Query-key head dim [as --head-dim; counts: half for mLSTM, else equal].", kind=int),
+    ]
     channels: Annotated[
         int | None,
         field("--channels", "Channels; with heads, heads x value head dim [the number with most rows].", kind=int),
@@ -603,6 +609,9 @@ def errors(
     ] = None,
     against: Annotated[str, option("eager: torch in the same dtype; exact: float64, for N up to 16k.")] = "eager,exact",
     dtype: Annotated[str, option("bf16, fp16 or fp32.")] = "bf16",
+    output: Annotated[
+        Path | None, option("Folder to keep the rows in, for lrbench reproduce gated-mlp-errors.")
+    ] = None,
     format: Format = "table",
 ) -> None:
     """Measure the errors of a fused kernel's results over random draws: largest, mean and relative."""
@@ -613,7 +622,7 @@ def errors(
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = mlp_errors.error_rows(
+    found = mlp_errors.error_rows(
         sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
         draws=draws,
         impls=_names(impl, "--impl") or mlp_errors.default_implementations(device),
@@ -622,8 +631,11 @@ def errors(
         device=device,
     )
     name = torch.cuda.get_device_name() if device == "cuda" else "the CPU: the Triton kernels need a GPU"
-    note(f"computing on {name}; published: the source's kernel on an A100 against torch")
-    display.show(list(rows), format)
+    note(f"computing on {name}")
+    rows = list(found)
+    display.show(rows, format)
+    if output is not None:
+        note(f"errors: {mlp_errors.write_rows(rows, output)}")
 
 
 @command(MEASURE, "bars tfla --list")
@@ -836,6 +848,77 @@ def predict(
     print(f"roofs: {row['roofs']}")
 
 
+@command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")
+def reproduce(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Entries or documents: tfla-fig5, wkv.")] = None,
+    list_only: Annotated[
+        bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
+    ] = False,
+    gpu: Annotated[str | None, option("Accelerator whose rows are taken [the one with most].", "--gpu")] = None,
+    results: Fitted = None,
+    run: Annotated[bool, option("Sweep first what has no row.", "--run")] = False,
+    output: Annotated[Path, option("Folder for the rows of --run, which count beside --results.", "--output")] = LOCAL,
+    timeout: Timeout = 120.0,
+    time_limit: Annotated[
+        float | None, option("Seconds after which --run starts no case; the same command runs the rest.", min=0.0)
+    ] = None,
+    figure: Annotated[Path | None, option("Draw the entry's figure too: .png, .svg or .pdf.", "--figure", "-o")] = None,
+    every: Every = False,
+    format: TableFormat = "table",
+) -> None:
+    """Say of the claims of the documents behind lrbench whether they hold: their numbers beside ours, and a verdict.
+
+    The claims are data, the verdicts are computed from stored rows, or from the counts. markdown is the page
+    docs/reproductions.md. Exit 1 if --run was out of time.
+    """
+    from .analysis.accelerators.known import get_accelerator
+    from .analysis.reproduce import entries, verdicts, written
+    from .bench import display
+    from .bench.shown import show_reproduced
+
+    claims = entries.load()
+    asked = entries.chosen(claims, ids) if ids else claims
+    drawn = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
+    if figure is not None:
+        from .analysis.figures.style import check_format
+
+        check_format(figure)
+        if drawn is None:
+            known = dict.fromkeys(each.id for each in claims if each.entry.figure)
+            raise ValueError(f"--figure needs an entry that has one: {', '.join(known)}")
+    paths = results or _committed()
+    device = get_accelerator(gpu).key if gpu else _measured_on(paths) or ""
+
+    def pool() -> list[Path]:
+        return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
+
+    def evaluated() -> list[verdicts.Found]:
+        store = verdicts.Store(pool(), device)
+        return [verdicts.evaluate(each, store) for each in asked]
+
+    found, left = evaluated(), False
+    if run:
+        from .bench.reproduce import run_missing
+
+        left = run_missing(found, gpu=device or None, output=output, timeout_s=timeout, time_limit_s=time_limit)
+        found = evaluated()
+    if format == "markdown":
+        print(written.page(found, device), end="")
+    elif format != "table":
+        display.show(written.list_rows(found, lines=format == "json"), format)
+    elif list_only or not ids:
+        short = ("id", "where", "claim", "verdict")
+        display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
+    else:
+        show_reproduced(found, device, every=every)
+    if figure is not None:
+        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
+        arguments = [text.replace("GPU", device) for texts in words for text in texts]
+        with contextlib.redirect_stdout(sys.stderr):
+            typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
+    raise typer.Exit(int(left))
+
+
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
 def kv_savings(
     tokens: Annotated[str, option("Tokens of a chunk or of a prompt, comma-separated.")] = "512",
@@ -894,7 +977,8 @@ def plot(
         str,
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, chunk-size, trade-off, head-dim, rate. "
-            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both."
+            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both. "
+            "From the definition: transfer."
         ),
     ],
     results: Annotated[
@@ -905,7 +989,6 @@ def plot(
     dpi: Dpi = 130,
     device: Annotated[str | None, option("Measured device, where results hold several.")] = None,
     gpu: Annotated[str | None, option("Counts: accelerators, comma-separated [a100,h100,b200].")] = None,
-    head_dim_qk: Annotated[int | None, option("Counts: query-key head dim [half for mLSTM, else equal].")] = None,
     causal_factor: Annotated[float | None, option("Counts: share of the causal square, 0.5 to 1 [0.5].")] = None,
 ) -> None:
     """Draw a figure: PNG, SVG or PDF by the file's ending.
@@ -922,7 +1005,7 @@ def plot(
     check_format(output)
     check_kind(kind, results=bool(results))
     of_results = {name: getattr(shown, name) for name in ("kernel", "impl", "channels", "d_model", "d_ff", "batch")}
-    of_counts: dict[str, Any] = {"gpu": gpu, "head_dim_qk": head_dim_qk, "causal_factor": causal_factor}
+    of_counts: dict[str, Any] = {"gpu": gpu, "causal_factor": causal_factor}
     of_counts |= {"seq_len": shown.seq_len} if kind in OVER_LENGTH else {}
     for name, value in (of_counts if kind in RESULT_KINDS else {"device": device, **of_results}).items():
         if value is not None:
@@ -936,7 +1019,7 @@ def plot(
         if kind == MODEL and frame is not None:
             named["op"] = named["op"] or modelled_operation(frame)
         named |= {"state_dtype": shown.state_dtype, "gpus": _names(gpu, "gpu"), "causal_factor": causal_factor}
-        named |= {"head_dim_qk": head_dim_qk, "every": shown.every}
+        named |= {"head_dim_qk": shown.head_dim_qk, "every": shown.every}
         theory = Theory(**{name: value for name, value in named.items() if value is not None})
     print(save_figure(drawing(kind, frame, selection, theory).at(width), output, dpi=dpi))
 

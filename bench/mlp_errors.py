@@ -8,17 +8,26 @@ one, ||y - ref|| / ||ref||; a row has their mean and standard deviation over the
   errors of its own, the eager one's three roundings more;
 - ``exact``: the definition in float64 on the same inputs, up to :data:`MAX_EXACT`.
 
-Source: "Towards Fused Kernels for Gated MLP", section Impact on model capabilities and correctness.
+Source: "Towards Fused Kernels for Gated MLP", section Impact on model capabilities and correctness; its numbers
+stand in ``analysis/reproduce/gated_mlp.toml``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import get_operation, resolve
+from ..results import store
 from ..results.arguments import one_of
+from ..results.schema import CASE_COLUMNS, ErrorsRow, case_id
+from .environment import current_environment
+from .run import file_name
 
 if TYPE_CHECKING:
     import torch
@@ -31,17 +40,6 @@ AGAINST = ("eager", "exact")
 DTYPES = ("bf16", "fp16", "fp32")
 MAX_EXACT = 16384
 """Largest N whose float64 result is affordable: at 16384, 13 GB and a third of a second on an H200."""
-
-PUBLISHED: Mapping[int, tuple[float, float, float]] = {
-    1024: (3.91e-06, 8.08e-08, 3.71e-03),
-    2048: (2.02e-06, 4.09e-08, 3.74e-03),
-    4096: (1.29e-06, 2.08e-08, 3.80e-03),
-    8192: (7.25e-07, 1.04e-08, 3.86e-03),
-    16384: (4.77e-07, 4.98e-09, 3.81e-03),
-    32768: (2.72e-07, 3.46e-09, 4.34e-03),
-    65536: (1.69e-07, 1.68e-09, 4.22e-03),
-}
-"""N -> the source's means of the largest, mean and relative difference: its kernel against eager, bf16, A100."""
 
 
 def known_implementations() -> list[str]:
@@ -157,14 +155,28 @@ def difference(result: Tensor, expected: Tensor) -> tuple[float, float, float]:
     return float(gap.max()), float(gap.mean()), float(gap.norm() / scale) if scale > 0 else float(gap.norm())
 
 
+def write_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Write the rows as errors-<UTC date and time>-<run id>.errors.parquet and return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_id, stored = uuid.uuid4().hex, []
+    shared = {**current_environment().columns(), "run_id": run_id, "kernel": "gated-mlp", "op": "gated_mlp"}
+    shared |= {"provider": "lrbench", "mode": "fw", "measured_at": datetime.now(timezone.utc).isoformat("T", "seconds")}
+    for row in rows:
+        measured = {name: value for name, value in row.items() if name != "size"}
+        sizes = {"batch": 1, **dict.fromkeys(("seq_len", "d_model", "d_ff"), row["size"])}
+        columns: dict[str, Any] = {**dict.fromkeys(CASE_COLUMNS), **shared, **measured, **sizes}
+        stored.append(ErrorsRow(**columns, case_id=case_id(columns)))
+    path = folder / f"{file_name('errors', run_id)}.errors.parquet"
+    store.write_parquet(map(dataclasses.asdict, stored), path, ErrorsRow)
+    return path
+
+
 def _row(
     impl: str, ref: str, size: int, dtype: str, draws: int, figures: Sequence[tuple[float, float, float]]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"size": size, "impl": impl, "against": ref, "dtype": dtype, "draws": draws}
-    published = PUBLISHED.get(size) if ref == "eager" and dtype == "bf16" else None
     for index, name in enumerate(("max_abs", "mean_abs", "relative")):
         values = [figure[index] for figure in figures]
         row[f"{name}_mean"] = statistics.fmean(values)
         row[f"{name}_std"] = statistics.pstdev(values)
-        row[f"{name}_published"] = None if published is None else published[index]
     return row

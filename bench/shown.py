@@ -1,19 +1,23 @@
-"""What commands print of a comparison, a check, a profile, a count and of how often predictions hold."""
+"""What commands print of comparisons, checks, profiles, counts, claims, and of how often predictions hold."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..analysis.check import compare, findings
 from ..analysis.check.compare import Comparison
 from ..analysis.check.regression import CheckResult, summary
 from ..analysis.counts import Count
 from ..analysis.model import validation
+from ..results.select import grouped
 from . import note, profiling
 from .display import reader_may_leave, show
 from .profiling import ProfileRow
+
+if TYPE_CHECKING:
+    from ..analysis.reproduce.verdicts import Found
 
 SCREEN = 10
 """Rows of a table that is cut where not everything is asked for: they may take several lines each."""
@@ -107,3 +111,17 @@ def count_rows(result: Count) -> list[dict[str, Any]]:
         executed = {"flops": result.executed_tensor_flops, "bytes": result.executed_bytes}
         rows.append({"part": "executed on tensor cores", **executed})
     return rows
+
+
+def show_reproduced(found: Sequence[Found], device: str, *, every: bool) -> None:
+    """Print the claims of documents: what is compared, of long tables the first rows unless all, and the verdict."""
+    from ..analysis.reproduce.written import line_rows
+
+    for entry, claims in grouped(found, lambda each: each.asked.id).items():
+        asked = claims[0].asked
+        print(f"{entry}: {asked.document.title}, {asked.entry.where}; rows of {device}\n")
+        for each in claims:
+            print(each.asked.claim.text)
+            if each.lines:
+                show_first(line_rows(each), every=every)
+            print(f"{each.verdict}: {each.reason}\n")

@@ -14,11 +14,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "lightning": ("lightning",),
     "rglru": ("rglru", "linear_scan", "rglru_layer"),
     "wkv": ("wkv4",),
-    "gated-mlp": ("gated_mlp",),
+    "gated-mlp": ("gated_mlp", "projections"),
 }
 """Family as users name it -> its operations, the first being the default of the sweep."""
 
-FOLDERS = {"linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv"}
+FOLDERS = {"linear_scan": "rglru", "rglru_layer": "rglru", "wkv4": "wkv", "projections": "gated_mlp"}
 """Operation -> the folder that declares it, where that has another name."""
 
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from .schema import ProfileRow, RoofRow
+from .schema import RoofRow
 from .select import device_of, grouped, load_rows, newest
 from .store import JOURNAL_SUFFIX, is_complete, planned_rows, read_file, read_journal, result_files, row_set
 
@@ -20,6 +20,8 @@ COLUMNS = (
     "kernel", "op", "impl", "case_id", "status", "measured_at", "device_kind", "device_name", "device_accelerator",
     "torch_version", "triton_version", "git_commit",
 )  # fmt: skip
+
+FILE_COLUMNS = ("case_id", "run_id", "measured_at", "device_name", "driver_version")
 
 INTRODUCTION = """\
 # Committed results
@@ -37,7 +39,7 @@ def file_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     files = (sorted(path.rglob("*.parquet")) if path.is_dir() else [path] for path in paths)
     for path in itertools.chain.from_iterable(files):
         row, what = row_set(path)
-        rows = read_file(path, row, what=what).drop(["time_samples_ms"] if row is not ProfileRow else []).to_pylist()
+        rows = read_file(path, row, what=what, columns=FILE_COLUMNS).to_pylist()
         shown.append(
             {
                 "file": f"{path.parent.name}/{path.name}",

@@ -1,4 +1,5 @@
-"""The rows of the results: a case (what to run), a record (one measured case), a measured roof, a profiled case.
+"""The rows of the results: a case (what to run), a record (one measured case), a measured roof, a profiled case, a
+row of a table of errors.
 
 Columns that several kinds of rows share are stated once, in base classes. Field order is column order; of several
 bases the last one's columns come first, as dataclasses collect them.
@@ -16,6 +17,7 @@ from typing import Any
 SCHEMA_VERSION = 2
 ROOFS_VERSION = 1
 PROFILE_VERSION = 2
+ERRORS_VERSION = 1
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 
@@ -286,6 +288,32 @@ class ProfileRow(_Versions, _Device, _Counters, _Problem, _Package, _Code, _Run)
     """
 
     profile_version: int = PROFILE_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Differences:
+    against: str
+    draws: int
+    max_abs_mean: float
+    max_abs_std: float
+    mean_abs_mean: float
+    mean_abs_std: float
+    relative_mean: float
+    relative_std: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorsRow(_Versions, _Device, _Differences, _Problem, _Code, _Run):
+    """The errors of one implementation of the gated MLP on square matrices; its sizes are those of the matrices.
+
+    Attributes:
+        against: what the results are held against: eager or exact, see :mod:`..bench.mlp_errors`.
+        draws: of all matrices; mean and standard deviation are over them.
+        max_abs, mean_abs: largest and mean absolute difference.
+        relative: norm of the difference over the norm of what it is held against.
+    """
+
+    errors_version: int = ERRORS_VERSION
 
 
 def _names(row: type) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ While a run is on, every finished row is appended to ``<name>.jsonl`` and synced
 ``<name>.parquet`` by atomic rename and the journal goes. A run that was killed leaves its journal; :func:`recover`
 turns it into parquet. The writer holds a lock on its journal, so nobody recovers a run that is still alive.
 
-Calibrations and profiles are row sets of their own, with a schema and a version of their own. They lie beside the
-results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
-``<run>.copies.parquet``, ``<run>.profile.parquet``.
+Calibrations, profiles and tables of errors are row sets of their own, with a schema and a version of their own. They
+lie beside the results and are told from them by their names: ``roofs.parquet``, ``<run>.roofs.parquet``,
+``<run>.copies.parquet``, ``<run>.profile.parquet``, ``<run>.errors.parquet``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from .names import RENAMED, Renames, rename_row
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Environment, ProfileRow, Record, RoofRow
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Environment, ErrorsRow, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,10 @@ imported."""
 SAME_CASE = ("case_id", "device_accelerator", "device_name", "status", "noise", "suspect")
 """Of rows that agree in these columns, the newest counts."""
 
-OTHER_ROW_SETS = {"roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile")}
+OTHER_ROW_SETS = {
+    "roofs": (RoofRow, "calibration"), "copies": (RoofRow, "copies"), "profile": (ProfileRow, "profile"),
+    "errors": (ErrorsRow, "errors"),
+}  # fmt: skip
 
 
 def row_set(path: Path) -> tuple[type, str]:
@@ -327,7 +330,7 @@ def _recover(journal: Path) -> list[Path]:
 def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Return the result files that ``paths`` name or hold, subfolders too, sorted within a folder.
 
-    Calibrations and profiles in a folder are passed over.
+    Calibrations, profiles and tables of errors in a folder are passed over.
 
     Raises:
         ValueError: no such path, or no parquet file in it.

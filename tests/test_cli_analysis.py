@@ -468,9 +468,9 @@ def test_predict_validates_itself(run: Run) -> None:
         r"on the accelerator of the fit: 9\d\.\d% of \d\d rows left out lie in their 90 % intervals", printed[0]
     )
     assert printed[1] == "by a fit carried from another accelerator: no rows"
-    assert printed[2] == "of 4 implementations 4 hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
+    assert printed[2] == "of 5 implementations 5 hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
     assert printed[3].split() == ["op", "impl", "rows", "held", "chance", "error", "width"]
-    assert {line.split()[0] for line in printed[4:]} == {"gated_mlp"}
+    assert {line.split()[0] for line in printed[4:]} == {"gated_mlp", "projections"}
     rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
     assert {(row["impl"], row["mode"], row["dtype"]) for row in rows} == {
         ("scan", mode, dtype) for mode in ("fw", "fwbw") for dtype in ("bf16", "fp32")

@@ -6,7 +6,8 @@ with r = x W_a and i = x W_x in the layer. Source: the IO-aware RG-LRU kernel of
 counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L R is the number of elements of x.
 Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other operation.
 
-- fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype.
+- fused: the operation alone in one kernel, on pre-activations r and i: 8N + 2R bytes in a 16-bit dtype. For the
+  backward pass our kernels keep no h but a float32 state every 8 steps: 15N + 4R bytes, that store included.
 - chunked: reduce, then scan, over n = T / L chunks: a kernel that makes the map h -> a h + b that each chunk is to a
   state, one that runs through the maps, and the fused kernel on all chunks at once. 14N + 4R bytes and six float32
   passes over n B R states. (The linear scan has it too.)
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...kernels.rglru.config import SAVED_EVERY
 from .model import Factors, Layer, Passed, Problem, Scalar, Tally, Work, decoding
 
 WITH_GEMMS = ("layer", "unfused")
@@ -108,9 +110,10 @@ def backward(layer: Layer, formulation: str) -> Tally:
     - parameter gradient: sum of -8 d log a sigma(r): 2N; times sigma(c): R (1 + F_sig)
     - GEMMs (layer, unfused): dx += dr W_a^T + di W_x^T and both weights' gradients: 8 N R
 
-    Recomputed and not counted: gates, decay and input (unfused: softplus(c) and s, all else is kept); h is read back.
-    Bytes: fused x, r, i, h, dh, c; dx, dr, di, dc; layer besides the four GEMMs, those of dx adding to what is there;
-    unfused :data:`BACKWARD_LINES`.
+    Recomputed and not counted: the forward pass (unfused: softplus(c) and s, all else is kept).
+    Bytes: fused x, r, i, dh, c; dx, dr, di, dc; a float32 state every :data:`SAVED_EVERY` steps, which the forward pass
+    stores for this one alone; layer besides the four GEMMs, those of dx adding to what is there; unfused
+    :data:`BACKWARD_LINES`. dc's parts, one a tile, are left out (under 1 %).
     """
     cells, channels, f = layer.cells, layer.channels, layer.f
     weights = 2 * channels * channels
@@ -122,13 +125,12 @@ def backward(layer: Layer, formulation: str) -> Tally:
         "input gradient": Work(vector=2 * cells),
         "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
     }
-    recomputed = {
-        "gates": Work(vector=2 * cells * f.sig),
-        "decay": Work(vector=cells * (2 + f.exp) + channels * _softplus(f)),
-        "input": Work(vector=cells * (4 + f.exp)),
-    }
-    elements = {"load": 5 * cells + channels, "store": 3 * cells + channels}
+    recomputed = forward(layer, "fused").work
+    elements = {"load": 4 * cells + channels, "store": 3 * cells + channels}
+    saved = -(-layer.length // SAVED_EVERY) * layer.batch * channels * layer.widths.state
+    states = {"states store": saved, "states load": saved}
     if by_line:
+        states = {}
         elements = _line_traffic(_without_gemms(BACKWARD_LINES), cells)
         elements["log decay load"] += channels
         elements["log decay store"] += channels
@@ -141,7 +143,7 @@ def backward(layer: Layer, formulation: str) -> Tally:
         elements |= _line_traffic({name: moved for name, moved in BACKWARD_LINES.items() if "GEMMs" in name}, cells)
         elements["input gradient GEMMs load"] += weights
         elements["weight gradient GEMMs store"] += weights
-    return Tally(work=work, traffic=layer.moved(elements), recomputed_work=recomputed)
+    return Tally(work=work, traffic=layer.moved(elements) | states, recomputed_work=recomputed)
 
 
 def chunked(one: Tally, layer: Layer, chunks: Scalar, *, gated: bool, backward: bool) -> Tally:

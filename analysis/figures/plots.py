@@ -38,6 +38,7 @@ THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
     "runtime-optimal": theories.runtime_optimal_over_head_dim,
     "intensity-optimal": theories.runtime_optimal_over_intensity,
     "intensity": theories.intensity_over_chunk_size,
+    "transfer": theories.gain_over_input_gate,
 }
 """Figures of the counts and the model."""
 

@@ -49,6 +49,7 @@ class Selection:
         head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
             row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
             shown, that at which most points of ours and of a peer are of the same problem, else that with most points.
+        head_dim_qk: query-key head dim, of operations that have one; None: as above.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
         seq_len: of figures at one sequence length; None: 8192, the TFLA paper's, where our own rows have it in every
@@ -64,6 +65,7 @@ class Selection:
     tokens: int | None = None
     batch: int | None = None
     head_dim: int | None = None
+    head_dim_qk: int | None = None
     channels: int | None = None
     d_model: int | None = None
     d_ff: int | None = None
@@ -142,6 +144,9 @@ def choose(
     for name, value in held.items():
         _check_measured(rows, name, value)
         rows = rows if value is None else rows[rows[name] == value]
+    _check_measured(rows, "head_dim_qk", selection.head_dim_qk)
+    if selection.head_dim_qk is not None:
+        rows = rows[rows["head_dim_qk"].isna() | (rows["head_dim_qk"] == selection.head_dim_qk)]
     for name, column in WIDTHS.items():
         if channels or name != "channels":
             rows = _at_width(rows, column, getattr(selection, name), option=name, head_dim=selection.head_dim)

@@ -1,12 +1,13 @@
 """Figures from the counts and the runtime model alone: how FLOPs, intensity and the best chunk length depend on sizes.
 
-They are the TFLA paper's figures 18 to 21, 24 and 25, for any chunkwise operation. :func:`runtime_over_chunk_size`
-takes measured rows to stand beside the model where there are some.
+They are the TFLA paper's figures 18 to 21, 24 and 25, for any chunkwise operation; 4, 9 and 10, for mLSTM alone.
+:func:`runtime_over_chunk_size` takes measured rows to stand beside the model where there are some.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feas
 from ..model.fit import fit_rows
 from ..model.runtime_model import runtime_model
 from ..model.terms import LAUNCHES
+from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
 from .findings import MAX_LINES
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES, busy_note
@@ -294,6 +296,44 @@ def intensity_over_chunk_size(theory: Theory) -> Drawing:
         finding=f"Arithmetic intensity {_growth(panels)} FLOP per byte with chunk size and head dim",
         setting=theory.setting("length", "share", "factor"),
         note="Grey: the intensity at which each accelerator's matrix rate and bandwidth balance.",
+    )
+
+
+def gain_over_input_gate(theory: Theory) -> Drawing:
+    """Gain of mLSTM over its input gate, before and after the norm, by epsilon and normaliser (TFLA, 4, 9 and 10)."""
+    one_of("op", theory.op, NORMALISERS, " for the figure transfer")
+    (other,) = set(NORMALISERS) - {theory.op}
+    inputs = [n / 4 for n in range(-48, 33)]
+
+    def mark_gates(axes: Axes) -> None:
+        """Label the axis, which is of exp(gate), with gates."""
+        axes.set_xticks([math.exp(gate) for gate in inputs[::16]], [f"{gate:g}" for gate in inputs[::16]])
+
+    def panel(title: str, after: bool = True, **settings: Any) -> Panel:
+        lines = []
+        for op in (theory.op, other):
+            for n, forget in enumerate((-5, 3, 12)):
+                gain = [gains(op, input_gate=gate, forget_gate=forget, **settings)[after] for gate in inputs]
+                style = curve_style(n, "" if op == other else f"forget gate {forget}", dashed=op == other)
+                lines.append(Line(x=[math.exp(gate) for gate in inputs], y=gain, style=style))
+        return Panel(
+            title=title,
+            lines=lines,
+            x_label="input gate (before exp or sigmoid)",
+            y_label=f"gain {'after' if after else 'before'} the norm (max|h| / max|v|)",
+            y_limits=(0.0, 1.1) if after else None,
+            y_log=not after,
+            decorate=mark_gates,
+        )
+
+    own = [panel("before the norm", after=False), *(panel(f"epsilon {e:g}", epsilon=e) for e in (1e-2, 1e-6, 1e-8))]
+    words = {"none": "1", "one": "max(|nq|, 1)", "stabilised": "max(|nq|, exp(m))", "unbounded": "|nq|"}
+    return Drawing(
+        grid=[own, [panel(f"denominator {title}", normaliser=name) for name, title in words.items()]],
+        title="Gain over the input gate",
+        finding="After the norm mLSTMexp and mLSTMsig let through the same, from an input gate of about -8 on",
+        setting=f"T = {SEQ_LEN}, head dim {HEAD_DIM}, q, k, v ~ N(0, 1) · above: own denominator, below: epsilon 1e-06",
+        note=f"Solid: {operation_label(theory.op)}, dashed: {operation_label(other)}.",
     )
 
 

@@ -46,16 +46,4 @@ SELECTIVE_SCAN = Operation(
     state_dim=MAMBA_STATE,
 )
 
-PROJECTIONS = Operation(
-    name="projections",
-    kernel="gated-mlp",
-    label="products alone",
-    summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
-    arguments=("x", "w_up", "w_gate"),
-    differentiable=("x", "w_up", "w_gate"),
-    inputs="kernels.gated_mlp.reference:make_inputs",
-    recurrent="kernels.baselines.references:projections",
-    sizes=("batch", "seq_len", "d_model", "d_ff"),
-)
-
-OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN, PROJECTIONS)}
+OPERATIONS: dict[str, Operation] = {op.name: op for op in (ATTENTION, GLA, SELECTIVE_SCAN)}

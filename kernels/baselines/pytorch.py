@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...results.schema import Case
 from .spec import Baseline, Runnable
@@ -105,6 +105,15 @@ BASELINES = (
         settings="torch.compile (static shapes) of the eager form: cuBLAS twice and one kernel for the gating",
     ),
     _mlp(
+        name="torch.inplace",
+        op="gated_mlp",
+        formulation="gemms_activation",
+        build="kernels.baselines.pytorch:build_in_place",
+        modes=("fw",),
+        settings="cuBLAS twice, then one compiled kernel writes silu(gate) * up over up: two tensors [M, F], as in the "
+        "cuBLAS + Unsloth form of the page on fused gated MLPs",
+    ),
+    _mlp(
         name="torch.gemms",
         op="projections",
         formulation="gemms",
@@ -176,7 +185,6 @@ def elements(op: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare gates and recurrence: eager, a loop over time, or compiled, the associative scan."""
-    import torch
 
     from ..rglru.reference import associative, recurrent
     from ._tensors import on_leaves
@@ -189,12 +197,18 @@ def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         a = decay if case.op == "linear_scan" else decay.exp()
         return scan(a, b.float(), None)[0].to(b.dtype)
 
-    function: Callable[..., Tensor] = run
-    if compiled:
-        # What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.
-        torch._dynamo.reset()
-        function = torch.compile(run, dynamic=False, fullgraph=True)
-    return on_leaves(function, inputs, *LEAVES[case.op])
+    return on_leaves(_compiled(run, fullgraph=True) if compiled else run, inputs, *LEAVES[case.op])
+
+
+def _compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    """Return the function compiled, for static shapes, when it is first called.
+
+    What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.
+    """
+    import torch
+
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False, **options)
 
 
 def eager(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
@@ -206,11 +220,23 @@ def eager(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
 
 def build_mlp(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     """Prepare the eager form, or what torch.compile makes of it when it is first called."""
-    import torch
-
     from ._tensors import on_leaves
 
-    return on_leaves(torch.compile(eager, dynamic=False) if case.impl == "torch.compile" else eager, inputs)
+    return on_leaves(_compiled(eager) if case.impl == "torch.compile" else eager, inputs)
+
+
+def gate_in_place(up: Tensor, gate: Tensor) -> Tensor:
+    """Write silu(gate) * up over up and return it."""
+    from torch.nn.functional import silu
+
+    return up.mul_(silu(gate))
+
+
+def build_in_place(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
+    """Prepare the two products and the gating, compiled when it is first called."""
+    leaves = {name: tensor.detach() for name, tensor in inputs.items()}
+    x, gating = leaves["x"], _compiled(gate_in_place)
+    return Runnable(forward=lambda: gating(x @ leaves["w_up"], x @ leaves["w_gate"]), leaves=leaves)
 
 
 def build_products(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:

@@ -142,12 +142,6 @@ def selective_scan_recurrent(
     return (y, state) if return_last_state else y
 
 
-def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
-    """Return x W_up and x W_gate as [2, M, F] in x's dtype, for x [M, D] and weights [D, F]."""
-    dtype = compute_dtype(x.dtype)
-    return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
-
-
 def make_attention_inputs(draw: Draw) -> dict[str, Tensor]:
     """Draw q, k [B, T, H, K] and v [B, T, H, V] from N(0, 1)."""
     return draw.qkv()

@@ -1,4 +1,4 @@
-"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declaration and public function; imports no torch."""
+"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declarations and public function; imports no torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ _kernel = partial(
     chunked=False,
 )
 
-OPERATION = Operation(
-    name="gated_mlp",
+_operation = partial(
+    Operation,
     kernel="gated-mlp",
-    label="gated MLP",
-    summary="both up projections of a gated MLP and the gating (SwiGLU)",
     arguments=("x", "w_up", "w_gate"),
     differentiable=("x", "w_up", "w_gate"),
     inputs="kernels.gated_mlp.reference:make_inputs",
+    sizes=("batch", "seq_len", "d_model", "d_ff"),
+)
+
+GATED_MLP = _operation(
+    name="gated_mlp",
+    label="gated MLP",
+    summary="both up projections of a gated MLP and the gating (SwiGLU)",
     recurrent="kernels.gated_mlp.reference:definition",
     parallel="kernels.gated_mlp.reference:joint",
-    sizes=("batch", "seq_len", "d_model", "d_ff"),
     call="kernels.gated_mlp:gated_mlp",
     implementations=(
         _kernel(
@@ -55,6 +59,24 @@ OPERATION = Operation(
         ),
     ),
 )
+
+PROJECTIONS = _operation(
+    name="projections",
+    label="products alone",
+    summary="the two products of a gated MLP without activation and gating: x W_up and x W_gate, [2, M, F]",
+    recurrent="kernels.gated_mlp.reference:projections",
+    call="kernels.gated_mlp.fused:products",
+    implementations=(
+        _kernel(
+            name="gemms",
+            modes=("fw",),
+            default_config="kernels.gated_mlp.config:case_config:fused",
+            summary="the kernel of the gated MLP, which writes the projections alone",
+        ),
+    ),
+)
+
+OPERATIONS = {operation.name: operation for operation in (GATED_MLP, PROJECTIONS)}
 
 
 def gated_mlp(
@@ -88,7 +110,7 @@ def gated_mlp(
 
     Source: Shazeer, GLU Variants Improve Transformer (2020), equations 5 and 6.
     """
-    OPERATION.implementation(impl)
+    GATED_MLP.implementation(impl)
     if impl == "torch":
         from ..common.differentiable import without_autocast
         from .reference import portable

@@ -102,7 +102,7 @@ def select_tile(
     serialise the products (ptxas C7515).
 
     Args:
-        end: "gate", "save" or "gradient"; see project_kernel.
+        end: "gate", "save", "products" or "gradient"; see project_kernel.
         k_major: whether the weights are K-major rather than row-major.
         tokens: M.
         work: multiply-adds of one projection, M D F.
@@ -125,7 +125,7 @@ def select_tile(
             block_m=128, block_f=64, block_k=64, subtiles=1, num_stages=4, use_tma=False, persistent=False
         )
     full = TileConfig(block_m=128, block_f=128, block_k=64, num_stages=4, flatten=k_major)
-    if end == "gate":
+    if end in ("gate", "products"):
         # At the power limit 3 stages are faster.
         return replace(full, num_stages=3) if k_major and capability < (10, 0) and work >= VERY_LARGE else full
     # The stores and loads of twice y's columns take the shared memory of one stage; on sm_100 full tiles spill

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ...results.arguments import one_of
 from ..common.device import capability, multiprocessors, on_device_of
 from ..common.differentiable import Differentiable, Tensors
 from ..common.sizes import cdiv
@@ -47,6 +48,31 @@ def fused(
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(Problem(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
     return y
+
+
+def products(
+    x: Tensor, w_up: Tensor, w_gate: Tensor, *, impl: str = "gemms", config: GatedMlpConfig | None = None
+) -> Tensor:
+    """Compute x W_up and x W_gate with the kernel of the gated MLP, which shows what the gating costs.
+
+    Args:
+        x, w_up, w_gate: as of :func:`..gated_mlp`.
+        impl: "gemms".
+        config: as of it, of which the forward launch counts.
+
+    Returns:
+        Both products [2, M, F] in x's dtype; not differentiable.
+
+    Raises:
+        ValueError: on arguments that the kernel does not take.
+    """
+    one_of("impl", impl, ("gemms",), " for projections")
+    check_projections(x, w_up, w_gate)
+    check_layout(x, w_up, w_gate)
+    check_kernel_support(x, *w_up.shape)
+    both = x.new_empty(2, x.shape[0], w_up.shape[1])
+    project(x, Pair(w_up, w_gate), Problem("silu", False, is_k_major(w_up), config), pre=Pair(*both))
+    return both
 
 
 class Problem(NamedTuple):
@@ -135,8 +161,8 @@ def project(
     pre: Pair | None = None,
     dy: Tensor | None = None,
 ) -> None:
-    """Launch project_kernel: write y and, if given, pre; with dy, write the pre-activations' gradients into pre."""
-    end = "gate" if pre is None else "save" if dy is None else "gradient"
+    """Launch project_kernel: write y and pre, those given; with dy, write the pre-activations' gradients into pre."""
+    end = "gradient" if dy is not None else "products" if y is None else "gate" if pre is None else "save"
     rows, columns, k_major = x.shape[0], weights.up.shape[1], is_k_major(weights.up)
     gap = weights.gap if k_major else 0
     # The kernel takes the distance in units of DIM_MULTIPLE, so that the compiler knows that rows of both weights are

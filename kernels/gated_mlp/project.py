@@ -140,7 +140,7 @@ def _finish(
         activated, slope = _activate_with_slope(gate, ACTIVATION)
         gate = grad * up * slope
         up = grad * activated
-    else:
+    elif END != "products":
         _store(y, _activate(gate, ACTIVATION) * up, row, col, M, F, DTYPE, USE_TMA)
     if END != "gate":
         _store(pre_up, up, row, col, M, F, DTYPE, USE_TMA)
@@ -212,6 +212,7 @@ def project_kernel(
     aligned. Depending on END it writes
         "gate": y [M, F];
         "save": y, and the pre-activations into pre_up and pre_gate [M, F];
+        "products": the pre-activations alone;
         "gradient": the gradients of the pre-activations, computed from dy [M, F], into pre_up and pre_gate.
     """
     D, F = D_multiples * MULTIPLE, F_multiples * MULTIPLE

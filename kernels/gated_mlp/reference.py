@@ -52,6 +52,12 @@ def definition(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "si
     return (activate(wide @ w_gate.to(dtype), activation) * (wide @ w_up.to(dtype))).to(x.dtype)
 
 
+def projections(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
+    """Return x W_up and x W_gate as [2, M, F] in x's dtype, for x [M, D] and weights [D, F]."""
+    dtype = compute_dtype(x.dtype)
+    return torch.stack([x.to(dtype) @ w.to(dtype) for w in (w_up, w_gate)]).to(x.dtype)
+
+
 def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu") -> Tensor:
     """Compute y with torch alone in x's dtype; pre-activations are rounded to it.
 

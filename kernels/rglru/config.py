@@ -25,6 +25,10 @@ H200 runs 528 programs at once. As measured at batch 8 and 1024 channels: 128 sa
 saves less and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 %
 slower for longer sequences."""
 
+SAVED_EVERY = 8
+"""The forward pass saves a float32 state every so many steps, from which the backward pass recomputes the others: the
+steps of a row of every backward tile."""
+
 MIN_BLOCK_C = 32
 """Fewest channels of a tile: with half-precision elements fewer would be less than a memory burst of 64 bytes."""
 
@@ -85,18 +89,18 @@ def select_config(
     if impl == "naive":
         # Narrow blocks give more programs; a single warp needs no shared memory.
         forward = TileConfig(block_i=16, block_o=1, block_c=32, num_warps=1)
-        backward = TileConfig(block_i=8, block_o=1, block_c=32, num_warps=1)
+        backward = TileConfig(block_i=SAVED_EVERY, block_o=1, block_c=32, num_warps=1)
     elif item_bytes == 4:
         forward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
-        backward = TileConfig(block_i=8, block_o=16, block_c=32, num_warps=4)
+        backward = TileConfig(block_i=SAVED_EVERY, block_o=16, block_c=32, num_warps=4)
     elif impl == "chunked":
-        forward = backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4)
+        forward = backward = TileConfig(block_i=SAVED_EVERY, block_o=8, block_c=64, num_warps=4)
     else:
         # A multiprocessor runs four programs of 128 registers per thread, or three of 168, which both kernels just fit.
         forward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=128)
         if forward.steps * 4 * row_bytes < BYTES_PER_SHORT_HOP:
             forward = TileConfig(block_i=16, block_o=8, block_c=64, num_warps=4, maxnreg=168)
-        backward = TileConfig(block_i=8, block_o=8, block_c=64, num_warps=4, maxnreg=168)
+        backward = TileConfig(block_i=SAVED_EVERY, block_o=8, block_c=64, num_warps=4, maxnreg=168)
     if impl not in AHEAD:
         return ScanConfig(forward=forward, backward=backward)
     # Prefetching helps only if memory, not the hops, determines the time. Training needs more bytes per hop for that:

@@ -85,7 +85,7 @@ EXTREMES: dict[str, dict[str, Ranges]] = {
 1 - a^2, computed as it stands, has few bits in float32, or none; exponents that overflow one by one, weights from
 e^-100 to e^100 side by side or too small to see beside others."""
 
-STATE_PARTS = {"mlstm_exp": ("C", "n", "m"), "wkv4": ("num", "den", "max"), "gated_mlp": ()}
+STATE_PARTS = {"mlstm_exp": ("C", "n", "m"), "wkv4": ("num", "den", "max"), "gated_mlp": (), "projections": ()}
 """Names of the state's parts where it is not one tensor."""
 
 

@@ -69,12 +69,12 @@ def mlp(
 ) -> Case:
     """Return a case of the gated MLP."""
     return Case(
-        op="gated_mlp",
+        op="projections" if impl == "gemms" else "gated_mlp",
         impl=impl,
         dtype=dtype,
         sizes=mlp_sizes(tokens, 128, 256),
         layout=layout,
-        options={"activation": activation},
+        options={} if impl == "gemms" else {"activation": activation},
         kwargs={"config": config},
     )
 
@@ -192,7 +192,7 @@ SCANS = [
 ]
 MLPS = [
     *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "fused_save")]),
-    *compiled([mlp("fused", layout) for layout in LAYOUTS], training=False),
+    *compiled([mlp(impl, layout) for layout in LAYOUTS for impl in ("fused", "gemms")], training=False),
     *itertools.chain.from_iterable(
         compiled([mlp(impl, layout, tokens, dtype, activation=activation)], slow=True, training=training)
         for activation in ACTIVATIONS

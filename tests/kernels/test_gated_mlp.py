@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lrbench.bench.check import relative_error
 from lrbench.kernels import resolve
-from lrbench.kernels.gated_mlp import OPERATION, gated_mlp
+from lrbench.kernels.gated_mlp import GATED_MLP, gated_mlp
 from lrbench.kernels.gated_mlp import fused as module
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, TileConfig, invalid_reason, select_tile
-from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable
+from lrbench.kernels.gated_mlp.reference import activate, definition, k_major_inputs, portable, projections
 from lrbench.kernels.gated_mlp.validate import check_kernel_support, is_k_major
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.cases import MLP_ALTERNATIVES, MLP_SMALL, launches, mlp_sizes
@@ -69,7 +69,7 @@ def test_definition_is_the_papers_written_out(activation: str) -> None:
 
 
 def test_inputs_in_the_layout_of_a_linear_layer() -> None:
-    inputs = OPERATION.make_inputs(mlp_sizes(10, 16, 24), dtype=torch.bfloat16, seed=3)
+    inputs = GATED_MLP.make_inputs(mlp_sizes(10, 16, 24), dtype=torch.bfloat16, seed=3)
     assert [tuple(x.shape) for x in inputs.values()] == [(10, 16), (16, 24), (16, 24)]
     for name, x in k_major_inputs(inputs).items():
         assert torch.equal(x, inputs[name])
@@ -83,7 +83,7 @@ def test_declared_launches_are_those_chosen() -> None:
         ("fused_save", "save", True),
         ("fused_save", "gate", False),
     ):
-        target = OPERATION.implementation(name).default_config
+        target = GATED_MLP.implementation(name).default_config
         assert target is not None
         for dtype, item_bytes in (("bf16", 2), ("fp32", 4)):
             config = resolve(target)(sizes, dtype, (9, 0), training)
@@ -179,6 +179,15 @@ def test_one_token_of_any_stride(form: str) -> None:
     assert inputs["x"].is_contiguous()
     for one, other in zip(results(fn, prepare(inputs), dy), expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=interpret), pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_alone(layout: str, device: str) -> None:
+    """They are what the kernel gates; its tiles do not depend on what it writes."""
+    inputs, _ = draw(70, 40, 72, dtype=torch.float16, device=device)
+    both = module.products(*LAYOUTS[layout](inputs).values())
+    assert relative_error(both, projections(*(x.double() for x in inputs.values()))) < 1e-3
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=interpret), pytest.param("cuda", marks=gpu)])

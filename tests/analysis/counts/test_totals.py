@@ -204,13 +204,13 @@ def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
 
 SOFTPLUS = "C*(1 + exp + log)"
 RGLRU = f"2*N*sig + N*(9 + 2*exp) + {SOFTPLUS}"
-RGLRU_AGAIN = f"2*N*sig + N*(6 + 2*exp) + {SOFTPLUS}"
+STATES = "-2*B*C*s*floor(-T/8)"
 SUMS = "8 + max + abs + 3*exp + log"
 
 LAYERS = {
     "rglru": (rglru.forward(LAYER, "fused"), "0", RGLRU, "0", "(4*N + C)*w"),
     "rglru, backward": (
-        rglru.backward(LAYER, "fused"), "0", "21*N + C*(1 + sig)", RGLRU_AGAIN, "(8*N + 2*C)*w",
+        rglru.backward(LAYER, "fused"), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
     ),
     "rglru in chunks": (
         rglru.chunked(rglru.forward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=False),
@@ -218,12 +218,13 @@ LAYERS = {
     ),
     "rglru in chunks, backward": (
         rglru.chunked(rglru.backward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=True),
-        "0", "21*N + C*(1 + sig)", f"{RGLRU_AGAIN} + 3*N + 2*n*B*C + N*sig + N*(2 + exp) + {SOFTPLUS}",
-        "(10*N + 3*C)*w + 6*n*B*C*s",
+        "0", "21*N + C*(1 + sig)", f"{RGLRU} + 3*N + 2*n*B*C + N*sig + N*(2 + exp) + {SOFTPLUS}",
+        f"(9*N + 3*C)*w + 6*n*B*C*s + {STATES}",
     ),
     "rglru with its GEMMs": (rglru.forward(LAYER, "layer"), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
     "rglru with its GEMMs, backward": (
-        rglru.backward(LAYER, "layer"), "8*N*C", "21*N + C*(1 + sig)", RGLRU_AGAIN, "(18*N + 4*C*C + 2*C)*w",
+        rglru.backward(LAYER, "layer"), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
+        f"(17*N + 4*C*C + 2*C)*w + {STATES}",
     ),
     "rglru line by line": (rglru.forward(LAYER, "lines"), "0", RGLRU, "0", "(19*N + C)*w"),
     "rglru line by line, backward": (

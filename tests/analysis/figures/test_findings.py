@@ -10,7 +10,7 @@ import pytest
 
 from lrbench.analysis.figures.findings import MAX_LINES
 from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
-from lrbench.analysis.figures.selection import Selection
+from lrbench.analysis.figures.selection import Selection, choose
 from lrbench.analysis.figures.style import series_label, series_style
 from lrbench.analysis.figures.theory import Theory
 
@@ -236,6 +236,11 @@ def test_a_width_has_one_query_key_head_dim() -> None:
     ]
     shown = drawing("head-dim", made.frame(rows))
     assert shown.finding == "mLSTMsig: ours is 3 times as fast as mlstm_kernels at every head dim"
+    # Unless the other one is asked for.
+    chosen = choose(made.frame(rows), Selection(head_dim=64, head_dim_qk=64)).rows
+    assert {*zip(chosen["impl"], chosen["head_dim_qk"], chosen["head_dim_v"], strict=True)} == {(OURS, 64, 64)}
+    with pytest.raises(ValueError, match="head_dim_qk must be one of 32, 64, 128 in these results, got 48"):
+        choose(made.frame(rows), Selection(head_dim_qk=48))
 
 
 def test_the_committed_figures_hold_the_head_dims_of_an_operation() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count
-from lrbench.analysis.figures.plots import THEORY_KINDS
+from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
 from lrbench.analysis.figures.style import OPERATION_LABELS, alt_text
 from lrbench.analysis.figures.theory import HEAD_DIMS, Theory
 from lrbench.analysis.model.chunk_size import coefficients
@@ -128,9 +128,22 @@ def test_rows_of_other_problems_are_refused() -> None:
         plot("model", frame)
 
 
+def test_transfer_shows_both_mlstm_over_their_gates() -> None:
+    """Figures 4, 9 and 10: solid one, dashed the other, the same after the norm at the usual epsilon."""
+    shown = drawing("transfer", theory=Theory(op="mlstm_exp"))
+    assert shown.note == "Solid: mLSTMexp, dashed: mLSTMsig."
+    after = shown.grid[0][2]
+    assert after.title == "epsilon 1e-06"
+    for own, other in zip(after.lines[:3], after.lines[3:], strict=True):
+        assert own.y == pytest.approx(other.y, rel=0.01)
+        assert own.y[0] < 0.1 and own.y[-1] == pytest.approx(1, rel=0.02)
+    with pytest.raises(ValueError, match="op must be one of mlstm_sig, mlstm_exp for the figure transfer, got 'gla'"):
+        drawing("transfer", theory=Theory(op="gla"))
+
+
 @pytest.mark.parametrize("op", ["mlstm_exp", "gla", "lightning", "mamba2_ssd"])
 @pytest.mark.parametrize("mode", ["fw", "fwbw"])
-@pytest.mark.parametrize("kind", [*THEORY_KINDS, "model"])
+@pytest.mark.parametrize("kind", [*(kind for kind in THEORY_KINDS if kind != "transfer"), "model"])
 def test_every_chunkwise_operation_can_be_drawn(kind: str, mode: str, op: str) -> None:
     figure = plot(kind, theory=Theory(op=op, mode=mode))
     assert all(math.isfinite(y) and y > 0 for points in lines(figure, 0).values() for _, y in points)

@@ -20,6 +20,7 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
 from lrbench.kernels import resolve
 from lrbench.kernels.baselines import BASELINES, baselines_for, get_baseline, get_operation, plan_sizes
+from lrbench.kernels.baselines.pytorch import gate_in_place
 from lrbench.kernels.baselines.references import gla_recurrent
 from lrbench.kernels.baselines.spec import Baseline
 from lrbench.kernels.mlstm_exp import mlstm_exp
@@ -238,6 +239,15 @@ def test_a_step_agrees_with_the_definition(baseline: Baseline) -> None:
     assert {x.shape for x in tree_leaves(state)} <= {x.shape for x in ready.inputs}
 
 
+def test_gating_in_place_allocates_two_tensors(compiled: list[Any]) -> None:
+    baseline = get_baseline("gated_mlp", "torch.inplace")
+    inputs = get_operation("gated_mlp").make_inputs(MLP_SIZES, dtype=torch.float32)
+    up, gate = (inputs["x"] @ inputs[name] for name in ("w_up", "w_gate"))
+    assert gate_in_place(up, gate) is up
+    resolve(baseline.build)(case_of(baseline, "fw"), inputs)
+    assert compiled == [("gate_in_place", {"dynamic": False})]
+
+
 @pytest.mark.usefixtures("compiled")
 def test_xformers_without_its_operator() -> None:
     del torch.ops.xformers.dual_gemm_silu_identity_mul
@@ -276,9 +286,9 @@ def test_sizes_beside_another_family() -> None:
             assert plan_sizes(baseline, heads) == [planned]
 
 
-def test_products_alone_are_labelled_as_another_result() -> None:
-    run, labels = Run.start("run", H200, None), {}
+def test_products_alone_are_an_operation_of_their_own() -> None:
+    run = Run.start("run", H200, None)
     for baseline in MLPS:
         item = PlannedCase(case=case_of(baseline, "fw"), target=baseline)
-        labels[baseline.name] = build_record(run, item, {"status": "ok", "reason": None, "columns": {}}).same_math
-    assert {name for name, same in labels.items() if not same} == {"torch.gemms"}
+        record = build_record(run, item, {"status": "ok", "reason": None, "columns": {}})
+        assert record.same_math and (record.op == "projections") == (baseline.name == "torch.gemms")

@@ -1,0 +1,272 @@
+"""Entries: what a document shows or claims, and what has to be compared to say whether it is so. Data only.
+
+A document is a TOML file beside this module. It names sides (what is measured or counted) and has entries (a figure, a
+table, a section), each with claims. A claim compares sides at its points, the product of the lists of ``over``, in one
+of six ways (:data:`KINDS`), and says within which bounds the document sees the outcome.
+
+A measured side says everything of its cases, itself or by ``rows`` and ``over``: op, mode (fw), dtype (bf16),
+state_dtype (fp32, or none in the row) and every size, or what a size follows from (:data:`DERIVED`). Left open may be
+chunk_size, impl and provider: then the fastest row counts, for memory too. A counted side names a formulation as
+`lrbench count` takes it, for the model also a device; a saving of key-value cache its model and baseline, a gain its
+gates (:mod:`..transfer`), a fixed number itself. ``like`` copies another side, ``metric`` replaces the claim's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from ...kernels.baselines import get_implementation, get_operation
+from ...results.arguments import one_of, unknown
+from ...results.schema import SIZE_COLUMNS
+from ...results.toml_tables import AMOUNT, Must, Refused, read_toml
+
+FOLDER = Path(__file__).parent
+KINDS = ("value", "ratio", "span", "slope", "crossover", "best")
+GROUPED = ("span", "slope", "crossover", "best")
+"""The kinds that follow a metric along an axis."""
+
+MEASURED = (
+    "time", "memory", "workspace", "allocated", "tokens_per_s", "tflops", "over_model", "roof_share", "rel_error",
+)  # fmt: skip
+ERRORS = ("max_abs", "mean_abs", "relative")
+COUNTED = (
+    "flops", "tensor_flops", "bytes", "intensity", "model_ms", "flop_optimal", "runtime_optimal", "balance",
+    "saved_share", "extra_tokens", "gain_before", "gain_after", "number",
+)  # fmt: skip
+METRICS = MEASURED + ERRORS + COUNTED
+"""Metrics of stored rows, of what `lrbench errors` stored, and of sides that are counted."""
+
+ROW_KEYS = ("op", "impl", "provider", "mode", "dtype", "state_dtype", *SIZE_COLUMNS)
+COUNT_KEYS = (
+    "formulation", "counting", "causal_factor", "gate_dtype", "device", "model", "baseline", "metric", "number",
+    "normaliser", "epsilon", "input_gate", "forget_gate",
+)  # fmt: skip
+DERIVED = (
+    ("tokens", "seq_len", "batch"),
+    ("embedding", "head_dim_v", "num_heads"),
+    ("qk_ratio", "head_dim_v", "head_dim_qk"),
+)
+"""Key, and the size by which another one follows: tokens // seq_len, embedding // head_dim_v, qk_ratio * head_dim_v."""
+
+DEFAULTS = {"mode": "fw", "dtype": "bf16"}
+
+Terms = Mapping[str, int | float | str]
+Over = Mapping[str, Annotated[tuple[int | float | str, ...], Must("a list of at least one value", bool)]]
+Bound = float | str | tuple[float | str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A claim of a document.
+
+    Attributes:
+        text: the claim in a sentence, with what is wrong with it where it is a slip.
+        says: the document's number as printed; None: what the bounds say.
+        value, ratio, span, slope, crossover, best: the sides, by the kind of comparison; see :mod:`.verdicts`.
+        not_testable: why it cannot be tested here, in place of a kind.
+        unmeasured: what would have to be measured, in place of a kind: there is no case for it yet.
+        rows, over: as the entry's, in addition to ``rows`` and in place of ``over``.
+        along: the axis that span, slope, crossover and best follow; may be left out where there is one.
+        at_least, at_most, states: bounds of what is compared, or what it equals ``within`` a relative difference; a
+            list has a value for each line of the table.
+    """
+
+    text: str
+    says: str | None = None
+    value: str | None = None
+    ratio: tuple[str, ...] | None = None
+    span: str | None = None
+    slope: str | None = None
+    crossover: tuple[str, ...] | None = None
+    best: str | None = None
+    not_testable: str | None = None
+    unmeasured: str | None = None
+    metric: Literal[METRICS] = "time"  # type: ignore[valid-type]
+    rows: Terms = field(default_factory=dict)
+    over: Over | None = None
+    along: str | None = None
+    at_least: Bound = None
+    at_most: Bound = None
+    states: Bound = None
+    within: AMOUNT = 0.1
+
+    @property
+    def kind(self) -> str:
+        """Which of :data:`KINDS` it is; not_testable or unmeasured where it is none."""
+        return next(name for name in (*KINDS, "not_testable", "unmeasured") if getattr(self, name) is not None)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The names of its sides."""
+        named = getattr(self, self.kind) if self.kind in KINDS else ()
+        return (named,) if isinstance(named, str) else named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A figure, a table or a section of a document.
+
+    Attributes:
+        where: its place in the document.
+        claims: what it claims.
+        rows: keys of every side, but for a side's own.
+        over: key -> the values that it takes; the points are their product.
+        figure: the command that draws it, with RESULTS and GPU to be filled in.
+    """
+
+    where: str
+    claims: tuple[Claim, ...]
+    rows: Terms = field(default_factory=dict)
+    over: Over = field(default_factory=dict)
+    figure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document: its title, the family of kernels that it is about, what it was measured on, sides and entries."""
+
+    title: str
+    kernel: str
+    device: str
+    sides: Mapping[str, Terms]
+    entries: Mapping[str, Entry]
+
+
+class Asked(NamedTuple):
+    """A claim with what it belongs to; ``id`` is of the entry, which may have several claims."""
+
+    id: str
+    document: Document
+    entry: Entry
+    claim: Claim
+
+    @property
+    def over(self) -> Over:
+        """The axes."""
+        return self.entry.over if self.claim.over is None else self.claim.over
+
+    @property
+    def along(self) -> str:
+        """The axis that is followed."""
+        return self.claim.along or next(iter(self.over), "")
+
+    def points(self) -> list[dict[str, int | float | str]]:
+        """Return the points, the last axis fastest."""
+        return [dict(zip(self.over, values, strict=True)) for values in itertools.product(*self.over.values())]
+
+    def terms(self, side: str, point: Terms | None = None) -> dict[str, Any]:
+        """Return what selects a side's rows at a point, or what is counted there."""
+        found: dict[str, Any] = {**DEFAULTS, **self.entry.rows, **self.claim.rows, **(point or {})}
+        found |= self.document.sides[side]
+        # In this order: what another size follows from.
+        for name, size, follows in DERIVED:
+            value = found.pop(name, None)
+            if value is not None and size in found:
+                found.setdefault(follows, _derived(name, value, found[size]))
+        if "op" not in found:
+            return found
+        # Sizes of the entry that an operation does not have: heads of a selective scan.
+        own = (*get_operation(found["op"]).sizes, "chunk_size")
+        return {name: value for name, value in found.items() if name in own or name not in SIZE_COLUMNS}
+
+
+def load(folder: Path | None = None) -> list[Asked]:
+    """Return the claims of every document of a folder, by default lrbench's own, in the order of the files.
+
+    Raises:
+        ValueError: a file does not say what it should; the message names it, the entry and the key.
+    """
+    found = []
+    for path in sorted((folder or FOLDER).glob("*.toml")):
+        document = read_toml(path, Document, "a document")
+        try:
+            sides = {name: _inherited(document.sides, name) for name in document.sides}
+            document = dataclasses.replace(document, sides=sides)
+            for key, entry in document.entries.items():
+                for n, claim in enumerate(entry.claims, start=1):
+                    asked = Asked(f"{path.stem.replace('_', '-')}-{key}", document, entry, claim)
+                    _check(asked, f"entries.{key}.claims {n}")
+                    found.append(asked)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return found
+
+
+def chosen(claims: Sequence[Asked], ids: Sequence[str]) -> list[Asked]:
+    """Return the claims of entries, all of a document where its name is given; ValueError names what is near."""
+    for name in ids:
+        if not any(asked.id == name or asked.id.startswith(f"{name}-") for asked in claims):
+            raise unknown("id", name, dict.fromkeys(asked.id for asked in claims))
+    return [each for each in claims if any(each.id == name or each.id.startswith(f"{name}-") for name in ids)]
+
+
+def _derived(name: str, value: float, size: int) -> int:
+    return round(value * size) if name == "qk_ratio" else max(1, int(value) // size)
+
+
+def _inherited(sides: Mapping[str, Terms], name: str) -> Terms:
+    """Return a side with the keys of those that it is like."""
+    found, seen = dict(sides[name]), [name]
+    while (like := found.pop("like", None)) is not None:
+        if like not in sides or like in seen:
+            raise Refused(f"sides.{name}.like", f"another one of {', '.join(sides)}", like)
+        seen.append(str(like))
+        found = {**sides[str(like)], **found}
+    return found
+
+
+def _check(asked: Asked, where: str) -> None:
+    """Raise Refused for a claim that cannot be evaluated."""
+    claim, kinds = asked.claim, (*KINDS, "not_testable", "unmeasured")
+    given = [name for name in kinds if getattr(claim, name) is not None]
+    if len(given) != 1:
+        raise Refused(where, f"a table with one of {', '.join(kinds)}", ", ".join(given) or None)
+    if claim.kind not in KINDS:
+        return
+    pair = claim.kind in ("ratio", "crossover")
+    if len(claim.sides) != 1 + pair:
+        raise Refused(f"{where}.{claim.kind}", "two sides", list(claim.sides))
+    for side in claim.sides:
+        if side not in asked.document.sides:
+            raise unknown(f"{where}.{claim.kind}", side, asked.document.sides)
+    if claim.kind in GROUPED and (asked.along not in asked.over or (len(asked.over) > 1 and not claim.along)):
+        raise Refused(f"{where}.along", f"an axis of over ({', '.join(asked.over)})", claim.along)
+    stated = [bound is not None for bound in (claim.states, claim.at_least, claim.at_most)]
+    if not any(stated) or (stated[0] and any(stated[1:])):
+        raise Refused(where, "a table with states, or with at_least or at_most", "both" if any(stated) else None)
+    followed = asked.along if claim.kind in GROUPED else None
+    lines = math.prod(len(values) for axis, values in asked.over.items() if axis != followed)
+    for name in ("states", "at_least", "at_most"):
+        bound = getattr(claim, name)
+        if isinstance(bound, tuple) and (claim.kind == "slope" or len(bound) != lines):
+            raise Refused(f"{where}.{name}", "a number" if claim.kind == "slope" else f"a list of {lines}", list(bound))
+        if isinstance(bound, str) and claim.kind != "best":
+            raise Refused(f"{where}.{name}", "a number", bound)
+    for side, point in itertools.product(claim.sides, asked.points()):
+        try:
+            _check_terms(asked.terms(side, point), claim.metric)
+        except ValueError as error:
+            raise ValueError(f"{where}, side {side}: {error}") from None
+
+
+def _check_terms(terms: Mapping[str, Any], metric: str) -> None:
+    """Raise ValueError for unknown keys or names, or where a measured side leaves a size of its operation open."""
+    metric = terms.get("metric", metric)
+    one_of("metric", metric, METRICS)
+    known = (*ROW_KEYS, *(() if metric in MEASURED else ("against",) if metric in ERRORS else COUNT_KEYS))
+    for key in terms:
+        one_of("a key", key, (*known, "metric"))
+    if metric not in MEASURED:
+        return
+    operation = get_operation(str(terms.get("op", "")))
+    if "impl" in terms:
+        get_implementation(operation.name, terms["impl"])
+    for size in operation.sizes:
+        if size not in terms:
+            raise Refused(size, "said, by the side, rows or over", None)

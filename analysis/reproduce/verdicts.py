@@ -1,0 +1,334 @@
+"""Verdicts: what stored rows, or the counts, say of a claim.
+
+value: the metric at each point. ratio: one side's over another's. span: the largest over the smallest along an axis.
+slope: d log metric / d log axis from each value to the next. crossover: the smallest value from which on one side is
+below the other. best: the value with the smallest metric.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow
+from ...results.select import Row, grouped, load_rows, short_size
+from ...results.store import holds_results, read_file, row_set
+from ..accelerators.known import get_accelerator
+from ..counts import count, count_case, kv_savings
+from ..derive import ONCE_SINCE
+from ..model.answers import ask
+from ..model.chunk_size import coefficients
+from ..model.runtime_model import runtime_model
+from ..transfer import gains
+from .entries import ERRORS, MEASURED, Asked, Claim, Terms
+
+HOLDS, PARTLY, NOT, UNTESTABLE, UNMEASURED = VERDICTS = (
+    "holds", "holds in part", "does not hold here", "not testable here", "not measured",
+)  # fmt: skip
+STORED = {"time": "time_ms", "memory": "peak_memory_bytes", "workspace": "workspace_bytes", "rel_error": "rel_error"}
+"""Metric -> the column that holds it."""
+
+COLUMNS = (
+    *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
+    "device_accelerator", "input_bytes",
+)  # fmt: skip
+UNITS = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}
+Point = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What one comparison of a claim came to.
+
+    Attributes:
+        point: where, without the axis that is followed.
+        ours: the outcome; None where a row is missing, infinite for a crossover that is not there.
+        values: what it is the outcome of, by names: the sides of a ratio, else values of the axis.
+        document: the bound, in words.
+        holds: 1, 0, or 0.5 for a crossover past its bound; None where nothing was measured.
+        interval: of a time that is translated to the document's device.
+    """
+
+    point: Point
+    ours: Any = None
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    document: str = ""
+    holds: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A claim's verdict, with the reason in a sentence, and what was compared.
+
+    Attributes:
+        missing: (side, point, why) of what no row says: not measured, or a status such as oom.
+    """
+
+    asked: Asked
+    verdict: str
+    reason: str
+    ours: str = ""
+    lines: tuple[Line, ...] = ()
+    missing: tuple[tuple[str, Point, str], ...] = ()
+
+    @property
+    def document(self) -> str:
+        """The document's number."""
+        return self.asked.claim.says or ", ".join(dict.fromkeys(line.document for line in self.lines))
+
+
+class Store:
+    """The rows of a device, the newest good one of each case."""
+
+    def __init__(self, results: Sequence[Path], device: str) -> None:
+        self.results, self.device = results, device
+        files = [file for path in results for file in ([path] if path.is_file() else path.rglob("*.parquet"))]
+        sweeps = [file for file in files if holds_results(file)]
+        rows = load_rows(sweeps, COLUMNS, {"device_accelerator": device}) if sweeps else []
+        cases = grouped(rows, itemgetter("case_id")).values()
+        self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
+        tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
+        self.errors = [row for each in tables for row in each.to_pylist() if row["device_accelerator"] == device]
+
+    def error(self, metric: str, terms: Terms) -> float | str:
+        """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
+        rows = [row for row in self.errors if _matches(row, terms)]
+        return max(rows, key=itemgetter("measured_at"))[f"{metric}_mean"] if rows else UNMEASURED
+
+    def row(self, terms: Terms) -> Row | str:
+        """Return the fastest row that terms select, or why there is none: not measured, or a status."""
+        wanted = {"state_dtype": "fp32", **terms}
+        rows = [row for row in self.cases.get((wanted["op"], wanted["mode"]), []) if _matches(row, wanted)]
+        ok = [row for row in rows if row["status"] == "ok"]
+        return min(ok, key=itemgetter("time_ms")) if ok else rows[0]["status"] if rows else UNMEASURED
+
+
+def _newest(rows: Iterable[Row]) -> Row:
+    """Return the newest row of a case that was measured on an idle machine, else measured, else any."""
+    return max(rows, key=lambda r: (r["status"] == "ok", not (r["noise"] or r["suspect"]), r["measured_at"]))
+
+
+def _matches(row: Row, wanted: Terms) -> bool:
+    """Return whether a row is what is wanted; outside packages leave the dtype of states null."""
+    return all(row[name] == value or (name == "state_dtype" and row[name] is None) for name, value in wanted.items())
+
+
+def evaluate(asked: Asked, store: Store) -> Found:
+    """Return the verdict on a claim.
+
+    Raises:
+        ValueError: what is counted lacks a size, or has no such name.
+    """
+    claim = asked.claim
+    if claim.not_testable or claim.unmeasured:
+        verdict = UNTESTABLE if claim.not_testable else UNMEASURED
+        return Found(asked=asked, verdict=verdict, reason=claim.not_testable or claim.unmeasured or "")
+    values: dict[tuple[str, tuple[Any, ...]], float | None] = {}
+    missing = []
+    for side, point in itertools.product(claim.sides, asked.points()):
+        try:
+            value = _metric(asked, asked.terms(side, point), store)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{asked.id}, side {side}: {error}") from error
+        if isinstance(value, str):
+            missing.append((side, point, value))
+        values[side, tuple(point.values())] = None if isinstance(value, str) else value
+    lines: Iterable[Line] = _compared(asked, values)
+    if claim.kind == "value" and claim.metric == "time" and asked.document.device != store.device:
+        lines = [_translated(asked, line, store) for line in lines]
+        missing = []
+    lines = tuple(_judged(claim, line, n) for n, line in enumerate(lines))
+    return _verdict(asked, lines, tuple(missing))
+
+
+def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
+    """Return a side's metric at a point, or why there is none."""
+    metric = terms.pop("metric", asked.claim.metric)
+    if metric in ERRORS:
+        return store.error(metric, terms)
+    if metric not in MEASURED:
+        return _counted(metric, **terms)
+    row = store.row(terms)
+    if isinstance(row, str):
+        return row
+    if metric in STORED:
+        # An older row's memory holds a gradient twice.
+        twice = metric == "memory" and row["mode"] == "fwbw" and row["measured_at"] < ONCE_SINCE
+        return UNMEASURED if twice or row[STORED[metric]] is None else row[STORED[metric]]
+    if metric == "allocated":
+        return UNMEASURED if row["peak_memory_bytes"] is None else row["peak_memory_bytes"] - row["input_bytes"]
+    if metric == "tokens_per_s":
+        return 1e3 * row["batch"] * row["seq_len"] / row["time_ms"]
+    sizes = {name: row[name] for name in SIZE_COLUMNS if row[name] is not None}
+    counted = count_case(row["op"], row["impl"], row["mode"], row["dtype"], row["state_dtype"], sizes)
+    if counted is None:
+        return "not counted"
+    if metric == "tflops":
+        return counted.flops / (row["time_ms"] * 1e9)
+    model = runtime_model(counted, get_accelerator(store.device), row["dtype"])
+    return row["time_ms"] / model.upper_ms if metric == "over_model" else model.lower_ms / row["time_ms"]
+
+
+def _counted(metric: str, *, mode: str, dtype: str, device: str = "h100_sxm", **terms: Any) -> float:
+    """Return what is counted, modelled or computed of a side."""
+    if metric == "number":
+        return terms["number"]
+    if metric in ("gain_before", "gain_after"):
+        return gains(**terms)[metric == "gain_after"]
+    if metric in ("saved_share", "extra_tokens"):
+        (model,) = (each for each in kv_savings.MODELS if each.name == terms["model"])
+        saved = {each.baseline: each for each in kv_savings.savings(model, terms["seq_len"], dtype=dtype)}
+        return getattr(saved[terms["baseline"]], metric)
+    accelerator = get_accelerator(device)
+    # V100 multiplies no bf16.
+    balance = accelerator.intensity(dtype) or accelerator.intensity("fp16") or math.nan
+    if metric == "balance":
+        return balance
+    if metric in ("flop_optimal", "runtime_optimal"):
+        own = {name: terms[name] for name in ("op", "head_dim_qk", "head_dim_v", "state_dtype") if name in terms}
+        closed = coefficients(**own, causal_factor=terms.get("causal_factor", 0.5), dtype=dtype, mode=mode)
+        return closed.flop_optimal() if metric == "flop_optimal" else closed.runtime_optimal(balance)
+    counted = count(terms.pop("op"), dtype=dtype, mode=mode, **terms)
+    return runtime_model(counted, accelerator, dtype).upper_ms if metric == "model_ms" else getattr(counted, metric)
+
+
+def _compared(asked: Asked, values: Mapping[tuple[str, tuple[Any, ...]], float | None]) -> Iterator[Line]:
+    """Yield what is held against the bounds, line by line."""
+    claim, axis = asked.claim, asked.along
+
+    def others(point: Point) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, value) for name, value in point.items() if name != axis)
+
+    points: list[tuple[Point, list[Any]]]
+    points = [(point, [values[side, tuple(point.values())] for side in claim.sides]) for point in asked.points()]
+    if claim.kind in ("value", "ratio"):
+        for point, (a, *b) in points:
+            ours = None if a is None or None in b else a / (b[0] or math.nan) if b else a
+            yield Line(point=point, ours=ours, values=dict(zip(claim.sides, ((a,), (*b,)), strict=True)) if b else {})
+        return
+    for group, members in grouped(points, lambda item: others(item[0])).items():
+        there: list[tuple[Any, Any]] = [(point[axis], of) for point, of in members if None not in of]
+        if claim.kind == "slope" and len(there) > 1:
+            for (x, (y,)), (x_next, (y_next,)) in itertools.pairwise(there):
+                step = {**dict(group), axis: f"{_size(x)} to {_size(x_next)}"}
+                ours = math.log(y_next / y) / math.log(x_next / x)
+                yield Line(point=step, ours=ours, values={"from": (y,), "to": (y_next,)})
+        else:
+            ours = _followed(claim.kind, there) if len(there) > 1 else None
+            yield Line(point=dict(group), ours=ours, values={_size(x): tuple(of) for x, of in there})
+
+
+def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
+    """Return what the sides' values along an axis come to: a factor, or a value of the axis."""
+    if kind == "span":
+        found = [of[0] for _, of in there]
+        return max(found) / min(found)
+    if kind == "best":
+        return min(there, key=itemgetter(1))[0]
+    below = (x for n, (x, _) in enumerate(there) if all(a < b for _, (a, b) in there[n:]))
+    return next(below, math.inf)
+
+
+def _translated(asked: Asked, line: Line, store: Store) -> Line:
+    """Return a time as the model carries it to the document's device."""
+    terms = asked.terms(asked.claim.sides[0], line.point)
+    sizes = {name: terms[name] for name in SIZE_COLUMNS if name in terms and name != "chunk_size"}
+    question = ask(
+        terms["op"], sizes=sizes, results=store.results, mode=terms["mode"], dtype=terms["dtype"],
+        accelerator=get_accelerator(asked.document.device),
+    )  # fmt: skip
+    chunk = terms.get("chunk_size")
+    found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted
+    return dataclasses.replace(line, ours=found.time_ms, interval=(found.low_ms, found.high_ms))
+
+
+def _judged(claim: Claim, line: Line, n: int) -> Line:
+    """Return a line with the document's bound and whether it holds."""
+    bounds = {"": claim.states, "≥ ": claim.at_least, "≤ ": claim.at_most}
+    at: dict[str, Any] = {sign: bound[n] if isinstance(bound, tuple) else bound for sign, bound in bounds.items()}
+    words = " ".join(f"{sign}{shown(claim, bound)}" for sign, bound in at.items() if bound is not None)
+    states, least, most = at.values()
+    ours, holds = line.ours, None
+    if isinstance(ours, str):
+        holds = float(ours == states)
+    elif ours is not None:
+        if line.interval and states is not None:
+            near = line.interval[0] <= states <= line.interval[1]
+        else:
+            near = states is None or abs(ours - states) <= claim.within * (abs(states) or 1.0)
+        holds = float(near and (least is None or ours >= least) and (most is None or ours <= most))
+        if claim.kind == "crossover" and not holds and not math.isinf(ours):
+            holds = 0.5
+    return dataclasses.replace(line, document=words, holds=holds)
+
+
+def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Point, str], ...]) -> Found:
+    """Return the verdict that lines come to, and the reason: which hold, which do not, and what has no row."""
+    known = [line for line in lines if line.holds is not None]
+    kinds = {line.holds for line in known}
+    verdict, parts = PARTLY, []
+    if not known:
+        verdict = UNMEASURED
+    elif kinds == {0.0}:
+        verdict = NOT
+    elif kinds == {1.0} and not missing:
+        verdict = HOLDS
+    for holds, word in ((1.0, "holds at "), (0.5, "later at "), (0.0, "not at ")):
+        if some := [line for line in known if line.holds == holds]:
+            where, outcome = _axes([line.point for line in some]), _range(asked.claim, some)
+            parts.append(
+                f"{word}{where} ({outcome})" if len(kinds) > 1 else f"{outcome} at {where}" if where else outcome
+            )
+    for (side, why), items in grouped(missing, itemgetter(0, 2)).items():
+        where = _axes([point for _, point, _ in items])
+        terms = asked.terms(side, items[0][1])
+        name = terms.get("impl") or ("ours" if terms.get("provider") == "lrbench" else terms["op"])
+        parts.append(f"{name} {why}{where and f' at {where}'}")
+    ours = _range(asked.claim, known)
+    return Found(asked=asked, verdict=verdict, reason="; ".join(parts), ours=ours, lines=lines, missing=missing)
+
+
+def _axes(points: Sequence[Point]) -> str:
+    """Return points in words: each axis with its values, apart where they are no product of these."""
+    values = {name: dict.fromkeys(point[name] for point in points) for name in points[0]}
+    if math.prod(map(len, values.values())) != len(points):
+        first = next(name for name, found in values.items() if len(found) > 1)
+        return " and ".join(map(_axes, grouped(points, itemgetter(first)).values()))
+    parts = []
+    for name, found in values.items():
+        texts = [*map(_size, found)]
+        parts.append(f"{name} {'/'.join(texts) if len(texts) < 8 else f'{texts[0]} ... {texts[-1]}'}")
+    return ", ".join(parts)
+
+
+def _size(value: Any) -> str:
+    return short_size(value) if isinstance(value, int) else str(value)
+
+
+def shown(claim: Claim, value: Any, kind: str | None = None) -> str:
+    """Return a number of a claim with its unit; ``kind``: of a side's metric, value."""
+    kind = kind or claim.kind
+    if value is None or isinstance(value, str):
+        return value or ""
+    if math.isinf(value):
+        return "nowhere"
+    if kind in ("crossover", "best"):
+        return _size(int(value) if value == int(value) else value)
+    if kind == "value" and claim.metric in ("memory", "workspace", "allocated"):
+        return f"{value / 1e9:.3g} GB"
+    text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" if 0.9 < value < 1.1 else f"{value:.3g}"
+    return text + (UNITS.get(claim.metric, "") if kind == "value" else "")
+
+
+def _range(claim: Claim, lines: Sequence[Line]) -> str:
+    """Return the outcomes of lines, the smallest and the largest."""
+    ordered = sorted((line.ours for line in lines), key=lambda value: (isinstance(value, str), value))
+    texts = [*dict.fromkeys(shown(claim, each) for each in ordered)]
+    return " to ".join(dict.fromkeys((*texts[:1], *texts[-1:])))

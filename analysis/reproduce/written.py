@@ -1,0 +1,89 @@
+"""Verdicts as rows and as the page docs/reproductions.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from ...results.select import grouped
+from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, shown
+
+HEAD = """# Reproductions
+
+What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
+data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
+at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
+has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `analysis/reproduce/entries.py` says how to write a
+claim, `lrbench reproduce --format markdown` writes this page.
+"""
+
+MAX_VALUES = 12
+"""Values along an axis that stand in the columns of a table."""
+
+
+def list_rows(found: Sequence[Found], *, lines: bool = False) -> list[dict[str, Any]]:
+    """Return a row for each claim, with those of its ``lines`` if they are wanted."""
+    return [
+        {
+            "id": each.asked.id,
+            "document": each.asked.document.title,
+            "where": each.asked.entry.where,
+            "claim": each.asked.claim.text,
+            "says": each.document,
+            "ours": each.ours,
+            "verdict": each.verdict,
+            "reason": each.reason,
+            **({"lines": line_rows(each, words=False)} if lines else {}),
+        }
+        for each in found
+    ]
+
+
+def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
+    """Return a row for each line of a claim: where, the document's number, ours, and what that is the outcome of.
+
+    Args:
+        words: whether numbers are texts with their units, those that make a table too wide left out.
+    """
+    claim, rows = found.asked.claim, []
+    for line in found.lines:
+        low, high = line.interval or (0.0, 0.0)
+        interval = f" ({low:.4g} to {high:.4g} on {found.asked.document.device})" if line.interval else ""
+        of: dict[str, Any] = {name: [*values] for name, values in line.values.items()}
+        if words:
+            few = of if len(of) <= MAX_VALUES else {}
+            of = {name: " | ".join(shown(claim, each, "value") for each in values) for name, values in few.items()}
+        rows.append(
+            {
+                **line.point,
+                "document": line.document,
+                "here": shown(claim, line.ours) + interval if words or line.ours == math.inf else line.ours,
+                **of,
+                "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
+            }
+        )
+    return rows
+
+
+def page(found: Sequence[Found], device: str) -> str:
+    """Return the page: a table a document, a line a claim."""
+    parts = [HEAD, f"Measured on `{device}`. " + _tally(found)]
+    for title, claims in grouped(found, lambda each: each.asked.document.title).items():
+        parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
+        parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")
+        for row in list_rows(claims):
+            # What ours is has a column of its own.
+            reason = row["reason"].removeprefix(row["ours"]).removeprefix(";").strip()
+            verdict = f"**{row['verdict']}**{reason and ': '}{reason}"
+            cells = [row["where"], row["claim"], row["says"], row["ours"], verdict, f"`lrbench reproduce {row['id']}`"]
+            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(parts) + "\n"
+
+
+def _tally(found: Sequence[Found]) -> str:
+    """Return how many claims have which verdict."""
+    numbers = {verdict: len(items) for verdict, items in grouped(found, attrgetter("verdict")).items()}
+    counted = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if verdict in numbers)
+    return f"{len(found)} claims: {counted}."

@@ -1,0 +1,110 @@
+"""The cases that claims of documents lack rows of, swept as `lrbench sweep` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..analysis.reproduce.entries import ERRORS
+from ..analysis.reproduce.verdicts import UNMEASURED, Found
+from ..results.select import grouped
+from . import mlp_errors, note, session
+from .plan import Request
+
+LISTS = {
+    "op": "ops", "impl": "impls", "provider": "baselines", "mode": "modes", "dtype": "dtypes",
+    "state_dtype": "state_dtypes", "seq_len": "seq_lens", "head_dim_v": "head_dims", "head_dim_qk": "head_dims_qk",
+    "chunk_size": "chunk_sizes", "channels": "channels", "d_model": "d_models", "d_ff": "d_ffs",
+}  # fmt: skip
+"""Key of a side -> the field of a request that lists its values."""
+
+SWEPT = ("mode", "chunk_size", "seq_len", "batch")
+"""What the cases of one request differ in."""
+
+
+def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
+    """Yield requests for the cases that the claims have no row of."""
+    cases = [
+        {"kernel": each.asked.document.kernel, **each.asked.terms(side, point)}
+        for each in found
+        for side, point, why in each.missing
+        if why == UNMEASURED and each.asked.claim.metric not in ERRORS
+    ]
+
+    def shared(terms: Mapping[str, Any]) -> tuple[Any, ...]:
+        return "chunk_size" in terms, *sorted((key, value) for key, value in terms.items() if key not in SWEPT)
+
+    for group in grouped(cases, shared).values():
+        tokens = {terms["batch"] * terms["seq_len"] for terms in group if "batch" in terms}
+        if len(tokens) == 1:
+            yield _request(group, tokens=tokens.pop())
+        else:
+            for same in grouped(group, lambda terms: terms.get("batch")).values():
+                yield _request(same, batch=same[0].get("batch"))
+
+
+def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
+    """Return the request of cases that differ in their lists alone."""
+    first = cases[0]
+    fields: dict[str, Any] = {
+        field: tuple(sorted({terms[name] for terms in cases})) for name, field in LISTS.items() if name in first
+    }
+    # No package brings what is ours.
+    if fields.get("baselines") == ("lrbench",):
+        fields["baselines"] = ("none",)
+    own = {} if "d_model" in first else sizes
+    return Request(kernel=first["kernel"], num_heads=first.get("num_heads"), **fields, **own)
+
+
+def missing_errors(found: Sequence[Found]) -> list[int]:
+    """Return the sizes that claims of the table of errors have no row of."""
+    of_errors = (each for each in found if each.asked.claim.metric in ERRORS)
+    return sorted({int(point["seq_len"]) for each in of_errors for _, point, _ in each.missing})
+
+
+def run_missing(
+    found: Sequence[Found], *, gpu: str | None, output: Path, timeout_s: float, time_limit_s: float | None
+) -> bool:
+    """Sweep what the claims have no row of, but for cases that ``output`` has from this commit; errors take 10 draws.
+
+    Args:
+        time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
+        gpu, output, timeout_s: see :func:`.session.run_sweep`.
+
+    Returns:
+        whether cases are left, out of time.
+
+    Raises:
+        ValueError: as run_sweep.
+        KeyboardInterrupt: a sweep was interrupted.
+    """
+    began = time.monotonic()
+    for n, request in enumerate(missing_requests(found)):
+        left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            note("out of time: the same command measures the rest")
+            return True
+        outcome = session.run_sweep(
+            request, gpu=gpu, output=output, executor="local", devices=1, wait=False, budget_s=None, jobs=None,
+            calibrate=None if n == 0 else False, resume=True, profile_harness=False, timeout_s=timeout_s,
+            time_limit_s=left,
+        )  # fmt: skip
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if outcome.remaining:
+            return True
+    if sizes := missing_errors(found):
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        settings: dict[str, Any] = {
+            "draws": 10,
+            "impls": ("fused",),
+            "against": ("eager",),
+            "dtype": "bf16",
+            "device": device,
+        }
+        mlp_errors.write_rows(list(mlp_errors.error_rows(sizes=sizes, **settings)), output)
+    return False

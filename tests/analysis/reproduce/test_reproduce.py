@@ -1,0 +1,253 @@
+"""Entries of documents: every verdict from made-up rows, what the files may not say, and the committed ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbench.analysis.reproduce import entries, verdicts, written
+from lrbench.analysis.reproduce.entries import Asked
+from lrbench.bench import mlp_errors, plan, reproduce, session
+from lrbench.bench.run import Outcome
+from lrbench.results.store import committed_results
+
+from ...command_line import Lrbench, one_line
+from ..rows import case, row, write
+
+ROOT = Path(__file__).resolve().parents[3]
+DIMS = "num_heads = 16, head_dim_qk = 128, head_dim_v = 256"
+HEAD = f"""
+title = "A document"
+kernel = "tfla"
+device = "h100_sxm"
+[sides]
+ours = {{ op = "mlstm_sig", impl = "fused_chunk", {DIMS} }}
+theirs = {{ like = "ours", impl = "mlstm_kernels.xl_chunk_siging" }}
+attention = {{ op = "attention", num_heads = 32, head_dim_qk = 128, head_dim_v = 128 }}
+counted = {{ op = "mlstm_sig", formulation = "chunkwise", head_dim_qk = 128, head_dim_v = 256, causal_factor = 0.5 }}
+device = {{}}
+kv = {{ model = "Llama 3.1 8B", baseline = "plain", seq_len = 512 }}
+[entries.fig1]
+where = "figure 1"
+rows = {{ tokens = 65536 }}
+over = {{ seq_len = [1024, 8192] }}
+figure = "plot runtime RESULTS --device GPU --mode fw"
+[[entries.fig1.claims]]
+text = "a claim"
+"""
+
+
+def rows() -> Iterable[dict[str, Any]]:
+    """Ours takes 1 ms, and 2 with chunks of 256; theirs 2 at 1k and 4 at 8k; attention 0.5 and 4."""
+    for seq_len, theirs, attention in ((1024, 2.0, 0.5), (8192, 4.0, 4.0)):
+        memory = {"peak_memory_bytes": seq_len * 10**6, "input_bytes": 24 * 10**6}
+        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len), time_ms=1.0, **memory)
+        yield row(case("mlstm_sig", "fused_chunk", seq_len=seq_len, chunk_size=256), time_ms=2.0, peak_memory_bytes=5)
+        impl = "mlstm_kernels.xl_chunk_siging"
+        yield row(case("mlstm_sig", impl, seq_len=seq_len, state_dtype=None), time_ms=theirs)
+        yield row(case("attention", "flash_attn.v4", seq_len=seq_len), time_ms=attention)
+        yield row(case("attention", "torch.sdpa_cudnn", seq_len=seq_len), time_ms=2 * attention)
+    # Older and newer rows of cases that have one already.
+    late = {"measured_at": "2026-02-01T00:00:00+00:00"}
+    yield row(case("mlstm_sig", "fused_chunk"), time_ms=9.0, measured_at="2025-01-01T00:00:00+00:00")
+    yield row(case("mlstm_sig", "fused_chunk"), time_ms=9.0, noise="busy", **late)
+    yield row(case("mlstm_sig", "fused_chunk", mode="fwbw", seq_len=1024), status="oom", reason="out of memory")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(rows(), tmp_path_factory.mktemp("results") / "rows.parquet")
+
+
+def claims(folder: Path, text: str, head: str = HEAD) -> list[Asked]:
+    (folder / "a_doc.toml").write_text(head + text, encoding="utf-8")
+    return entries.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "reason"),
+    [
+        ('ratio = ["theirs", "ours"]\nat_least = 2', "holds", "2 to 4 at seq_len 1k/8k"),
+        ('ratio = ["theirs", "ours"]\nat_least = 3', "holds in part", "holds at seq_len 8k (4); not at seq_len 1k (2)"),
+        ('ratio = ["theirs", "ours"]\nat_least = 5', "does not hold here", "2 to 4"),
+        ('ratio = ["theirs", "ours"]\nstates = [2, 4]\nwithin = 0.01', "holds", "2 to 4"),
+        (
+            'ratio = ["theirs", "ours"]\nat_most = 9\nover = { seq_len = [1024, 2048] }',
+            "holds in part",
+            "2 at seq_len 1k; mlstm_kernels.xl_chunk_siging not measured at seq_len 2k",
+        ),
+        (
+            'ratio = ["theirs", "ours"]\nat_most = 9\nrows = { mode = "fwbw" }\nover = { seq_len = [1024] }',
+            "not measured",
+            "fused_chunk oom at seq_len 1k",
+        ),
+        ('value = "ours"\nmetric = "memory"\nstates = [1.024e9, 8.192e9]\nwithin = 0', "holds", "1.02 GB to 8.19 GB"),
+        ('value = "ours"\nmetric = "allocated"\nstates = [1e9, 8.168e9]\nwithin = 0', "holds", "1 GB to 8.17 GB"),
+        ('value = "ours"\nmetric = "tokens_per_s"\nstates = 65536000\nwithin = 0', "holds", "65,536,000"),
+        ('span = "theirs"\nat_most = 1.5', "does not hold here", "2"),
+        ('span = "ours"\nat_most = 1.5', "holds", "1"),
+        ('slope = "attention"\nstates = 1\nwithin = 0.01', "holds", "1 at seq_len 1k to 8k"),
+        ('crossover = ["ours", "attention"]\nat_most = 8192', "holds", "8k"),
+        ('crossover = ["ours", "attention"]\nat_most = 4096', "holds in part", "8k"),
+        ('crossover = ["theirs", "ours"]\nat_most = 4096', "does not hold here", "nowhere"),
+        (
+            'best = "ours"\nover = { seq_len = [8192], chunk_size = [128, 256] }\nalong = "chunk_size"\nstates = 128',
+            "holds",
+            "128",
+        ),
+        (
+            'best = "attention"\nrows = { seq_len = 8192 }\nover = { impl = ["flash_attn.v4", "torch.sdpa_cudnn"] }\n'
+            'states = "flash_attn.v4"',
+            "holds",
+            "flash_attn.v4",
+        ),
+        ('value = "counted"\nmetric = "flop_optimal"\nover = {}\nstates = 13\nwithin = 0.01', "holds", "13"),
+        (
+            'value = "counted"\nmetric = "intensity"\nrows = { chunk_size = 64 }\nat_least = 500',
+            "does not hold here",
+            "at seq_len 1k/8k",
+        ),
+        ('value = "device"\nmetric = "balance"\nover = { device = ["h100_sxm"] }\nstates = 295.2', "holds", "295"),
+        ('value = "kv"\nmetric = "saved_share"\nover = {}\nstates = 0.45', "holds", "0.45"),
+        ('not_testable = "needs trained weights"', "not testable here", "needs trained weights"),
+        ('unmeasured = "a model\'s training step"', "not measured", "a model's training step"),
+    ],
+)  # fmt: skip
+def test_verdicts(text: str, verdict: str, reason: str, results: Path, tmp_path: Path) -> None:
+    (asked,) = claims(tmp_path, text)
+    found = verdicts.evaluate(asked, verdicts.Store([results], "h200_sxm"))
+    assert (asked.id, found.verdict) == ("a-doc-fig1", verdict)
+    assert reason in found.reason
+
+
+def test_errors_are_those_that_were_kept(tmp_path: Path) -> None:
+    """They lie beside the rows of sweeps, which are not looked at for them; what is missing is no case of a sweep."""
+    figures = {f"{name}_{of}": 0.5 for name in ("max_abs", "mean_abs", "relative") for of in ("mean", "std")}
+    row = {"size": 64, "impl": "fused", "against": "eager", "dtype": "bf16", "draws": 2, **figures}
+    mlp_errors.write_rows([row, {**row, "against": "exact", "relative_mean": 9.0}], tmp_path / "rows")
+    side = '[sides.errors]\nop = "gated_mlp"\nimpl = "fused"\nagainst = "eager"\n'
+    kind = 'value = "errors"\nmetric = "relative"\nover = {{ seq_len = [{}] }}\nrows = {{}}\nstates = 0.5\n'
+    for sizes, verdict, missing in (("64", "holds", []), ("64, 128", "holds in part", [128])):
+        (asked,) = claims(tmp_path, kind.format(sizes) + side, HEAD.replace("rows = { tokens = 65536 }\n", ""))
+        found = verdicts.evaluate(asked, verdicts.Store([tmp_path / "rows"], "cpu"))
+        assert (found.verdict, reproduce.missing_errors([found])) == (verdict, missing)
+        assert not list(reproduce.missing_requests([found]))
+
+
+def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
+    """By the model, whose interval must hold the document's number."""
+    store = verdicts.Store(committed_results("h200_sxm"), "h200_sxm")
+    text = 'value = "ours"\nover = {{ seq_len = [8192] }}\nstates = {}\nrows = {{ chunk_size = 1024 }}'
+    for stated, verdict in ((1.5, "holds"), (90, "does not hold here")):
+        (asked,) = claims(tmp_path, text.format(stated))
+        found = verdicts.evaluate(asked, store)
+        assert found.verdict == verdict
+        (line,) = found.lines
+        assert line.interval is not None and line.interval[0] < 1.5 < line.interval[1] < 90
+        assert "on h100_sxm)" in written.line_rows(found)[0]["here"]
+        # Where the document's device was measured, its rows are taken.
+        assert verdicts.evaluate(asked, verdicts.Store([], "h100_sxm")).verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "entries.fig1.claims 1 must be a table with one of value, ratio"),
+        ('ratio = ["ours"]\nat_least = 1', "entries.fig1.claims 1.ratio must be two sides, got ['ours']"),
+        ('ratio = ["our", "theirs"]\nat_least = 1', "got 'our'; did you mean ours"),
+        ('ratio = ["ours", "theirs"]', "must be a table with states, or with at_least or at_most"),
+        ('value = "ours"\nstates = [1]', "entries.fig1.claims 1.states must be a list of 2, got [1.0]"),
+        ('value = "ours"\nstates = 1\nmetric = "speed"', "entries.fig1.claims 1.metric must be 'time' or"),
+        ('value = "ours"\nstates = 1\nwithn = 2', "without other keys than text"),
+        ('span = "ours"\nat_most = 1\nalong = "mode"', "entries.fig1.claims 1.along must be an axis of over (seq_len)"),
+        ('value = "ours"\nstates = 1\nrows = { heads = 3 }', "side ours: a key must be one of"),
+        ('value = "device"\nstates = 1', "side device: op must be one of"),
+        ('value = "ours"\nstates = 1\nover = { seq_len = [] }', "over.seq_len must be a list of at least one value"),
+        ('value = "ours"\nstates = "many"', "entries.fig1.claims 1.states must be a number, got 'many'"),
+        ('value = "typo"\nstates = 1\n[sides.typo]\nlike = "ours"\nimpl = "fusd"', "side typo: impl must be one of"),
+        ('value = "odd"\nstates = 1\n[sides.odd]\nmetric = "speed"', "side odd: metric must be one of"),
+        ('value = "open"\nstates = 1\n[sides.open]\nop = "mlstm_sig"', "side open: num_heads must be said"),
+        ('value = "loop"\nstates = 1\n[sides.loop]\nlike = "loop"', "sides.loop.like must be another one of"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_refused_with_its_name_and_the_key(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        claims(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path / 'a_doc.toml'}: ")
+    assert message in str(error.value)
+
+
+STORE = verdicts.Store(committed_results("h200_sxm"), "h200_sxm")
+EVALUATED = [verdicts.evaluate(asked, STORE) for asked in entries.load()]
+
+
+def test_every_committed_entry_is_evaluated() -> None:
+    assert {each.verdict for each in EVALUATED} == {*verdicts.VERDICTS}
+    assert all(each.reason for each in EVALUATED)
+    # What has no row can be planned.
+    assert all(plan.plan(request, device_kind="cuda") for request in reproduce.missing_requests(EVALUATED))
+
+
+@pytest.mark.parametrize("entry", dict.fromkeys(each.asked.id for each in EVALUATED if each.asked.entry.figure))
+def test_committed_figures_are_drawn(entry: str, lrbench: Lrbench, tmp_path: Path) -> None:
+    """But where nothing was measured yet."""
+    code, _, err = lrbench("reproduce", entry, "-o", tmp_path / "figure.svg")
+    lacking = all(each.verdict == "not measured" for each in EVALUATED if each.asked.id == entry)
+    assert lacking or (code, (tmp_path / "figure.svg").exists()) == (0, True), err
+
+
+def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None:
+    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    written = lrbench("reproduce", "--format", "markdown")[1]
+    assert written == page, "write it anew: lrbench reproduce --format markdown > docs/reproductions.md"
+
+
+def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 3\n')
+    monkeypatch.setattr(entries, "FOLDER", tmp_path)
+    shown = lrbench("reproduce", "a-doc-fig1", "--results", results)[1]
+    assert "8192  ≥ 3       4     4 ms    1 ms  holds" in shown
+    assert "holds in part: holds at seq_len 8k (4); not at seq_len 1k (2)" in shown
+    assert "a-doc-fig1  figure 1  a claim  holds in part" in lrbench("reproduce", "--results", results)[1]
+    (claim,) = json.loads(lrbench("reproduce", "a-doc", "--results", results, "--format", "json")[1])
+    first = {"seq_len": 1024, "document": "≥ 3", "here": 2.0, "theirs": [2.0], "ours": [1.0]}
+    assert claim["lines"][0] == first | {"verdict": "does not hold here"}
+    assert lrbench("reproduce", "--results", results, "--format", "csv")[1].startswith("id,document,where,claim,says")
+    assert "Measured on `h200_sxm`. 1 claims" in lrbench("reproduce", "--results", results, "--format", "markdown")[1]
+    for arguments, message in (
+        (("a-doc-fig2",), "id must be one of a-doc-fig1, got 'a-doc-fig2'; did you mean a-doc-fig1?"),
+        (("-o", "x.svg"), "--figure needs an entry that has one: a-doc-fig1"),
+        (("a-doc", "--gpu", "h2000"), "h2000"),
+    ):
+        assert message in one_line(lrbench("reproduce", *arguments, "--results", results)[2])
+
+
+def test_run_sweeps_what_has_no_row(
+    lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sweep does; what it measured counts then."""
+    claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 1\nover = { seq_len = [1024, 2048, 4096] }')
+    monkeypatch.setattr(entries, "FOLDER", tmp_path)
+    asked = []
+
+    def sweep(request: plan.Request, *, output: Path, **_: Any) -> Outcome:
+        asked.append(request)
+        (impl,) = request.impls or ()
+        missing = [case("mlstm_sig", impl, seq_len=seq_len) for seq_len in request.seq_lens or ()]
+        write([row(each) for each in missing], output / f"{impl}.parquet")
+        return Outcome(path=None, records=[], resumed=[], remaining=0, interrupted=len(asked) > 2)
+
+    monkeypatch.setattr(session, "run_sweep", sweep)
+    shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
+    assert "holds: " in shown
+    assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
+        ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
+    ]
+    arguments = ("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "others")
+    code, _, err = lrbench(*arguments, "--time-limit", "0")
+    assert (code, len(asked)) == (1, 2) and "out of time: the same command measures the rest" in err
+    assert lrbench(*arguments)[0] == 130 and len(asked) == 3
