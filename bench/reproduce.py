@@ -42,7 +42,8 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
             yield _request(group, tokens=tokens.pop())
         else:
             for same in grouped(group, lambda terms: terms.get("batch")).values():
-                yield _request(same, batch=same[0].get("batch"))
+                batch = same[0].get("batch")
+                yield _request(same, batches=None if batch is None else (batch,))
 
 
 def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
