@@ -159,8 +159,9 @@ def compile_ahead(
 ) -> None:
     """Call cases once in an executor's processes, so that the timed pass finds the compilers' caches on disk filled.
 
-    Outcomes are dropped: what fails here fails again, and gets its row, when it is measured. Autotuners choose in the
-    timed pass (:func:`.autotuning.untimed`), because processes that share the GPU would make them choose badly.
+    A case that worked leaves a mark, so that later sweeps leave it out. One that failed fails again, and gets its row,
+    when it is measured. Autotuners choose in the timed pass (:func:`.autotuning.untimed`), because processes that share
+    the GPU would make them choose badly.
     """
     # Cases that differ in lengths alone share most kernels: side by side, each process would compile them all.
     rounds = itertools.zip_longest(*grouped(cases, _kind).values())

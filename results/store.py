@@ -357,7 +357,7 @@ def current_files(paths: Iterable[str | Path]) -> list[Path]:
     Of every case in these the files beside them hold a newer row. Where there are no others, they are returned.
     """
     files = result_files(paths)
-    return [path for path in files if f".{path.name}".rpartition(".history.")[2] != "parquet"] or files
+    return [path for path in files if not f".{path.name}".endswith(".history.parquet")] or files
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -22,8 +22,10 @@ def case_history(case: str, results: Sequence[str | Path]) -> dict[tuple[str, st
         ValueError: nothing is selected, or a bad term.
     """
     is_id = re.fullmatch(r"[0-9a-f]{4,16}", case) is not None
-    terms = parse_terms(f"case:{case}" if is_id else case)
-    rows = select(",".join(map(":".join, terms.items())), results)
+    terms = f"case:{case}" if is_id else case
+    # A path would be taken for results of its own.
+    parse_terms(terms)
+    rows = select(terms, results)
     oldest_first = sorted(rows, key=lambda row: row["measured_at"])
     histories: dict[tuple[str, str], list[Row]] = grouped(oldest_first, lambda row: (row["case_id"], device_of(row)))
     return dict(sorted(histories.items(), key=lambda item: (describe(item[1][0]), item[0])))

@@ -47,7 +47,8 @@ class Costs:
     Attributes:
         walk, whole_state: of a position that a program walks, by :mod:`.fused_chunk` for each 128 rows of the state,
             and by :mod:`.whole_state` for each tile of 128 x 128 (one at least).
-        normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks.
+        normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks; where the
+            output's kernel makes them, it takes about as much longer.
         gradient: times as long that dq and dk take, which also make the gates' gradients.
         launch: of the pass before the walk, whatever it computes.
         states, states_and_n: of a position that a program of this pass walks, without and, before :mod:`.fused_chunk`,

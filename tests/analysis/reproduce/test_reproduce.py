@@ -244,7 +244,7 @@ def test_run_sweeps_what_has_no_row(
     monkeypatch.setattr(session, "run_sweep", sweep)
     shown = lrbench("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "rows")[1]
     assert "holds: " in shown
-    assert [(each.impls, each.seq_lens, each.tokens, each.batch) for each in asked] == [
+    assert [(each.impls, each.seq_lens, each.tokens, each.batches) for each in asked] == [
         ((impl,), (2048, 4096), 65536, None) for impl in ("mlstm_kernels.xl_chunk_siging", "fused_chunk")
     ]
     arguments = ("reproduce", "a-doc", "--results", results, "--run", "--output", tmp_path / "others")
