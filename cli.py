@@ -978,7 +978,7 @@ def plot(
         typer.Argument(
             help="From results: runtime, memory, runtime-memory, chunk-size, trade-off, head-dim, rate. "
             "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both. "
-            "From the definition: transfer."
+            "From definitions: transfer, kv-savings."
         ),
     ],
     results: Annotated[

@@ -39,6 +39,7 @@ THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {
     "intensity-optimal": theories.runtime_optimal_over_intensity,
     "intensity": theories.intensity_over_chunk_size,
     "transfer": theories.gain_over_input_gate,
+    "kv-savings": theories.tokens_of_cache,
 }
 """Figures of the counts and the model."""
 

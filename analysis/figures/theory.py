@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ...kernels.baselines import get_operation
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of, unknown
-from ...results.select import best_rows, latest_rows, ok_rows
+from ...results.select import best_rows, grouped, latest_rows, ok_rows
 from ..accelerators.known import Accelerator, get_accelerator
-from ..counts import FORMULATIONS, Count, count
+from ..counts import FORMULATIONS, Count, count, kv_savings
 from ..counts.formulations import is_counted
 from ..counts.model import DTYPE_BYTES
 from ..model.chunk_size import Coefficients, check_chunkwise, coefficients, feasible_chunks
@@ -334,6 +334,30 @@ def gain_over_input_gate(theory: Theory) -> Drawing:
         finding="After the norm mLSTMexp and mLSTMsig let through the same, from an input gate of about -8 on",
         setting=f"T = {SEQ_LEN}, head dim {HEAD_DIM}, q, k, v ~ N(0, 1) · above: own denominator, below: epsilon 1e-06",
         note=f"Solid: {operation_label(theory.op)}, dashed: {operation_label(other)}.",
+    )
+
+
+def tokens_of_cache(theory: Theory) -> Drawing:
+    """Tokens of key-value cache in the memory that a fused gated MLP saves (its source's last figure)."""
+    tokens = [2**n for n in range(7, 18)]
+    found = [each for m in kv_savings.MODELS for s in tokens for each in kv_savings.savings(m, s, dtype=theory.dtype)]
+    most = max(found, key=lambda each: each.extra_tokens)
+
+    def panel(baseline: str) -> Panel:
+        lines = []
+        for n, (name, of) in enumerate(grouped(found, lambda each: each.model).items()):
+            extra = [each.extra_tokens for each in of if each.baseline == baseline]
+            lines.append(Line(x=tokens, y=extra, style=curve_style(n, name)))
+        return Panel(
+            title=f"activations {baseline}", lines=lines, x_label="tokens of the prompt, or of a chunk of it",
+            y_label="more tokens of key-value cache", y_log=True, sizes=tokens,
+        )  # fmt: skip
+
+    return Drawing(
+        grid=[same_limits([panel(baseline) for baseline in kv_savings.BASELINES])],
+        title="Key-value cache in the memory that the fused MLP saves",
+        finding=f"{most.model} gains most: {most.extra_tokens / most.tokens:.2f} tokens for each of the prompt",
+        setting=f"{theory.dtype}, activations of one layer",
     )
 
 
