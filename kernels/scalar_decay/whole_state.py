@@ -16,8 +16,6 @@ over blocks of X and Y, and the second launch adds what the first one stored.
 Written in Gluon, Triton's language of explicit layouts; `whole_state_reason` in config.py says where it runs.
 """
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -29,164 +27,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
-
-WARPS = gl.constexpr(4)
-"""Of a group: what a matrix product of Hopper takes."""
-BZ = gl.constexpr(64)
-"""Columns of the output in a tile: 16 for each warp."""
-
-
-class Tensors(NamedTuple):
-    """Descriptors of the tensors whose tiles are copied from and to global memory."""
-
-    x: Any
-    y: Any
-    z: Any
-    out: Any
-    partial: Any
-    pair: Any
-
-
-class Buffers(NamedTuple):
-    """What is in shared memory.
-
-    Attributes:
-        x, y, z: the tiles of a step, for each stage.
-        scores: weighted scores, queries by keys, for each stage.
-        gates: for each stage the vectors QUERY, KEY, ROW, WEIGHT, DECAY (the same value BT times), DIVISOR and FLOOR.
-        out, pair: tiles of a walking group, for each group; of out, for each of its tiles. out first takes the partial
-            result of the launch before, or the pair: only with both is pair a buffer of its own.
-        n, weight: n and WEIGHT of a step as :func:`_split` returns them, transposed.
-        loaded: barriers that complete when a stage's tiles of X and Y are there.
-        loaded_z: barriers that complete when a stage's tile of Z is there.
-        ready: barriers that complete when a stage's scores and gates are there.
-        freed: barriers that complete when all who walk have read what a stage holds.
-        extra_loaded: barriers that complete when a group's tiles of the pair and the partial result are there.
-    """
-
-    x: Any
-    y: Any
-    z: Any
-    scores: Any
-    gates: Any
-    out: Any
-    pair: Any
-    n: Any
-    weight: Any
-    loaded: Any
-    loaded_z: Any
-    ready: Any
-    freed: Any
-    extra_loaded: Any
-
-
-QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
-VECTORS = gl.constexpr(8)
-"""Of gates: log weights of the positions as queries and as keys of the tile, factors of the output's rows and of what
-enters the state, the decay of the state, one over the denominators, and what these are at least."""
-
-
-class Pointers(NamedTuple):
-    """What is read and written without the bulk copy engine; see fused_chunk.fused_chunk_kernel."""
-
-    gates: Any
-    state: Any
-    sums: Any
-    last: Any
-    anchor_states: Any
-    anchors: Any
-
-
-class Chunk(NamedTuple):
-    """Where a program works: positions of its chunk, batch times head, first element of its state, first columns, and
-    whether the second group that walks has columns."""
-
-    start: Any
-    end: Any
-    pid_bh: Any
-    state: Any
-    x_col: Any
-    z_col: Any
-    two_groups: Any
-
-
-@gluon.jit
-def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
-    """Start the copies of one step's tiles; the stage's barriers complete when they are there.
-
-    Without X all tiles share a barrier.
-    """
-    loaded = buffers.loaded.index(stage)
-    loaded_z = loaded
-    Y_BYTES: gl.constexpr = tensors.y.block_type.nbytes
-    Z_BYTES: gl.constexpr = tensors.z.block_type.nbytes
-    if tensors.x is None:
-        mbarrier.expect(loaded, Y_BYTES + Z_BYTES, pred=pred)
-    else:
-        loaded_z = buffers.loaded_z.index(stage)
-        mbarrier.expect(loaded, 2 * Y_BYTES, pred=pred)
-        mbarrier.expect(loaded_z, Z_BYTES, pred=pred)
-        tma.async_copy_global_to_shared(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
-
-
-@gluon.jit
-def load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE: gl.constexpr, TILE: gl.constexpr):
-    """Start the copies of a chunk's first steps: one step fewer than there are stages."""
-    BT: gl.constexpr = TILE.block_t
-    for step in gl.static_range(TILE.num_stages - 1):
-        t0 = start + (tiles - 1 - step) * BT if FUTURE else start + step * BT
-        load_tiles(tensors, buffers, step, t0, x_col, z_col, step < tiles)
-
-
-@gluon.jit
-def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.constexpr):
-    """Load the gates of the tile at ``t0``.
-
-    Returns:
-        log weights of the positions as queries and as keys of the tile, factors of the output's rows and of what enters
-        the state, [BT] each, the decay of the state, and what mLSTMexp's denominators are at least, [BT].
-    """
-    index = head * gl.cdiv(T, BT) + t0 // BT
-    offs = gl.arange(0, BT, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    # Beyond the end rows of X, Y and Z are zero; with the last position's gates no weight of theirs overflows.
-    at = head * T + t0 + gl.minimum(offs, T - 1 - t0)
-    b = gl.load(gates.b + at)
-    w = gl.load(gates.w + at)
-    log_decay = gl.load(gates.g + index)
-    query = b + log_scale
-    key = -b
-    if gates.u is not None:
-        key += gl.load(gates.u + at)
-    through = query
-    floor = b
-    if gates.m is not None:
-        m_in = gl.load(gates.edge + head + index)
-        m_out = gl.load(gates.edge + head + index + 1)
-        log_decay += m_in - m_out
-        w -= m_out
-        m = gl.load(gates.m + at)
-        floor = -m
-        query -= m
-        if gates.log_denom is not None:
-            query -= gl.load(gates.log_denom + at)
-        through = query + m_in
-    if FUTURE:
-        row, weight = w, through
-    else:
-        row, weight = through, w
-    return query, key, row, weight, log_decay, floor
-
-
-@gluon.jit
-def elements(start, row, col, DX: gl.constexpr, DZ: gl.constexpr, TRANSPOSED: gl.constexpr):
-    """Return pointers to a state's elements (z = row, x = col): states are [DX, DZ], TRANSPOSED [DZ, DX]."""
-    if TRANSPOSED:
-        offs = row[:, None] * DX + col[None, :]
-    else:
-        offs = col[None, :] * DZ + row[:, None]
-    return start + offs
+from .whole_state_tiles import (
+    BZ,
+    DECAY,
+    DIVISOR,
+    FLOOR,
+    KEY,
+    QUERY,
+    ROW,
+    VECTORS,
+    WARPS,
+    WEIGHT,
+    Buffers,
+    Chunk,
+    Pointers,
+    Tensors,
+    elements,
+    load_first_tiles,
+    load_gates,
+    load_tiles,
+)
 
 
 @gluon.jit

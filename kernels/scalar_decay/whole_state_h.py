@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
-from .whole_state import BZ, WARPS, Buffers, Tensors, elements, load_first_tiles, load_gates, load_tiles
+from .whole_state_tiles import BZ, WARPS, Buffers, Tensors, elements, load_first_tiles, load_gates, load_tiles
 
 
 @remember_launches
