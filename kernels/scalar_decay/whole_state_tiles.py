@@ -94,14 +94,12 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
-    Y_BYTES: gl.constexpr = tensors.y.block_type.nbytes
-    Z_BYTES: gl.constexpr = tensors.z.block_type.nbytes
     if tensors.x is None:
-        mbarrier.expect(loaded, Y_BYTES + Z_BYTES, pred=pred)
+        mbarrier.expect(loaded, tensors.y.block_type.nbytes + tensors.z.block_type.nbytes, pred=pred)
     else:
         loaded_z = buffers.loaded_z.index(stage)
-        mbarrier.expect(loaded, 2 * Y_BYTES, pred=pred)
-        mbarrier.expect(loaded_z, Z_BYTES, pred=pred)
+        mbarrier.expect(loaded, 2 * tensors.y.block_type.nbytes, pred=pred)
+        mbarrier.expect(loaded_z, tensors.z.block_type.nbytes, pred=pred)
         tma.async_copy_global_to_shared(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
     tma.async_copy_global_to_shared(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
     tma.async_copy_global_to_shared(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
