@@ -878,14 +878,14 @@ def reproduce(
 
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
-    drawn = next((each.entry.figure for each in asked if each.entry.figure), None) if ids else None
+    drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
     if figure is not None:
         from .analysis.figures.style import check_format
 
         check_format(figure)
-        if drawn is None:
+        if len(drawn) != 1:
             known = dict.fromkeys(each.id for each in claims if each.entry.figure)
-            raise ValueError(f"--figure needs an entry that has one: {', '.join(known)}")
+            raise ValueError(f"--figure needs one entry that has one: {', '.join(drawn or known)}; got {len(drawn)}")
     paths = results or _committed()
     device = get_accelerator(gpu).key if gpu else _measured_on(paths) or ""
 
@@ -912,7 +912,7 @@ def reproduce(
     else:
         show_reproduced(found, device, every=every)
     if figure is not None:
-        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split(drawn or "")]
+        words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
         arguments = [text.replace("GPU", device) for texts in words for text in texts]
         with contextlib.redirect_stdout(sys.stderr):
             typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)

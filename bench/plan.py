@@ -249,6 +249,9 @@ def _check_contexts(request: Request, modes: Sequence[str]) -> None:
     if request.contexts and not (cached and "step" in modes):
         where = f"mode {', '.join(modes)}" if cached else f"kernel {request.kernel}"
         raise ValueError(f"--context is no axis of {where}: a decoding step of attention (--mode step) has one")
+    for option, given in (("--seq-len", request.seq_lens), ("--tokens", request.tokens)):
+        if given and set(modes) == {"step"}:
+            raise ValueError(f"{option} is no axis of mode step: its call is of one token, after --context of them")
 
 
 def _family(kernel: str) -> tuple[str, ...]:

@@ -197,6 +197,8 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
 
     steps = frame[frame["mode"] == "step"]
     cached = steps[steps["context"].notna()]
+    for column, wanted in (("op", selection.ops), ("impl", selection.impls)):
+        cached = cached if wanted is None else cached[cached[column].isin(wanted)]
     if ok_rows(cached).empty:
         raise ValueError("results must hold decoding steps of attention, which have a context, got none")
     if selection.batch is None and selection.tokens is None:
@@ -205,7 +207,7 @@ def decoding_over_context(frame: pd.DataFrame, selection: Selection) -> Drawing:
     if selection.head_dim is None:
         ours = ok_rows(steps[steps["provider"] == OURS])["head_dim_v"].mode()
         selection = dataclasses.replace(selection, head_dim=None if ours.empty else int(ours.max()))
-    chosen = choose(steps, selection)
+    chosen = choose(steps, selection, contexts=True)
     states = chosen.rows[chosen.rows["context"].isna()]
     everywhere = [states.assign(context=context) for context in sorted(set(chosen.rows["context"].dropna()))]
     rows = pd.concat([chosen.rows[chosen.rows["context"].notna()], *everywhere], ignore_index=True)

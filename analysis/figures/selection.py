@@ -27,6 +27,7 @@ REASON_LENGTH = 110
 CHOICE_COLUMNS = (
     "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_accelerator", "device_name", "batch", "seq_len",
     "tokens", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
+    "context",
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
@@ -104,6 +105,7 @@ def choose(
     channels: bool = True,
     seq_len: bool = False,
     chunks: bool = False,
+    contexts: bool = False,
 ) -> Chosen:
     """Keep the rows that a figure shows.
 
@@ -112,6 +114,7 @@ def choose(
         channels: whether it shows one number of channels.
         seq_len: whether it shows one sequence length.
         chunks: whether it is over chunk size, of the rows that have one.
+        contexts: whether it shows decoding steps at several contexts, rather than at the longest.
 
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
@@ -144,6 +147,8 @@ def choose(
     for name, value in held.items():
         _check_measured(rows, name, value)
         rows = rows if value is None else rows[rows[name] == value]
+    if not contexts:
+        rows = rows[rows["context"].isna() | (rows["context"] == rows["context"][rows["measured"]].max())]
     _check_measured(rows, "head_dim_qk", selection.head_dim_qk)
     if selection.head_dim_qk is not None:
         rows = rows[rows["head_dim_qk"].isna() | (rows["head_dim_qk"] == selection.head_dim_qk)]
@@ -371,6 +376,8 @@ def describe(chosen: Chosen, *extra: str) -> str:
     parts += held_in_words(chosen)
     parts += widths_in_words(chosen)
     parts += dims_in_words(chosen)
+    if len(contexts := set(rows["context"].dropna())) == 1:
+        parts.append(f"context {int(contexts.pop()):,}")
     return " · ".join([*parts, *filter(None, extra)])
 
 

@@ -292,7 +292,8 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
         name = terms.get("impl") or ("ours" if terms.get("provider") == "lrbench" else terms["op"])
         parts.append(f"{name} {why}{where and f' at {where}'}")
     ours = _range(asked.claim, known)
-    return Found(asked=asked, verdict=verdict, reason="; ".join(parts), ours=ours, lines=lines, missing=missing)
+    reason = "; ".join(dict.fromkeys(parts))
+    return Found(asked=asked, verdict=verdict, reason=reason, ours=ours, lines=lines, missing=missing)
 
 
 def _axes(points: Sequence[Point]) -> str:

@@ -80,10 +80,13 @@ def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> 
 def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     both = pd.concat([sweep(), decoding()], ignore_index=True)
     assert text(plot("runtime", both)) == text(plot("runtime", sweep()))
-    with pytest.raises(
-        ValueError, match="results must hold decoding steps of attention, which have a context, got none"
-    ):
-        plot("context", sweep())
+    # Elsewhere attention is shown at the longest context that ran.
+    assert "context 131,072" in text(plot("runtime", decoding(), Selection(batch=16)))
+    for frame, selection in ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",)))):
+        with pytest.raises(
+            ValueError, match="results must hold decoding steps of attention, which have a context, got none"
+        ):
+            plot("context", frame, selection)
 
 
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:

@@ -188,6 +188,7 @@ EVALUATED = [verdicts.evaluate(asked, STORE) for asked in entries.load()]
 def test_every_committed_entry_is_evaluated() -> None:
     assert {each.verdict for each in EVALUATED} == {*verdicts.VERDICTS}
     assert all(each.reason for each in EVALUATED)
+    assert all(len({*each.reason.split("; ")}) == 1 + each.reason.count("; ") for each in EVALUATED)
     # What has no row can be planned.
     assert all(plan.plan(request, device_kind="cuda") for request in reproduce.missing_requests(EVALUATED))
 
@@ -207,6 +208,8 @@ def test_the_committed_page_is_what_the_command_writes(lrbench: Lrbench) -> None
 
 
 def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = lrbench("reproduce", "tfla", "-o", "x.svg")[2]
+    assert "--figure needs one entry that has one: tfla-fig4, tfla-fig9, " in one_line(several)
     claims(tmp_path, 'ratio = ["theirs", "ours"]\nat_least = 3\n')
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     shown = lrbench("reproduce", "a-doc-fig1", "--results", results)[1]
@@ -220,7 +223,7 @@ def test_command(lrbench: Lrbench, results: Path, tmp_path: Path, monkeypatch: p
     assert "Measured on `h200_sxm`. 1 claims" in lrbench("reproduce", "--results", results, "--format", "markdown")[1]
     for arguments, message in (
         (("a-doc-fig2",), "id must be one of a-doc-fig1, got 'a-doc-fig2'; did you mean a-doc-fig1?"),
-        (("-o", "x.svg"), "--figure needs an entry that has one: a-doc-fig1"),
+        (("-o", "x.svg"), "--figure needs one entry that has one: a-doc-fig1; got 0"),
         (("a-doc", "--gpu", "h2000"), "h2000"),
     ):
         assert message in one_line(lrbench("reproduce", *arguments, "--results", results)[2])
