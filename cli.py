@@ -768,34 +768,20 @@ def chunk_size(
 ) -> None:
     """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
     from .analysis.model import answers
-    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report, chunks_taken
+    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report
     from .bench import choice, display
 
     accelerator = _accelerator(gpu, roofs)
     check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
     question = problem.ask(kernel, accelerator, results, roofs=roofs)
-    operation, mode, dtype, sizes = question.op, question.mode, question.dtype, question.sizes
     chosen = choice.implementation(question, impl, chunked=True)
-    fit, rows = question.fit(chosen)
-    report = chunk_size_report(
-        operation,
-        accelerator,
-        **sizes,
-        dtype=dtype,
-        state_dtype=problem.state_dtype,
-        causal_factor=causal_factor,
-        mode=mode,
-        impl=chosen,
-        chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
-        rows=question.rows,
-        fit=fit,
-    )
+    report = chunk_size_report(question, chosen, causal_factor)
     if format == "json":
         report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
         display.show(report, format)
         return
     if format == "table":
-        print(answers.chunk_size_answer(report, rows))
+        print(answers.chunk_size_answer(report, question.fit(chosen)[1]))
         if not every:
             display.show(answers.chunk_size_columns(report), format)
             return
