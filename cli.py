@@ -622,10 +622,11 @@ def errors(
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    usual = ("fused",) if device == "cuda" else ("torch", mlp_errors.DEFINITION)
     found = mlp_errors.error_rows(
         sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
         draws=draws,
-        impls=_names(impl, "--impl") or mlp_errors.default_implementations(device),
+        impls=_names(impl, "--impl") or usual,
         against=parse_names(against, "--against"),
         dtype=dtype,
         device=device,
