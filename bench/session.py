@@ -394,11 +394,6 @@ def cases_to_verify(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
-def all_right(rows: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether no case of a verification was wrong or failed."""
-    return not any(row["status"] in (*WRONG, "oom", "timeout") for row in rows)
-
-
 def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
     """Measure this device's roofs, add them to a file, and show them beside the specification.
 

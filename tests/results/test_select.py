@@ -58,13 +58,8 @@ def test_columns_are_projected(results: Path) -> None:
         read_results(results, ["speed"])
 
 
-def test_bad_paths(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"got .*nowhere.parquet \(does not exist\)"):
-        load_results(tmp_path / "nowhere.parquet")
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no parquet file in it"):
-        load_results(tmp_path)
-    (tmp_path / "text.parquet").write_text("not parquet")
-    with pytest.raises(ValueError, match=r"results must be parquet files, got .*text.parquet"):
         load_results(tmp_path)
 
 
