@@ -556,7 +556,7 @@ def verify(
     family, ops = named_family(kernel, _names(op, "--op"))
     rows = session.run_verify(family, ops, timeout_s=timeout)
     display.show(rows, format)
-    raise typer.Exit(0 if session.all_right(rows) else 1)
+    raise typer.Exit(int(any(row["status"] in (*session.WRONG, "oom", "timeout") for row in rows)))
 
 
 @command(MEASURE, "calibrate --output results/local")
@@ -622,10 +622,11 @@ def errors(
     if kernel.replace("_", "-") != "gated-mlp":
         raise ValueError(f"kernel must be gated-mlp, the family whose source has such a table, got {kernel!r}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    usual = ("fused",) if device == "cuda" else ("torch", mlp_errors.DEFINITION)
     found = mlp_errors.error_rows(
         sizes=parse_sizes(size or ("1k,2k,4k,8k,16k" if device == "cuda" else "256,512,1k"), "--size"),
         draws=draws,
-        impls=_names(impl, "--impl") or mlp_errors.default_implementations(device),
+        impls=_names(impl, "--impl") or usual,
         against=parse_names(against, "--against"),
         dtype=dtype,
         device=device,
@@ -768,34 +769,20 @@ def chunk_size(
 ) -> None:
     """Answer which chunk length to use: the fastest measured one, else the one that the model chooses."""
     from .analysis.model import answers
-    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report, chunks_taken
+    from .analysis.model.chunk_size import check_chunkwise, chunk_size_report
     from .bench import choice, display
 
     accelerator = _accelerator(gpu, roofs)
     check_chunkwise(problem.operation(kernel), problem.mode, problem.seq_len)
     question = problem.ask(kernel, accelerator, results, roofs=roofs)
-    operation, mode, dtype, sizes = question.op, question.mode, question.dtype, question.sizes
     chosen = choice.implementation(question, impl, chunked=True)
-    fit, rows = question.fit(chosen)
-    report = chunk_size_report(
-        operation,
-        accelerator,
-        **sizes,
-        dtype=dtype,
-        state_dtype=problem.state_dtype,
-        causal_factor=causal_factor,
-        mode=mode,
-        impl=chosen,
-        chunks=chunks_taken(operation, chosen, mode, dtype, sizes),
-        rows=question.rows,
-        fit=fit,
-    )
+    report = chunk_size_report(question, chosen, causal_factor)
     if format == "json":
         report = {**report, "accelerator_part": accelerator.part, "roofs": answers.roofs_in_words(accelerator)}
         display.show(report, format)
         return
     if format == "table":
-        print(answers.chunk_size_answer(report, rows))
+        print(answers.chunk_size_answer(report, question.fit(chosen)[1]))
         if not every:
             display.show(answers.chunk_size_columns(report), format)
             return

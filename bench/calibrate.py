@@ -15,13 +15,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.known import Accelerator
-from ..analysis.accelerators.roofs import FILE_NAME, RoofRow, as_roofs
+from ..analysis.accelerators.roofs import RoofRow, as_roofs
 from ..analysis.check import statistics
 from . import clock
 from .environment import Environment, current_environment
@@ -111,11 +110,6 @@ def calibrate(*, short: bool, gpu_only: bool = False, ask: Callable[..., dict[st
         rows=[RoofRow(**row) for row in data["rows"]],
         failure=data["failure"],
     )
-
-
-def output_file(output: Path) -> Path:
-    """Return the file that ``lrbench calibrate --output`` means: itself, or roofs.parquet in a folder."""
-    return output if output.suffix == ".parquet" else output / FILE_NAME
 
 
 def summary_rows(rows: Sequence[RoofRow]) -> list[dict[str, Any]]:

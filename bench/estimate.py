@@ -62,7 +62,7 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
         worker, problem = provider_of(item), (case.op, case.impl, case.dtype, case.problem_sizes)
         if worker not in seen:
             took += WORKER_S[kind]
-        if kind == "cpu" and case.mode in ("fwbw", "bw") and problem not in seen:
+        if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
         seen |= {worker, problem}
         seconds.append(took + CALLS[kind] * SLOWDOWN[kind] * _call_s(case, device))

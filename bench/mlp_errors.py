@@ -47,11 +47,6 @@ def known_implementations() -> list[str]:
     return [*(i.name for i in get_operation("gated_mlp").implementations), DEFINITION]
 
 
-def default_implementations(device: str) -> tuple[str, ...]:
-    """Return what is measured where nothing is named."""
-    return ("fused",) if device == "cuda" else ("torch", DEFINITION)
-
-
 def error_rows(
     *,
     sizes: Sequence[int],

@@ -147,16 +147,16 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
     modes = request.modes or preset.modes
     _check_contexts(request, modes)
     dtypes = request.dtypes or preset.dtypes or (("bf16",) if device_kind == "cuda" else ("fp32",))
-    state_dtypes = request.state_dtypes or preset.state_dtypes
+    kinds = list(itertools.product(sorted(dict.fromkeys(modes), key=MODE_ORDER.index), dtypes))
 
     planned: list[PlannedCase] = []
     for operation in ops:
         for implementation in operation.implementations:
             if not _wanted(implementation.name, implementation.devices, request.impls, device_kind, preset):
                 continue
-            planned.extend(_plan_ours(operation, implementation, request, preset, modes, dtypes, state_dtypes))
+            planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
     for baseline in baseline_list:
-        planned.extend(_plan_baseline(baseline, request, preset, modes, dtypes))
+        planned.extend(_plan_baseline(baseline, request, preset, kinds))
     if request.impls:
         missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
         if missing:
@@ -370,13 +370,10 @@ def _plan_ours(
     implementation: Implementation,
     request: Request,
     preset: Preset,
-    modes: Sequence[str],
-    dtypes: Sequence[str],
-    state_dtypes: Sequence[str],
+    kinds: Sequence[tuple[str, str]],
 ) -> Iterable[PlannedCase]:
-    explicit = bool(request.impls)
-    for mode, dtype in itertools.product(_ordered(modes), dtypes):
-        if not explicit and (mode not in implementation.modes or dtype not in implementation.dtypes):
+    for mode, dtype in kinds:
+        if not request.impls and (mode not in implementation.modes or dtype not in implementation.dtypes):
             continue
         for sizes in _problems(request, preset, operation, mode):
             chunks: list[int | None] = [None]
@@ -386,7 +383,7 @@ def _plan_ours(
                     axis = (*axis, chosen)
                 chunks = list(drop_covered(axis, sizes["seq_len"]))
             # A decoding step has one state, kept in fp32: no states between chunks.
-            axis_of_states: Sequence[str | None] = state_dtypes
+            axis_of_states: Sequence[str | None] = request.state_dtypes or preset.state_dtypes
             if not request.state_dtypes and mode == "step":
                 axis_of_states = ("fp32",)
             if not request.state_dtypes and not implementation.state_dtypes:
@@ -394,29 +391,18 @@ def _plan_ours(
             for state_dtype, chunk_size in itertools.product(axis_of_states, chunks):
                 if not request.state_dtypes and state_dtype not in (None, *implementation.state_dtypes):
                     continue
-                case = Case(
-                    kernel=request.kernel,
-                    op=operation.name,
-                    impl=implementation.name,
-                    provider="lrbench",
-                    mode=mode,
-                    dtype=dtype,
-                    state_dtype=state_dtype,
-                    chunk_size=chunk_size,
-                    **sizes,
-                )
-                yield PlannedCase(case=case, target=implementation)
+                columns: dict[str, Any] = {**sizes, "state_dtype": state_dtype, "chunk_size": chunk_size}
+                yield _planned(request, implementation, operation.name, mode, dtype, columns)
 
 
 def _plan_baseline(
-    baseline: Baseline, request: Request, preset: Preset, modes: Sequence[str], dtypes: Sequence[str]
+    baseline: Baseline, request: Request, preset: Preset, kinds: Sequence[tuple[str, str]]
 ) -> Iterable[PlannedCase]:
-    explicit = bool(request.impls)
     swept = baseline.op if _same_sizes(baseline, request) else None
     # What runs beside the family takes the family's sizes; what is itself swept, or is ours, its own.
     own = swept or (baseline.op if baseline.op in _family(request.kernel) else _family(request.kernel)[0])
-    for mode, dtype in itertools.product(_ordered(modes), dtypes):
-        if not explicit and (mode not in baseline.modes or dtype not in baseline.dtypes):
+    for mode, dtype in kinds:
+        if not request.impls and (mode not in baseline.modes or dtype not in baseline.dtypes):
             continue
         cached = mode == "step" and baselines.get_operation(baseline.op).cache
         contexts = (request.contexts or preset.contexts) if cached else (None,)
@@ -424,17 +410,15 @@ def _plan_baseline(
         problems = _problems(request, preset, baselines.get_operation(own), mode)
         for sizes, context in itertools.product(problems, contexts):
             for adapted in baselines.plan_sizes(baseline, sizes, chunk_sizes, op=swept):
-                columns: dict[str, Any] = {**adapted, "context": context}
-                case = Case(
-                    kernel=request.kernel,
-                    op=baseline.op,
-                    impl=baseline.name,
-                    provider=baseline.provider,
-                    mode=mode,
-                    dtype=dtype,
-                    **columns,
-                )
-                yield PlannedCase(case=case, target=baseline)
+                yield _planned(request, baseline, baseline.op, mode, dtype, {**adapted, "context": context})
+
+
+def _planned(
+    request: Request, target: Implementation | Baseline, op: str, mode: str, dtype: str, columns: Mapping[str, Any]
+) -> PlannedCase:
+    provider = getattr(target, "provider", "lrbench")
+    case = Case(kernel=request.kernel, op=op, impl=target.name, provider=provider, mode=mode, dtype=dtype, **columns)
+    return PlannedCase(case=case, target=target)
 
 
 def _same_sizes(baseline: Baseline, request: Request) -> bool:
@@ -448,10 +432,6 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     if baseline.op in _family(request.kernel):
         return True
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
-
-
-def _ordered(modes: Sequence[str]) -> list[str]:
-    return sorted(dict.fromkeys(modes), key=MODE_ORDER.index)
 
 
 def _deduplicate(planned: Iterable[PlannedCase]) -> list[PlannedCase]:

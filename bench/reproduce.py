@@ -88,8 +88,7 @@ def run_missing(
             note("out of time: the same command measures the rest")
             return True
         outcome = session.run_sweep(
-            request, gpu=gpu, output=output, executor="local", devices=1, wait=False, budget_s=None, jobs=None,
-            calibrate=None if n == 0 else False, resume=True, profile_harness=False, timeout_s=timeout_s,
+            request, gpu=gpu, output=output, calibrate=None if n == 0 else False, resume=True, timeout_s=timeout_s,
             time_limit_s=left,
         )  # fmt: skip
         if outcome.interrupted:
@@ -100,12 +99,8 @@ def run_missing(
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        settings: dict[str, Any] = {
-            "draws": 10,
-            "impls": ("fused",),
-            "against": ("eager",),
-            "dtype": "bf16",
-            "device": device,
-        }
-        mlp_errors.write_rows(list(mlp_errors.error_rows(sizes=sizes, **settings)), output)
+        rows = mlp_errors.error_rows(
+            sizes=sizes, draws=10, impls=("fused",), against=("eager",), dtype="bf16", device=device
+        )
+        mlp_errors.write_rows(list(rows), output)
     return False

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.accelerators import known as accelerators
-from ..analysis.accelerators.roofs import check_output, write_roofs
+from ..analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
 from ..analysis.check.regression import CheckResult, check, replace_rows, worth_measuring_again
 from ..analysis.check.thresholds import Thresholds
 from ..kernels import baselines
@@ -101,14 +101,14 @@ def run_sweep(
     *,
     gpu: str | None,
     output: Path,
-    executor: str,
-    devices: int,
-    wait: bool,
-    budget_s: float | None,
-    jobs: int | None,
+    executor: str = "local",
+    devices: int = 1,
+    wait: bool = False,
+    budget_s: float | None = None,
+    jobs: int | None = None,
     calibrate: bool | None,
     resume: bool,
-    profile_harness: bool,
+    profile_harness: bool = False,
     **settings: Any,
 ) -> Outcome:
     """Sweep, and say on standard error what is measured, what is left out and where the rows are.
@@ -394,11 +394,6 @@ def cases_to_verify(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     return [item for item in planned if item.case.mode != "fw" or "fwbw" not in item.target.modes]
 
 
-def all_right(rows: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether no case of a verification was wrong or failed."""
-    return not any(row["status"] in (*WRONG, "oom", "timeout") for row in rows)
-
-
 def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
     """Measure this device's roofs, add them to a file, and show them beside the specification.
 
@@ -407,7 +402,7 @@ def run_calibrate(output: Path, show: Callable[[list[Row]], None]) -> None:
             another lrbench uses the GPU.
         RuntimeError: the device could not be measured.
     """
-    path = calibration.output_file(output)
+    path = output if output.suffix == ".parquet" else output / FILE_NAME
     check_file(path, "--output")
     check_output(path)
     with hold_gpus():
@@ -484,23 +479,19 @@ def run_check(
     rows: Sequence[Row],
     baseline: Sequence[Row],
     thresholds: Thresholds,
-    *,
-    allow_missing: bool,
-    fail_unclear: bool,
-    min_compared: float,
-    left: int = 0,
     rerun: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Row]] | None = None,
+    **options: Any,
 ) -> CheckResult:
     """Compare a run with a baseline; what a second measurement may settle is measured again where ``rerun`` is given.
 
     Args:
         baseline: its rows; those of the run itself, which a folder may hold too, are left out.
-        allow_missing, fail_unclear, min_compared, left: see :func:`.regression.check`.
         rerun: measures the cases of rows again and returns the new rows by case id.
+        options: of :func:`.regression.check`.
     """
     own = {row["run_id"] for row in rows}
     old = [row for row in baseline if row["run_id"] not in own] or baseline
-    judge = partial(check, allow_missing=allow_missing, fail_unclear=fail_unclear, min_compared=min_compared, left=left)
+    judge: Callable[..., CheckResult] = partial(check, **options)
     found = judge(rows, old, thresholds)
     unsettled = worth_measuring_again(found) if rerun else []
     again = rerun(unsettled) if rerun and unsettled else {}

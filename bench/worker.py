@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -164,27 +163,23 @@ class Worker:
     def verify(self, item: PlannedCase) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
         case, operation = item.case, baselines.get_operation(item.case.op)
-        gradients, state = case.mode in ("fwbw", "bw"), ()
+        checked, state = case, ()
         if case.mode == "step":
-            checked, inputs = case, self.inputs.get(operation, case)
+            inputs = self.inputs.get(operation, case)
             state = check.state_before_step(operation, case, self.device)
             expected = check.expect_step(operation, case, inputs, state)
         else:
-            checked, inputs, expected = self._expect(operation, item, gradients=gradients)
-        prepared = prepare(
-            operation, checked, item.target, inputs, gradients=gradients, state=state, options=item.options
-        )
+            checked, inputs, expected = self._expect(operation, item)
+        prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
         with _poisoned(item.target, expected):
-            results = _call_once(prepared.runnable, expected.grad_out if gradients else None)
+            results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
         factor = 1.0 if case.provider == "lrbench" else check.PEER_FACTOR
         verdict = check.compare(results, expected, case.state_dtype, factor=factor)
         if verdict.failure:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
 
-    def _expect(
-        self, operation: Operation, item: PlannedCase, *, gradients: bool
-    ) -> tuple[Case, dict[str, Tensor], check.Expected]:
+    def _expect(self, operation: Operation, item: PlannedCase) -> tuple[Case, dict[str, Tensor], check.Expected]:
         """Return the case at the shape it is checked at, its inputs and what it must give.
 
         A reference that does not fit in memory is no fault of the implementation: it is taken at a smaller shape.
@@ -194,9 +189,7 @@ class Worker:
             try:
                 inputs = self.inputs.get(operation, checked)
                 self._lap(CHECKS)
-                expected = self.references.get(
-                    operation, checked, inputs, gradients=gradients, portable=portable, options=item.options
-                )
+                expected = self.references.get(operation, checked, inputs, portable=portable, options=item.options)
                 self._lap("references")
             except torch.OutOfMemoryError:
                 if small:
@@ -213,12 +206,9 @@ class Worker:
             config: launches of an implementation of ours; None leaves the choice to it.
         """
         case, operation = item.case, baselines.get_operation(item.case.op)
-        gradients = case.mode in ("fwbw", "bw")
         inputs = self.inputs.get(operation, case)
         state = check.state_before_step(operation, case, self.device) if case.mode == "step" else ()
-        prepared = prepare(
-            operation, case, item.target, inputs, gradients=gradients, state=state, config=config, options=item.options
-        )
+        prepared = prepare(item, inputs, state, config)
         start = time.perf_counter()
         call, prepare_call = _timed_parts(prepared, case.mode)
         call(prepare_call())
@@ -237,30 +227,20 @@ class Worker:
             torch.cuda.empty_cache()
 
 
-def prepare(
-    operation: Operation,
-    case: Case,
-    target: Implementation | Baseline,
-    inputs: Mapping[str, Tensor],
-    *,
-    gradients: bool,
-    state: Any = (),
-    config: Any = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
-) -> Prepared:
-    """Return the case ready to be called on ``inputs``, with leaves that require gradients where asked for.
+def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), config: Any = None) -> Prepared:
+    """Return the case ready to be called on ``inputs``, with leaves that require gradients where its mode has some.
 
     Args:
         state: that a decoding step starts from; empty in the other modes.
         config: launches of an implementation of ours; None leaves the choice to it.
-        options: further keywords of an implementation of ours.
     """
+    case, target, operation = item.case, item.target, baselines.get_operation(item.case.op)
     if isinstance(target, Baseline):
         runnable = resolve(target.build)(case, inputs, *([state] if case.mode == "step" else []))
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
-        given = dict(options)
+        given = dict(item.options)
         if config is not None:
             given["config"] = config
         # A portable form has no step of its own: it is a sequence of one token.
@@ -272,7 +252,7 @@ def prepare(
         if case.state_dtype not in (None, "fp32"):
             given["state_dtype"] = check.DTYPES[case.state_dtype]
         arguments = list(inputs.values())
-        leaves = operation.leaves(inputs, gradients=gradients)
+        leaves = operation.leaves(inputs, gradients=case.gradients)
 
         def forward() -> Tensor:
             out = function(*arguments, **given)

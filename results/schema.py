@@ -119,6 +119,11 @@ class Case(_Problem, _Code):
     """What to run: an operation, an implementation, a mode, dtypes and sizes."""
 
     @property
+    def gradients(self) -> bool:
+        """Whether its mode computes gradients."""
+        return self.mode in ("fwbw", "bw")
+
+    @property
     def case_id(self) -> str:
         """First 16 hex digits of the SHA-256 over what is run; no version and no device in it."""
         return case_id({name: getattr(self, name) for name in CASE_COLUMNS})

@@ -338,34 +338,28 @@ def _values(values: Iterable[Any]) -> str:
     return ", ".join(sorted({"none" if value is None else str(value) for value in values}))
 
 
-def load_results(
-    paths: str | Path | Iterable[str | Path], columns: Sequence[str] | None = None, *, samples: bool = False
-) -> pd.DataFrame:
+def load_results(paths: str | Path | Iterable[str | Path], *, samples: bool = False) -> pd.DataFrame:
     """Load result files, and every parquet file under result folders, into one frame.
 
     Args:
         paths: parquet files or folders.
-        columns: the columns wanted; None means every column but ``time_samples_ms``.
-        samples: whether ``time_samples_ms`` is loaded where ``columns`` is None.
+        samples: whether ``time_samples_ms`` is loaded too.
 
     Returns:
-        a frame in the record's column order, with two columns more where their parts are loaded: ``tokens``
-        (batch x seq_len) and ``embedding_dim`` (num_heads x head_dim_v, or channels).
+        a frame in the record's column order, with two columns more: ``tokens`` (batch x seq_len) and ``embedding_dim``
+        (num_heads x head_dim_v, or channels).
 
     Raises:
         ValueError: as :func:`.store.read_results`.
     """
-    if columns is None:
-        columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
+    columns = [name for name in RECORD_COLUMNS if samples or name != "time_samples_ms"]
     return with_totals(read_results(paths, columns).to_pandas(split_blocks=True, self_destruct=True))
 
 
 def with_totals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add ``tokens`` and ``embedding_dim`` where the size columns they come from are there."""
-    if {"batch", "seq_len"} <= set(frame.columns):
-        frame["tokens"] = frame["batch"] * frame["seq_len"]
-    if {"num_heads", "head_dim_v", "channels"} <= set(frame.columns):
-        frame["embedding_dim"] = (frame["num_heads"] * frame["head_dim_v"]).fillna(frame["channels"])
+    """Add ``tokens`` and ``embedding_dim``."""
+    frame["tokens"] = frame["batch"] * frame["seq_len"]
+    frame["embedding_dim"] = (frame["num_heads"] * frame["head_dim_v"]).fillna(frame["channels"])
     return frame
 
 

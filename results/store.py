@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from .names import RENAMED, Renames, rename_row
+from .names import RENAMED, rename_row
 from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Environment, ErrorsRow, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ def _read_where(files: Sequence[Path], columns: Sequence[str], where: Where, new
     table = read(groups, dict.fromkeys((*columns, *(CASE_COLUMNS if rename else ()), "schema_version")))
     table.validate(full=True)
     _check_version(table["schema_version"].unique().to_pylist(), Record, "these results")
-    return (_with_names_of_today(table, RENAMED) if rename else table).select(names)
+    return (_with_names_of_today(table) if rename else table).select(names)
 
 
 def _newest_times(tables: Iterable[pa.Table]) -> list[str]:
@@ -490,7 +490,6 @@ def read_file(
     *,
     what: str = "result",
     columns: Sequence[str] | None = None,
-    renamed: Renames = RENAMED,
 ) -> pa.Table:
     """Read one file of a row set, as :func:`read_results` does.
 
@@ -501,13 +500,12 @@ def read_file(
         row: dataclass of the rows; its last field is the version of its columns.
         what: the rows' name in messages.
         columns: the columns wanted; None is all.
-        renamed: implementations by their old names.
     """
     import pyarrow as pa
 
     whole = arrow_schema(row)
     names = [name for name in whole.names if columns is None or name in set(columns)]
-    rename = bool(renamed) and not {"impl", "case_id"}.isdisjoint(names)
+    rename = not {"impl", "case_id"}.isdisjoint(names)
     schema = pa.schema([field for field in whole if field.name in {*names, *(CASE_COLUMNS if rename else ())}])
     version = dataclasses.fields(row)[-1]
     with _opened(path, what) as file:
@@ -535,7 +533,7 @@ def read_file(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ValueError(f"column {field.name} must cast to {field.type} in {path}: {error}") from error
     table = pa.table(found, schema=schema)
-    return _with_names_of_today(table, renamed).select(names) if rename else table
+    return _with_names_of_today(table).select(names) if rename else table
 
 
 def _check_version(found: Iterable[int | None], row: type, where: str) -> None:
@@ -567,14 +565,14 @@ def _opened(path: Path, what: str = "result") -> Iterator[pq.ParquetFile]:
         raise ValueError(f"{what}s must be parquet files, got {path}: {problem}") from error
 
 
-def _with_names_of_today(table: pa.Table, renamed: Renames) -> pa.Table:
+def _with_names_of_today(table: pa.Table) -> pa.Table:
     """Replace implementations' old names, and with them the ids of their cases."""
     import pyarrow as pa
 
-    if {old for _, old in renamed}.isdisjoint(table["impl"].to_pylist()):
+    if {old for _, old in RENAMED}.isdisjoint(table["impl"].to_pylist()):
         return table
     rows = table.select([name for name in (*CASE_COLUMNS, "case_id") if name in table.column_names]).to_pylist()
-    changed = [rename_row(row, renamed) for row in rows]
+    changed = [rename_row(row) for row in rows]
     for name in ("impl", "case_id"):
         if name in table.column_names:
             column = pa.array([row[name] for row in changed], pa.string())

@@ -18,20 +18,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of
-from ..accelerators.known import Accelerator
 from ..counts import Head, Tally, Widths, baselines, count, mlstm, scalar_decay
 from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
-from .fit import Fit, Row
 from .prediction import answer, best_of
 from .runtime_model import flop_rate, runtime_model
+
+if TYPE_CHECKING:
+    from .answers import Question
 
 MIN_CHUNK = 16
 """Chunk lengths that kernels run: powers of two from here, no longer than the sequence."""
@@ -138,38 +139,18 @@ def chunks_taken(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[str, 
 
 
 def chunk_size_report(
-    op: str,
-    accelerator: Accelerator,
-    *,
-    head_dim_v: int,
-    head_dim_qk: int,
-    seq_len: int = 8192,
-    batch: int = 8,
-    num_heads: int | None = None,
-    dtype: str = "bf16",
-    state_dtype: str = "fp32",
-    causal_factor: float | None = None,
-    mode: str = "fw",
-    impl: str = FUSED_CHUNK,
-    chunks: Sequence[int] | None = None,
-    rows: Sequence[Row] = (),
-    fit: Fit | None = None,
+    question: Question, impl: str = FUSED_CHUNK, causal_factor: float | None = None
 ) -> dict[str, Any]:
     """Return the chunk lengths that are best in theory and in measurement, and what choosing wrongly costs.
 
-    ``answer`` is the choice to take: the fastest measured one, else the one of least time by ``fit``, else by the model
+    ``answer`` is the choice to take: the fastest measured one, else the one of least time by the fit, else by the model
     of the implementation's formulation. Beside it stand the optima of the chunkwise formulation, the paper's.
 
     Args:
-        op: a chunkwise operation.
-        accelerator: whose rates the model takes and whose measurements count.
-        num_heads: None means an embedding dim of 4096.
+        question: of a chunkwise operation.
+        impl: the implementation whose measurements are looked up, and which says what chunk lengths there are.
         causal_factor: share of the intra-chunk square that is computed, in [0.5, 1]. None: 0.5 in the closed forms and
             rounded up to whole tiles for each candidate.
-        impl: the implementation whose measurements are looked up.
-        chunks: the chunk lengths to choose from, as :func:`chunks_taken` gives them. None: all feasible ones.
-        rows: measured rows of the mode and dtype, as :func:`.prediction.stored_rows` returns them.
-        fit: a model of the implementation fitted to measurements.
 
     Returns:
         answer: chunk_size, basis (measured, fitted or bound) and time_ms of the choice to take, and the interval
@@ -180,46 +161,28 @@ def chunk_size_report(
         flop_optimal_feasible, runtime_optimal_feasible: the candidates of least FLOPs and of least modelled time.
         measured_best, regret_ms: the fastest measured candidate, and what the modelled choice takes longer than that;
             None where it was not measured.
-        fitted: what was fitted, and how well it predicts (:meth:`.fit.Fit.in_figures`); None without a ``fit``.
+        fitted: what was fitted, and how well it predicts (:meth:`.fit.Fit.in_figures`); None without a fit.
         candidates: one mapping per chunk length, modelled and measured. model_upper_ms, model_lower_ms and bound are
-            those of the chunkwise formulation; predicted_ms (None without ``fit``), low_ms and high_ms those of the
+            those of the chunkwise formulation; predicted_ms (None without a fit), low_ms and high_ms those of the
             implementation.
 
     Raises:
         ValueError: bad sizes or names, as :func:`.counts.count`, or a sequence shorter than the least chunk.
     """
-    check_chunkwise(op, mode, seq_len)
-    chunks = feasible_chunks(seq_len) if chunks is None else chunks
-    sizes: dict[str, Any] = {
-        "batch": batch,
-        "seq_len": seq_len,
-        "num_heads": num_heads or max(1, 4096 // head_dim_v),
-        "head_dim_qk": head_dim_qk,
-        "head_dim_v": head_dim_v,
-    }
-    chunkwise = functools.partial(
-        count,
-        op,
-        **sizes,
-        formulation="chunkwise",
-        dtype=dtype,
-        state_dtype=state_dtype,
-        causal_factor=causal_factor,
-    )
+    op, mode, dtype, accelerator = question.op, question.mode, question.dtype, question.accelerator
+    sizes: Mapping[str, Any] = question.sizes
+    fit, _ = question.fit(impl)
+    check_chunkwise(op, mode, sizes["seq_len"])
+    chunks = chunks_taken(op, impl, mode, dtype, sizes)
+    dtypes: dict[str, Any] = {"dtype": dtype, "state_dtype": question.state_dtype}
+    chunkwise = functools.partial(count, op, **sizes, formulation="chunkwise", **dtypes, causal_factor=causal_factor)
     counted = [chunkwise(mode=mode, chunk_size=chunk) for chunk in chunks]
-    closed = coefficients(
-        op,
-        head_dim_qk=head_dim_qk,
-        head_dim_v=head_dim_v,
-        causal_factor=causal_factor or 0.5,
-        dtype=dtype,
-        state_dtype=state_dtype,
-        mode=mode,
-    )
+    dims: dict[str, Any] = {name: sizes[name] for name in ("head_dim_qk", "head_dim_v")}
+    closed = coefficients(op, **dims, causal_factor=causal_factor or 0.5, **dtypes, mode=mode)
     intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
-    held = state_dtype_of(op, impl, state_dtype)
+    held = state_dtype_of(op, impl, question.state_dtype)
     answers = [
-        answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, rows)
+        answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, question.rows)
         for chunk in chunks
     ]
     candidates: list[dict[str, Any]] = []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.select import PROBLEM_COLUMNS, best_rows
-from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report, chunks_taken
+from ..model.answers import Question
+from ..model.chunk_size import CHUNKWISE_OPERATIONS, chunk_size_report
 from ..model.fit import ROW_COLUMNS, Fit, fit_rows
 from ..model.terms import LAUNCHES
 from .markup import ABSENT, Cell, Html, numeric, size, table
@@ -96,19 +97,19 @@ def _choice(subject: Subject, problem: list[Any], fits: Fits) -> Choice | None:
     if best.op not in CHUNKWISE_OPERATIONS:
         return Choice(row=best, measured=measured, report=None)
     names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    sizes: dict[str, Any] = {name: int(getattr(best, name)) for name in names}
+    case = (best.op, best.impl, best.mode, best.dtype)
+    question = Question(
+        op=best.op,
+        mode=best.mode,
+        dtype=best.dtype,
+        state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
+        sizes={name: int(getattr(best, name)) for name in names},
+        accelerator=subject.accelerator,
+        rows=(),
+        known_fits={case[:2]: (fits.get(case), 0)},
+    )
     try:
-        report = chunk_size_report(
-            best.op,
-            subject.accelerator,
-            **sizes,
-            chunks=chunks_taken(best.op, best.impl, best.mode, best.dtype, sizes),
-            dtype=best.dtype,
-            state_dtype=best.state_dtype if isinstance(best.state_dtype, str) else "fp32",
-            mode=best.mode,
-            impl=best.impl,
-            fit=fits.get((best.op, best.impl, best.mode, best.dtype)),
-        )
+        report = chunk_size_report(question, best.impl)
     except ValueError:
         # No model of this problem: a dtype that the accelerator does not multiply, a sequence below one chunk, or an
         # implementation that is gone.

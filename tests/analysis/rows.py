@@ -13,8 +13,10 @@ import pyarrow as pa
 from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.counts import count_case
 from lrbench.analysis.derive import derive
+from lrbench.analysis.model.answers import Question
 from lrbench.analysis.model.runtime_model import model_time_ms
 from lrbench.bench.plan import Request, plan
+from lrbench.kernels import get_operation
 from lrbench.results.schema import Case, Record
 from lrbench.results.select import with_totals
 from lrbench.results.store import arrow_schema, write_parquet
@@ -83,6 +85,17 @@ def case(op: str, impl: str, **fields: Any) -> Case:
     if provider in ("lrbench", "mlstm_kernels"):
         defaults |= {"chunk_size": 128, "state_dtype": "fp32"}
     return Case(kernel="tfla", op=op, impl=impl, provider=provider, **{**defaults, **fields})
+
+
+def question(
+    op: str = "mlstm_sig", gpu: str = "h200", seq_len: int = 8192, head_dim: int = 256, **more: Any
+) -> Question:
+    """Return a question of 65,536 tokens in bf16, answered from no rows unless they are given."""
+    heads = {"num_heads": 4096 // head_dim, "head_dim_v": head_dim}
+    qk = {"head_dim_qk": get_operation(op).default_head_dim_qk(head_dim)}
+    sizes = {"batch": 65536 // seq_len, "seq_len": seq_len, **heads, **qk}
+    asked = {"mode": "fw", "rows": (), "fitted": False, **more}
+    return Question(op=op, dtype="bf16", state_dtype="fp32", sizes=sizes, accelerator=get_accelerator(gpu), **asked)
 
 
 def default_sweep() -> list[dict[str, Any]]:

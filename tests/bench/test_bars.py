@@ -270,21 +270,6 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["gpuu"],
-            "NAME must be tfla-cpu, tfla, default-choice, lightning, rglru, gated-mlp, wkv, an operation, an impl",
-        ),
-        (["tfla", "--only", "T=7,"], "got 'tfla' with 'T=7,' in a label"),
-    ],
-)
-def test_bad_names_are_refused(arguments: list[str], message: str, lrbench: Lrbench) -> None:
-    code, _, err = lrbench("bars", *arguments)
-    assert (code, message in one_line(err)) == (2, True)
-
-
 def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     declared = bars.load_bars()
     assert bars.select(declared, None) == declared
@@ -305,6 +290,8 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     assert {"whole_state", "mlstm_kernels.limit_chunk"} == set(problem.impls)
     with pytest.raises(ValueError, match=r"NAME must be tfla-cpu, .*, an operation, an implementation, or .*, got 'x'"):
         bars.select(declared, "x")
+    with pytest.raises(ValueError, match="got 'tfla' with 'T=7,' in a label"):
+        bars.select(declared, "tfla", "T=7,")
     assert [row["name"] for row in bars.brief_rows(declared)] == [*declared]
     assert {row["name"] for row in bars.brief_rows({"wkv": declared["wkv"]})} == {
         f"wkv/{problem.label}" for problem in declared["wkv"].problems

@@ -28,7 +28,7 @@ def expected_and_results(case: Case) -> tuple[check.Expected, dict[str, torch.Te
     """What the case must give, and what the portable implementation gives."""
     operation = get_operation(case.op)
     inputs = check.Inputs("cpu").get(operation, case)
-    expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
+    expected = check.References().get(operation, case, inputs, portable=False)
     function = operation.function("torch")
     assert expected.grad_out is not None
     grad_out = expected.grad_out
@@ -135,9 +135,9 @@ def test_inputs_are_the_same_for_everyone_and_cannot_leak_gradients() -> None:
 def test_references_are_shared_between_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = get_operation(CASE.op)
     inputs = check.Inputs("cpu").get(operation, CASE)
-    first = check.References(tmp_path).get(operation, CASE, inputs, gradients=True, portable=False)
+    first = check.References(tmp_path).get(operation, CASE, inputs, portable=False)
     monkeypatch.setattr(check, "evaluate", lambda *_: pytest.fail("computed again"))
-    second = check.References(tmp_path).get(operation, CASE, inputs, gradients=True, portable=False)
+    second = check.References(tmp_path).get(operation, CASE, inputs, portable=False)
     assert first.bounds == second.bounds
     assert all(torch.equal(first.values[name], second.values[name]) for name in first.values)
     assert first.grad_out is not None
@@ -158,7 +158,7 @@ def test_channels_that_do_not_mix_are_computed_some_at_a_time(op: str, monkeypat
     inputs = check.Inputs("cpu").get(operation, case)
 
     def expect() -> check.Expected:
-        return check.References().get(operation, case, inputs, gradients=True, portable=True)
+        return check.References().get(operation, case, inputs, portable=True)
 
     whole, widths, inner = expect(), [], check._evaluate
     monkeypatch.setattr(check, "_SLICE_ELEMENTS", 2 * 80 * 6)

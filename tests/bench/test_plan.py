@@ -298,7 +298,6 @@ def test_a_context_is_refused_where_nothing_has_one(axes: dict[str, object], mes
     [
         ({"seq_lens": (64, 2**63)}, "seq_lens must be from 1 to 2147483647, got 9223372036854775808"),
         ({"ops": ()}, "ops must have at least one value, got none"),
-        ({"batches": (1,), "tokens": 512}, "give batch or tokens, not both"),
     ],
 )
 def test_values_that_no_command_line_gives_are_refused(axes: dict[str, object], message: str) -> None:

@@ -48,11 +48,11 @@ def test_a_layout_of_its_own_is_made_outside_the_timed_region() -> None:
             kernel="gated-mlp", op="gated_mlp", impl="torch", provider="lrbench", mode=mode, dtype="fp32", **sizes
         )
         inputs = check.Inputs("cpu").get(operation, case)
-        leaves = worker.prepare(operation, case, implementation, inputs, gradients=mode == "fwbw").runnable.leaves
+        items = [PlannedCase(case=case, target=target) for target in (implementation, plain)]
+        leaves = worker.prepare(items[0], inputs).runnable.leaves
         for name in ("w_up", "w_gate"):
             assert is_k_major(leaves[name]) and not is_k_major(inputs[name])
             assert torch.equal(leaves[name], inputs[name])
-        items = [PlannedCase(case=case, target=target) for target in (implementation, plain)]
         columns, direct = (reply["columns"] for reply in worker.Worker("cpu").run(items, Limits(timeout_s=1.0)))
         assert columns["checked"] == "same shape"
         # With gradients one more tensor is there before the call: that of the output.

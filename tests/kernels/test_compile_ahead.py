@@ -40,7 +40,7 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
     gradients = case.mode != "fw"
     with FakeTensorMode():
         given = operation.make_inputs(case.sizes, dtype=DTYPES[case.dtype])
-        runnable = prepare(operation, case, target, given, gradients=gradients, config=config).runnable
+        runnable = prepare(item, given, config=config).runnable
         with recording() as recorded:
             with torch.set_grad_enabled(gradients):
                 y = runnable.forward()

@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from lrbench.bench import check
+from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import on_device_of
@@ -166,8 +167,8 @@ def test_inputs_of_two_devices_are_refused(
 def check_against_reference(operation: Operation, implementation: Implementation, case: Case, device: str) -> None:
     """Hold the output and every gradient, and a decoding step's output, to the definition in float64."""
     inputs = check.Inputs(device).get(operation, case)
-    expected = check.References().get(operation, case, inputs, gradients=True, portable=False)
-    runnable = prepare(operation, case, implementation, inputs, gradients=True).runnable
+    expected = check.References().get(operation, case, inputs, portable=False)
+    runnable = prepare(PlannedCase(case=case, target=implementation), inputs).runnable
     out = runnable.forward()
     gradients = check.differentiate(out, runnable.leaves, expected.grad_out)
     verdict = check.compare({"out": out.detach(), **gradients}, expected, case.state_dtype)
@@ -176,7 +177,7 @@ def check_against_reference(operation: Operation, implementation: Implementation
         case = replace(case, mode="step", seq_len=1, chunk_size=None)
         inputs, state = check.Inputs(device).get(operation, case), check.state_before_step(operation, case, device)
         expected = check.expect_step(operation, case, inputs, state)
-        out = prepare(operation, case, implementation, inputs, gradients=False, state=state).runnable.forward()
+        out = prepare(PlannedCase(case=case, target=implementation), inputs, state).runnable.forward()
         assert check.compare({"out": out}, expected, case.state_dtype).failure is None
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from lrbench.bench import plan
-from lrbench.results import names, store
+from lrbench.results import store
 from lrbench.results.names import RENAMED, current_names
 from lrbench.results.schema import RECORD_COLUMNS, Case, Environment, Record
 from lrbench.results.select import load_rows, matching
 
 RENAMES = {("wkv4", "recurrent"): "naive", ("*", "tfla"): "fused_chunk", ("rglru", "tfla"): "scan"}
+renaming = mock.patch.dict(RENAMED, RENAMES, clear=True)
+without_renaming = mock.patch.dict(RENAMED, clear=True)
 
 
 def record(op: str, impl: str, **columns: object) -> Record:
@@ -33,38 +36,41 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@renaming
 def test_a_typed_name_is_every_name_that_it_became() -> None:
-    assert current_names(["recurrent"], ["wkv4"], RENAMES) == ("naive",)
-    assert current_names(["recurrent", "scan"], ["wkv4", "rglru"], RENAMES) == ("naive", "recurrent", "scan")
-    assert current_names(["tfla", "fused_chunk"], ["mlstm_sig"], RENAMES) == ("fused_chunk",) * 2
+    assert current_names(["recurrent"], ["wkv4"]) == ("naive",)
+    assert current_names(["recurrent", "scan"], ["wkv4", "rglru"]) == ("naive", "recurrent", "scan")
+    assert current_names(["tfla", "fused_chunk"], ["mlstm_sig"]) == ("fused_chunk",) * 2
 
 
 def test_rows_are_read_under_the_names_of_today(file: Path) -> None:
-    assert store.read_file(file, renamed=RENAMES).to_pylist() == [dataclasses.asdict(row) for row in NEW]
-    assert store.read_file(file, renamed={}).to_pylist() == [dataclasses.asdict(row) for row in OLD]
+    for names, rows in ((renaming, NEW), (without_renaming, OLD)):
+        with names:
+            assert store.read_file(file).to_pylist() == [dataclasses.asdict(row) for row in rows]
 
 
+@renaming
 @pytest.mark.parametrize("columns", [["case_id"], ["impl"], ["time_ms", "case_id"], ["time_ms"]])
 def test_columns_alone_are_renamed_too(file: Path, columns: list[str]) -> None:
-    table = store.read_file(file, columns=columns, renamed=RENAMES)
+    table = store.read_file(file, columns=columns)
     assert table.column_names == [name for name in RECORD_COLUMNS if name in columns]
     assert table.to_pylist() == [{name: getattr(row, name) for name in table.column_names} for row in NEW]
 
 
-def test_a_selector_takes_old_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = store.read_file(file, renamed=RENAMES).to_pylist()
-    monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
+@renaming
+def test_a_selector_takes_old_names(file: Path) -> None:
+    rows = store.read_file(file).to_pylist()
     for name in ("recurrent", "naive"):
         assert {row["op"] for row in matching(rows, {"impl": name})} >= {"wkv4"}
     assert [row["op"] for row in matching(rows, {"impl": "tfla"})] == ["mlstm_sig", "rglru"]
 
 
-def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@renaming
+def test_a_run_of_old_names_is_resumed(tmp_path: Path) -> None:
     """The journal of a run that died is in old names, and so is the file that is made of it."""
     with store.RunWriter(tmp_path, "sweep-old") as writer:
         for row in OLD:
             writer.append(row)
-    monkeypatch.setitem(store.read_file.__kwdefaults__, "renamed", RENAMES)
     here = Environment(device_kind="cpu", device_name=None, device_count=0, memory_bytes=0)  # type: ignore[arg-type]
     assert set(store.finished_cases(tmp_path, here)) == {row.case_id for row in NEW}
     assert {row["case_id"] for row in load_rows(tmp_path, ["case_id"])} == {row.case_id for row in NEW}
@@ -73,8 +79,9 @@ def test_a_run_of_old_names_is_resumed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_committed_rows_have_the_names_of_today() -> None:
     """Their kernels of before, the gated MLP's on interleaved weights, have names of their own."""
     names_of_before = {old for _, old in RENAMED}
-    for file in store.result_files(store.committed_results()):
-        assert names_of_before.isdisjoint(store.read_file(file, columns=["impl"], renamed={})["impl"].to_pylist()), file
+    with without_renaming:
+        for file in store.result_files(store.committed_results()):
+            assert names_of_before.isdisjoint(store.read_file(file, columns=["impl"])["impl"].to_pylist()), file
 
 
 def test_a_new_name_is_no_old_one() -> None:
@@ -84,9 +91,8 @@ def test_a_new_name_is_no_old_one() -> None:
         assert op != "*" or new not in {other for _, other in RENAMED}, old
 
 
-def test_a_sweep_takes_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names.current_name, "__defaults__", (RENAMES,))
-    monkeypatch.setattr(names.current_names, "__defaults__", (RENAMES,))
+@renaming
+def test_a_sweep_takes_old_names() -> None:
     assert plan.current_impls("wkv", None, ("recurrent", "scan")) == ("naive", "scan")
     assert plan.current_impls("tfla", ("mlstm_sig",), ("tfla",)) == ("fused_chunk",)
     assert plan.current_impls("nothing", None, ("scan",)) == ("scan",)

@@ -52,19 +52,14 @@ def test_a_folder_is_read_with_its_subfolders_in_column_order(results: Path) -> 
 
 
 def test_columns_are_projected(results: Path) -> None:
-    assert list(load_results(results, ["time_ms", "op"]).columns) == ["op", "time_ms"]
+    assert read_results(results, ["time_ms", "op"]).column_names == ["op", "time_ms"]
     assert "time_samples_ms" in load_results(results, samples=True)
     with pytest.raises(ValueError, match="columns must be columns of a record, got speed"):
-        load_results(results, ["speed"])
+        read_results(results, ["speed"])
 
 
-def test_bad_paths(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"got .*nowhere.parquet \(does not exist\)"):
-        load_results(tmp_path / "nowhere.parquet")
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no parquet file in it"):
-        load_results(tmp_path)
-    (tmp_path / "text.parquet").write_text("not parquet")
-    with pytest.raises(ValueError, match=r"results must be parquet files, got .*text.parquet"):
         load_results(tmp_path)
 
 

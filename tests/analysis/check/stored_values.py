@@ -14,12 +14,12 @@ from unittest import mock
 
 import pytest
 
-from lrbench.analysis.accelerators.known import get_accelerator
 from lrbench.analysis.model.chunk_size import chunk_size_report
 from lrbench.bench import plan
 from lrbench.bench.run import Settings, sweep
 from lrbench.bench.workers import probe_environment
-from lrbench.kernels import FAMILIES, get_operation
+from lrbench.kernels import FAMILIES
+from lrbench.tests.analysis.rows import question
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 PORTABLE = DATA / "portable.parquet"
@@ -65,10 +65,7 @@ def chunk_sizes() -> list[dict[str, Any]]:
     """Return the FLOP-optimal and runtime-optimal chunk lengths of :data:`CHUNK_SIZE_CASES`."""
     rows = []
     for case in CHUNK_SIZE_CASES:
-        head_dim = case["head_dim_v"]
-        qk = round(get_operation(case["op"]).qk_ratio * head_dim)
-        accelerator, dims = get_accelerator(case["gpu"]), {"head_dim_v": head_dim, "head_dim_qk": qk}
-        report = chunk_size_report(case["op"], accelerator, mode=case["mode"], **dims)
+        report = chunk_size_report(question(case["op"], case["gpu"], head_dim=case["head_dim_v"], mode=case["mode"]))
         names = ("flop_optimal", "runtime_optimal", "flop_optimal_feasible", "runtime_optimal_feasible")
         rows.append({**case, **{name: report[name] for name in names}})
     return rows

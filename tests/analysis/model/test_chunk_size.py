@@ -21,7 +21,7 @@ from lrbench.results.store import committed_results
 
 from .. import rows as made
 
-H100, H200 = get_accelerator("h100"), get_accelerator("h200")
+H100 = get_accelerator("h100")
 
 
 @pytest.mark.parametrize("d_v", [64, 128, 512])
@@ -72,11 +72,10 @@ def test_feasible_chunks() -> None:
 
 
 def test_modelled_memory_is_inputs_outputs_and_states() -> None:
-    sizes = {"batch": 8, "num_heads": 16, "head_dim_qk": 128, "head_dim_v": 256}
     states = {}
     # Gates have 4 bytes, and a single chunk has no states between chunks.
     for mode, tensors, gates in (("fw", 2 * 128 + 2 * 256, 4), ("fwbw", 4 * 128 + 3 * 256, 8)):
-        report = chunk_size_report("mlstm_sig", H200, **sizes, mode=mode)
+        report = chunk_size_report(made.question(mode=mode))
         for each in report["candidates"]:
             states[mode] = 8 * 16 * (8192 // each["chunk_size"]) * 128 * 256 * 4 * (1 if mode == "fw" else 2)
             states[mode] *= each["chunk_size"] < 8192
@@ -87,9 +86,7 @@ def test_modelled_memory_is_inputs_outputs_and_states() -> None:
 def test_modelled_memory_is_what_was_measured_where_states_dominate(mode: str, chunk_size: int, within: float) -> None:
     """The model adds up everything; in a backward pass not all of it is there at once."""
     results = committed_results("h200_sxm")
-    report = chunk_size_report(
-        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, mode=mode, rows=stored_rows(results, mode, "bf16")
-    )
+    report = chunk_size_report(made.question(mode=mode, rows=stored_rows(results, mode, "bf16")))
     each = next(each for each in report["candidates"] if each["chunk_size"] == chunk_size)
     assert each["model_memory_bytes"] == pytest.approx(each["peak_memory_bytes"], rel=within)
 
@@ -102,9 +99,7 @@ def test_report_with_measurements(tmp_path: Path) -> None:
     rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=128), time_ms=0.1, accelerator="h100"))
     rows.append(made.row(made.case("mlstm_sig", "fused_chunk", chunk_size=32), status="oom", reason="out of memory"))
     made.write(rows, tmp_path / "results.parquet")
-    report = chunk_size_report(
-        "mlstm_sig", H200, head_dim_v=256, head_dim_qk=128, rows=stored_rows((tmp_path,), "fw", "bf16")
-    )
+    report = chunk_size_report(made.question(rows=stored_rows((tmp_path,), "fw", "bf16")))
     measured = {each["chunk_size"]: each["measured_ms"] for each in report["candidates"]}
     assert {chunk: time_ms for chunk, time_ms in measured.items() if time_ms is not None} == times
     assert report["measured_best"] == 256

@@ -192,17 +192,9 @@ def test_regret_over_the_stored_sweep(op: str, mode: str) -> None:
         seen = [row for row in rows if row["seq_len"] != seq_len]
         fit = fit_launches(seen, op, "fused_chunk", mode, "bf16")
         for head_dim in (64, 128, 256, 512):
-            report = chunk_size_report(
-                op,
-                H200,
-                head_dim_v=head_dim,
-                head_dim_qk=head_dim // 2,
-                seq_len=seq_len,
-                batch=65536 // seq_len,
-                mode=mode,
-                rows=stored_rows(STORED, mode, "bf16"),
-                fit=fit,
-            )
+            fits, rows = {(op, "fused_chunk"): (fit, 0)}, stored_rows(STORED, mode, "bf16")
+            asked = made.question(op, seq_len=seq_len, head_dim=head_dim, mode=mode, rows=rows, known_fits=fits)
+            report = chunk_size_report(asked)
             current = [c for c in report["candidates"] if c["measured_ms"] is not None]
             if len(current) > 1:
                 chosen = min(current, key=lambda c: c["predicted_ms"])
