@@ -349,8 +349,8 @@ def tokens_of_cache(theory: Theory) -> Drawing:
             extra = [each.extra_tokens for each in of if each.baseline == baseline]
             lines.append(Line(x=tokens, y=extra, style=curve_style(n, name)))
         return Panel(
-            title=f"activations {baseline}", lines=lines, x_label="tokens of the prompt, or of a chunk of it",
-            y_label="more tokens of key-value cache", y_log=True, sizes=tokens,
+            title=f"activations {baseline}", lines=lines, x_label="prompt, or a chunk of it (tokens)",
+            y_label="key-value cache gained (tokens)", y_log=True, sizes=tokens,
         )  # fmt: skip
 
     return Drawing(
