@@ -97,7 +97,7 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
             yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
             yield _elements("stabiliser", -(-run.length // SCAN_BLOCK_N) * run.rows)
         yield from _states(run, parts, "state pass")
-        if run.stabilised and not run.makes_denominators:
+        if run.stabilised:
             yield from _normaliser(run, parts)
         for role in FORWARD_ROLES:
             yield from _walk(run, parts, role)

@@ -83,7 +83,7 @@ def page(found: Sequence[Found], device: str) -> str:
 
 
 def _tally(found: Sequence[Found]) -> str:
-    """Return how many claims have which verdict."""
+    """Return how many claims have which verdict, in words."""
     numbers = {verdict: len(items) for verdict, items in grouped(found, attrgetter("verdict")).items()}
-    counted = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if verdict in numbers)
+    counted = ", ".join(f"{verdict} {numbers[verdict]}" for verdict in VERDICTS if verdict in numbers)
     return f"{len(found)} claims: {counted}."

@@ -80,8 +80,8 @@ def whole_state_h_kernel(
     z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_v], layout)
     weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tensors = Tensors(None, y_desc, z_desc, None, None, None)
-    buffers = Buffers(None, y_s, z_s, None, weights_s, None, None, None, None, loaded, None, None, None, None)
+    tensors = Tensors(y=y_desc, z=z_desc)
+    buffers = Buffers(y=y_s, z=z_s, gates=weights_s, loaded=loaded)
     for step in gl.static_range(STAGES):
         mbarrier.init(loaded.index(step), count=1)
     fence_async_shared()

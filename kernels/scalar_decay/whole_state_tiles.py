@@ -15,12 +15,12 @@ BZ = gl.constexpr(64)
 class Tensors(NamedTuple):
     """Descriptors of the tensors whose tiles are copied from and to global memory."""
 
-    x: Any
-    y: Any
-    z: Any
-    out: Any
-    partial: Any
-    pair: Any
+    x: Any = None
+    y: Any = None
+    z: Any = None
+    out: Any = None
+    partial: Any = None
+    pair: Any = None
 
 
 class Buffers(NamedTuple):
@@ -40,26 +40,27 @@ class Buffers(NamedTuple):
         extra_loaded: barriers that complete when a group's tiles of the pair and the partial result are there.
     """
 
-    x: Any
-    y: Any
-    z: Any
-    scores: Any
-    gates: Any
-    out: Any
-    pair: Any
-    n: Any
-    weight: Any
-    loaded: Any
-    loaded_z: Any
-    ready: Any
-    freed: Any
-    extra_loaded: Any
+    x: Any = None
+    y: Any = None
+    z: Any = None
+    scores: Any = None
+    gates: Any = None
+    out: Any = None
+    pair: Any = None
+    n: Any = None
+    weight: Any = None
+    loaded: Any = None
+    loaded_z: Any = None
+    ready: Any = None
+    freed: Any = None
+    extra_loaded: Any = None
 
 
 QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
 VECTORS = gl.constexpr(8)
-"""Of gates: log weights of the positions as queries and as keys of the tile, factors of the output's rows and of what
-enters the state, the decay of the state, one over the denominators, and what these are at least."""
+"""Of gates, with an unused one to make a power of two: log weights of the positions as queries and as keys of the tile,
+factors of the output's rows and of what enters the state, the decay of the state, what mLSTMexp's denominators are at
+least, and one over them."""
 
 
 class Pointers(NamedTuple):
@@ -135,6 +136,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     if gates.u is not None:
         key += gl.load(gates.u + at)
     through = query
+    # Without denominators of no use.
     floor = b
     if gates.m is not None:
         m_in = gl.load(gates.edge + head + index)
