@@ -108,7 +108,14 @@ def count(
 
 
 def count_case(
-    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    state_dtype: str | None,
+    sizes: Mapping[str, int],
+    *,
+    launches: bool = True,
 ) -> Count | None:
     """Return the count that a row of the results stores, or None for an operation that is not counted.
 
@@ -120,16 +127,23 @@ def count_case(
         op, impl, mode, dtype, state_dtype: of the case.
         sizes: the case's size columns. ``chunk_size`` may exceed ``seq_len`` (one ragged chunk); where an
             implementation has no chunk axis its own chunk length is taken.
+        launches: whether what the launches execute is counted as well; it takes as long as all the rest.
 
     Raises:
         ValueError: bad sizes, as :func:`count`.
     """
-    return _count_case(op, impl, mode, dtype, state_dtype, tuple(sizes.items()))
+    return _count_case(op, impl, mode, dtype, state_dtype, tuple(sizes.items()), launches)
 
 
 @functools.lru_cache(maxsize=4096)
 def _count_case(
-    op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: tuple[tuple[str, int], ...]
+    op: str,
+    impl: str,
+    mode: str,
+    dtype: str,
+    state_dtype: str | None,
+    sizes: tuple[tuple[str, int], ...],
+    launches: bool,
 ) -> Count | None:
     """Return :func:`count_case`, which figures and models ask for again and again."""
     if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
@@ -137,7 +151,7 @@ def _count_case(
     check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
     problem = case_problem(op, impl, mode, dtype, state_dtype, dict(sizes))
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
-    kernels = kernels_of(op, problem.formulation, impl)
+    kernels = kernels_of(op, problem.formulation, impl) if launches else None
     return _count(problem, mode, kernels=kernels, forward_state=forward_state)
 
 

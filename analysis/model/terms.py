@@ -86,7 +86,7 @@ def _launches_kind(op: str, impl: str, mode: str, dtype: str) -> Kind | None:
 
 def _formulation_terms(case: Case, accelerator: Accelerator) -> tuple[float, ...] | None:
     op, impl, mode, dtype, _, sizes = case
-    count = count_case(*case)
+    count = count_case(*case, launches=False)
     if count is None:
         return None
     model, steps = runtime_model(count, accelerator, dtype), sequential_steps(op, impl, mode, dtype, sizes)
