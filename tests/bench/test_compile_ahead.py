@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +14,8 @@ from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
 from lrbench.bench.executors import Outcomes, Queue
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.workers import Limits
 from lrbench.tests.bench.environments import H200, PROCESSOR
-from lrbench.tests.bench.test_run import Silent
+from lrbench.tests.bench.runs import Instant, Silent
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +71,14 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     """The first case compiles itself; then batches grow, and what is compiled is what one pass would compile."""
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
+    compiled: set[object] = {None}
     told: list[int] = []
-    monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: batches.append(list(cases)))
+
+    def compile_batch(cases: list[PlannedCase], *_: object) -> None:
+        batches.append(list(cases))
+        compiled.update(map(compile_ahead._key, cases))
+
+    monkeypatch.setattr(compile_ahead, "compile_ahead", compile_batch)
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
     compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
     for n, item in enumerate(planned):
@@ -85,9 +88,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
             continue
         if n == 1:
             assert [len(batch) for batch in batches] == [64]
-        key = compile_ahead._key(item)
-        done = [case for batch in batches for case in batch if compile_ahead._key(case) == key]
-        assert key is None or done
+        assert compile_ahead._key(item) in compiled
     assert told == [len(batch) for batch in batches]
     assert len(batches) < 5
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
@@ -130,24 +131,15 @@ def test_a_sweep_compiles_between_cases(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(compile_ahead, "compile_ahead", lambda cases, *_: events.append("compile"))
     monkeypatch.setattr(run, "refuse", lambda *_: None)
 
-    class Executor(contextlib.AbstractContextManager):  # type: ignore[type-arg]
-        def __exit__(self, *_: object) -> None:
-            events.append("end")
+    def begin(item: PlannedCase) -> None:
+        started.append(item)
+        events.append("measure")
 
-        def run(self, cases: Queue, limits: Limits, begin: Callable[[PlannedCase], None]) -> Outcomes:
-            item = cases.take()
-            while item is not None:
-                begin(item)
-                started.append(item)
-                events.append("measure")
-                yield item, {"status": "ok", "reason": None, "columns": {}}
-                item = cases.take(item)
-
-    monkeypatch.setattr(run, "get_executor", lambda *_, **__: Executor())
+    progress = Silent()
+    monkeypatch.setattr(progress, "started", begin)
     environment = dataclasses.replace(PROCESSOR, device_kind="cuda", device_count=1, capability="9.0")
-    run.sweep(planned, environment, run.Settings(output=tmp_path, jobs=2), Silent())
+    run.sweep(planned, environment, run.Settings(output=tmp_path, jobs=2), progress, executor=Instant())
     assert events[:2] == ["measure", "compile"]
-    assert events[-1] == "end"
     assert 2 <= events.count("compile") < len(planned) == events.count("measure")
     assert [item.case.mode for item in started[:2]] == ["fw", "fwbw"]
     assert sorted(map(str, started)) == sorted(map(str, planned))

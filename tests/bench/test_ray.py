@@ -19,7 +19,7 @@ from lrbench.bench.run import Settings, get_executor
 from lrbench.bench.workers import Limits
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
-from lrbench.tests.bench.test_run import Silent
+from lrbench.tests.bench.runs import Silent
 
 
 @pytest.fixture(scope="module")

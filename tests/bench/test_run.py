@@ -30,6 +30,7 @@ from lrbench.results import store
 from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.runs import Instant, Silent, run
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,40 +39,6 @@ def without_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
-
-
-class Silent:
-    """Progress that is kept and not shown."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def begin(self, total: int, what: str) -> None:
-        self.told.append(f"{total} {what}")
-
-    def compiling(self, count: int) -> None:
-        self.told.append(f"compiling {count}")
-
-    def started(self, item: PlannedCase) -> None:
-        self.told.append("started")
-
-    def finished(self, item: PlannedCase, status: str) -> None:
-        self.told.append(status)
-
-    def end(self) -> None:
-        self.told.append("end")
-
-
-def run(
-    folder: Path,
-    planned: Sequence[PlannedCase],
-    progress: runner.Progress | None = None,
-    resume: bool = False,
-    **settings: object,
-) -> Outcome:
-    done = store.finished_cases(folder, PROCESSOR) if resume else {}
-    chosen = Settings(output=folder, budget_s=0.0, **settings)
-    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), done=done)
 
 
 FAULTS = (
@@ -171,21 +138,21 @@ def test_roofs_lie_beside_the_rows_of_their_sweep(tmp_path: Path) -> None:
         run_id="calibration", measured_at="2026-01-01T00:00:00+00:00", quantity="copy", size=2**30, unit="bytes/s",
         rate=2e12, best_rate=2.1e12, short=True, time_samples_ms=[1.0], **timing, **environment,
     )  # fmt: skip
-    outcome = run(tmp_path, [faults.planned("right")], roofs=(copy,))
+    outcome = run(tmp_path, [faults.planned("right")], executor=Instant(), roofs=(copy,))
     assert outcome.path is not None
     (stored,) = store.read_file(outcome.path.with_suffix(".roofs.parquet"), RoofRow).to_pylist()
     assert stored == dataclasses.asdict(dataclasses.replace(copy, run_id=outcome.records[0].run_id))
     assert len(store.read_results(tmp_path)) == 1
     files = set(tmp_path.iterdir())
-    run(tmp_path, [faults.planned("right")], roofs=(copy,), resume=True)
+    run(tmp_path, [faults.planned("right")], executor=Instant(), roofs=(copy,), resume=True)
     assert set(tmp_path.iterdir()) == files
 
 
 def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     planned = [faults.planned("right"), faults.planned("raises")]
-    first = run(tmp_path, planned)
+    first = run(tmp_path, planned, executor=Instant())
     assert [record.status for record in first.records] == ["ok", "error"]
-    again = run(tmp_path, planned, resume=True)
+    again = run(tmp_path, planned, executor=Instant(), resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
     assert store.finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
@@ -193,9 +160,9 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:
     planned = [faults.planned("right", seq_len=32 + n) for n in range(3)]
-    outcome = run(tmp_path, planned, time_limit_s=0.0)
+    outcome = run(tmp_path, planned, executor=Instant(), time_limit_s=0.0)
     assert (len(outcome.records), outcome.remaining) == (1, 2)
-    rest = run(tmp_path, planned, resume=True)
+    rest = run(tmp_path, planned, executor=Instant(), resume=True)
     assert (len(rest.resumed), len(rest.records), rest.remaining) == (1, 2, 0)
 
 
@@ -230,7 +197,7 @@ def test_refusals_need_no_worker(tmp_path: Path) -> None:
         PlannedCase(case=dataclasses.replace(item.case, **case), target=dataclasses.replace(item.target, **target))
         for case, target, _, _ in REFUSALS
     ]
-    outcome = run(tmp_path, refused, progress)
+    outcome = run(tmp_path, refused, progress, executor=Instant())
     assert "started" not in progress.told
     assert [(record.status, record.reason) for record in outcome.records] == [row[2:] for row in REFUSALS]
 
@@ -239,7 +206,7 @@ SWEEP_SLOWLY = """
 import sys
 from pathlib import Path
 from lrbench.tests.bench import faults
-from lrbench.tests.bench.test_run import Silent, run
+from lrbench.tests.bench.runs import Silent, run
 
 class Telling(Silent):
     def started(self, item):
@@ -287,7 +254,8 @@ def test_a_second_interrupt_keeps_no_row_from_its_file(tmp_path: Path) -> None:
         def end(self) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = run(tmp_path, [faults.planned("right", seq_len=32 + n) for n in range(2)], Impatient())
+    planned = [faults.planned("right", seq_len=32 + n) for n in range(2)]
+    outcome = run(tmp_path, planned, Impatient(), executor=Instant())
     assert (outcome.interrupted, len(outcome.records), outcome.remaining) == (True, 1, 1)
     assert list(tmp_path.iterdir()) == [outcome.path]
 
@@ -302,7 +270,7 @@ def test_an_interrupt_of_the_final_write_keeps_no_row_from_its_file(
         write(*arguments, **keywords)
 
     monkeypatch.setattr(store, "write_parquet", interrupted)
-    outcome = run(tmp_path, [faults.planned("right")])
+    outcome = run(tmp_path, [faults.planned("right")], executor=Instant())
     assert (outcome.interrupted, len(outcome.records)) == (False, 1)
     assert list(tmp_path.iterdir()) == [outcome.path]
 
@@ -427,9 +395,15 @@ def renamed(item: PlannedCase, name: str, call: str | None = None) -> PlannedCas
 
 
 def test_both_sides_are_checked_measured_and_compared() -> None:
-    """The same code under two names: every case of both is right, has its samples and memory, and matches."""
-    planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED)]
-    records = list(runner.side_by_side(planned, PROCESSOR, rounds=12))
+    """The same code under two names: every case of both is right, has its samples and memory, and matches.
+
+    A third side that is wrong is a row, and the others are measured.
+    """
+    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
+    planned = [*PLANNED, *(renamed(item, "twin") for item in PLANNED), broken]
+    *records, wrong = sorted(runner.side_by_side(planned, PROCESSOR, rounds=12), key=lambda r: r.impl == "broken")
+    assert (wrong.impl, wrong.status) == ("broken", "error")
+    assert "missing" in (wrong.reason or "")
     assert {(r.impl, r.mode): r.status for r in records} == {
         (impl, mode): "ok" for impl in ("torch", "twin") for mode in ("fw", "fwbw")
     }
@@ -439,14 +413,6 @@ def test_both_sides_are_checked_measured_and_compared() -> None:
     assert len(found.pairs) == 2
     assert found.unmatched == ()
     assert {pair.a["peak_memory_bytes"] - pair.b["peak_memory_bytes"] for pair in found.pairs} == {0}
-
-
-def test_a_side_that_is_wrong_is_a_row_and_the_other_is_measured() -> None:
-    broken = renamed(PLANNED[0], "broken", call="kernels.mlstm_sig:missing")
-    records = {r.impl: r for r in runner.side_by_side([PLANNED[0], broken], PROCESSOR, rounds=10)}
-    assert records["torch"].status == "ok"
-    assert records["broken"].status == "error"
-    assert "missing" in (records["broken"].reason or "")
 
 
 def test_groups_differ_in_the_implementation_alone() -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lrbench.bench import run as runner
-from lrbench.bench.executors import Outcomes, Queue
 from lrbench.bench.plan import PlannedCase, Request, plan
-from lrbench.bench.run import Outcome, Settings
-from lrbench.bench.workers import Limits
+from lrbench.bench.run import Outcome
 from lrbench.results import lock, store
-from lrbench.tests.bench.environments import PROCESSOR
+from lrbench.tests.bench.runs import Instant, Silent, run
 
 PLANNED = plan(
     Request(ops=("mlstm_sig",), impls=("torch",), modes=("fw",), dtypes=("fp32",), seq_lens=tuple(range(16, 3216, 16))),
@@ -29,35 +24,14 @@ PLANNED = plan(
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
-    """An executor whose cases take no time, as here what becomes of their rows is looked at."""
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def environment(self) -> object:
-        raise AssertionError("not asked")
-
-    def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
-        item = cases.take()
-        while item is not None:
-            yield item, {"status": "ok", "reason": None, "columns": {"time_ms": 1.0}}
-            item = cases.take(item)
-
-
-class Telling:
+class Telling(Silent):
     """Progress that says on standard output, unbuffered, which rows are safe."""
 
     def begin(self, total: int, what: str) -> None:
         os.write(1, b"begin\n")
 
-    def compiling(self, count: int) -> None: ...
-
-    def started(self, item: PlannedCase) -> None: ...
-
     def finished(self, item: PlannedCase, status: str) -> None:
         os.write(1, f"{item.case.case_id}\n".encode())
-
-    def end(self) -> None: ...
 
 
 def sweep(folder: Path) -> Outcome:
@@ -65,9 +39,7 @@ def sweep(folder: Path) -> Outcome:
     lock.temporary_folder()
     folder.mkdir(parents=True, exist_ok=True)
     store.recover(folder)
-    done = store.finished_cases(folder, PROCESSOR)
-    settings = Settings(output=folder, budget_s=0.0)
-    return runner.sweep(PLANNED, PROCESSOR, settings, Telling(), executor=Instant(), done=done)
+    return run(folder, PLANNED, Telling(), resume=True, executor=Instant())
 
 
 def end_sweep(folder: Path, number: signal.Signals, after_s: float) -> list[str]:

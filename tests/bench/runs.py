@@ -1,0 +1,70 @@
+"""Running cases in tests: progress that is kept, and cases that take no time. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lrbench.bench import run as runner
+from lrbench.bench.environment import Environment
+from lrbench.bench.executors import Executor, Outcomes, Queue
+from lrbench.bench.plan import PlannedCase
+from lrbench.bench.run import Outcome, Settings
+from lrbench.bench.workers import Limits, not_measured
+from lrbench.results import store
+from lrbench.tests.bench.environments import PROCESSOR
+
+
+class Silent:
+    """Progress that is kept and not shown."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def begin(self, total: int, what: str) -> None:
+        self.told.append(f"{total} {what}")
+
+    def compiling(self, count: int) -> None:
+        self.told.append(f"compiling {count}")
+
+    def started(self, item: PlannedCase) -> None:
+        self.told.append("started")
+
+    def finished(self, item: PlannedCase, status: str) -> None:
+        self.told.append(status)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+class Instant(contextlib.AbstractContextManager):  # type: ignore[type-arg]
+    """An executor for what becomes of rows: its cases take no time, and all but those of ``raises`` are ok."""
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def environment(self) -> Environment:
+        raise AssertionError("not asked")
+
+    def run(self, cases: Queue, limits: Limits, started: Callable[[PlannedCase], None]) -> Outcomes:
+        item = cases.take()
+        while item is not None:
+            started(item)
+            failed = item.case.impl == "raises"
+            yield item, not_measured("error", "it raised") if failed else {
+                "status": "ok", "reason": None, "columns": {"time_ms": 1.0}
+            }  # fmt: skip
+            item = cases.take(item)
+
+
+def run(
+    folder: Path,
+    planned: Sequence[PlannedCase],
+    progress: runner.Progress | None = None,
+    resume: bool = False,
+    executor: Executor | None = None,
+    **settings: object,
+) -> Outcome:
+    done = store.finished_cases(folder, PROCESSOR) if resume else {}
+    chosen = Settings(output=folder, budget_s=0.0, **settings)
+    return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=executor, done=done)
