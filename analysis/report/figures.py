@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ OPENING_INCHES = 8.0
 X_NAMES = {"head_dim_v": "value head dim", "embedding_dim": "channels", "chunk_size": "chunk size"}
 
 
+@functools.lru_cache(maxsize=64)
 def seen(subject: Subject, kind: str, *, every: bool = False) -> Drawing:
-    """Return what a figure shows, in the setting of the report.
+    """Return what a figure shows, in the setting of the report: remembered, since findings and figures ask for it.
 
     Args:
         every: whether every line is shown.

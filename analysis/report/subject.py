@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """The rows of a report.
+    """The rows of a report; equal to itself alone.
 
     Attributes:
         family: the family of kernels that it is of; "" for a subject of several.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import dataclasses
-import gzip
 import html
-import io
 import itertools
 import re
 import sys
@@ -26,8 +22,9 @@ from lrbench.results.select import latest_rows, load_results, load_rows, ok_rows
 from lrbench.tests.command_line import Lrbench, one_line
 
 from .. import rows as made
-from .page import COMMITTED, ROOT, committed_page
 
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = ROOT / "results" / "h200_sxm"
 SECTIONS = (
     "title", "opening", "peers", "results", "figures", "optimal_chunks", "speedups", "failures", "elsewhere",
     "environment", "data",
@@ -69,8 +66,9 @@ def test_findings_and_the_table_of_peers_follow_from_the_rows(factor: float, sai
     baseline = row("mlstm_sig", "mlstm_kernels.xl_chunk_siging", 1.25 * factor)
     found = report([row("mlstm_sig", "fused_chunk", 1.25), baseline], tmp_path)
     assert "2 cases of 2 implementations and 1 operation were run on NVIDIA H200" in words(found.title())
-    assert findings(found)[0] == f"mLSTMsig: ours {said} mlstm_kernels."
-    assert 1 < len(findings(found)) <= 5
+    first, *more = findings(found)
+    assert first == f"mLSTMsig: ours {said} mlstm_kernels."
+    assert 0 < len(more) < 5
     shown = words(found.peers())
     beside = f"{1.25:.2f} ms beside {markup.number(1.25 * factor)}"
     assert f"mLSTMsig lrbench fused_chunk beside mlstm_kernels xl_chunk_siging {factor:.2f}{TIMES} {beside}" in shown
@@ -118,13 +116,13 @@ def test_families_are_told_one_after_the_other(tmp_path: Path) -> None:
     found = report(rows, tmp_path)
     assert [part.subject.family for part in found.parts] == ["tfla", "gated-mlp"]
     assert len(findings(found)) == 5
-    for name in ("results", "figures", "speedups"):
+    for name in ("results", "speedups", "figures"):
         told = getattr(found, name)().text
         assert re.findall("<h3>(.*?)</h3>", told) == ["tfla", "gated-mlp"], name
         first, second = told.split("<h3>gated-mlp</h3>")
         assert "gated MLP" not in first and "mLSTMsig" not in second, name
+    assert "Runtime over chunk size" not in second, "of the figures"
     assert re.findall("<h3>(.*?)</h3>", found.optimal_chunks().text) == ["tfla"]
-    assert "Runtime over chunk size" not in found.figures().text.split("<h3>gated-mlp</h3>")[1]
     assert report(rows[:2], tmp_path).parts == ()
 
 
@@ -249,7 +247,8 @@ def test_times_of_a_busy_machine_are_named(tmp_path: Path) -> None:
     assert "busy machine" in words(found.results())
     assert f"2.00{TIMES}" in words(found.peers()) and "busy machine in part" in words(found.peers())
     assert not any("as fast as" in said for said in findings(found))
-    assert "busy machine" not in "".join(words(getattr(report(rows, tmp_path), name)()) for name in SECTIONS[:-1])
+    idle = report(rows, tmp_path)
+    assert "busy machine" not in "".join(words(getattr(idle, name)()) for name in ("environment", "results", "peers"))
 
 
 def test_one_number_of_channels_is_shown(channels: Report) -> None:
@@ -439,59 +438,6 @@ def test_tour_runs_in_ten_cells() -> None:
     assert '<img alt="Roofline' in cells[-1].outputs[-1].data["text/html"]
 
 
-@pytest.fixture(scope="module")
-def page() -> str:
-    return committed_page()[0].read_text(encoding="utf-8")
-
-
-@pytest.mark.speed
-def test_committed_results_take_less_than_a_minute() -> None:
-    assert committed_page()[1] < 60
-
-
-def test_page_needs_nothing_beside_it(page: str) -> None:
-    """Whatever loads is in the page; links lead within it."""
-    loads = re.findall(r"""(?:src|href|srcset|action|poster|data)\s*=\s*["']([^"']{0,40})""", page)
-    assert len(loads) > 20
-    assert not [each for each in loads if not each.startswith(("data:", "#"))]
-    without_data = re.sub(r"data:[\w/+;=,-]*[A-Za-z0-9+/=]{100,}", "", page)
-    for banned in ("http://", "https://", "url(", "@import", "require", "MathJax", "mermaid", "jupyter"):
-        assert banned.lower() not in without_data.lower(), banned
-
-
-def test_page_has_every_section_and_no_code(page: str) -> None:
-    headings = re.findall(r'<h2 id="([^"]+)">', page)
-    assert headings == [
-        "at-one-sequence-length", "figures", "best-chunk-length-and-regret", "speed-up-over-baselines", "failures",
-        "other-devices", "environment", "methods", "data",
-    ]  # fmt: skip
-    assert "load_results" not in page
-    assert "Report.load" not in page
-    assert page.count("<h1>") == 1
-
-
-def test_every_image_has_words(page: str) -> None:
-    images = re.findall(r"<img[^>]*>", page)
-    assert len(images) > 20
-    alts = [re.search(r'alt="([^"]*)"', image) for image in images]
-    assert all(alts)
-    assert page.count("<source ") >= 10, "narrow figures for narrow screens"
-    figures = [found[1] for found in alts if found]
-    assert all("NVIDIA H200" in alt and re.search(r"\d", alt) for alt in figures)
-    assert len(set(figures)) == len(figures) - 1, "the first stands among the others again"
-
-
-def test_data_holds_the_rows(page: str) -> None:
-    found = re.search(r'href="data:application/gzip;base64,([^"]+)"', page)
-    assert found is not None
-    rows = list(csv.DictReader(io.StringIO(gzip.decompress(base64.b64decode(found[1])).decode())))
-    frame = latest_rows(load_results(COMMITTED))
-    assert {each["case_id"] for each in rows} == set(frame["case_id"])
-    assert len(rows) == len(frame)
-    times = sorted(float(each["time_ms"]) for each in rows if each["time_ms"])
-    assert times == pytest.approx(sorted(frame["time_ms"].dropna()))
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a command."""
@@ -585,7 +531,3 @@ def test_own_results_stand_beside_the_committed_ones(
     made.write([row("mlstm_sig", "fused_chunk", 1.0)], here / "results" / "local" / "rows.parquet")
     assert cli._reported("h200") == [*committed, Path("results/local")]
     assert "results/local" in capsys.readouterr().err
-
-
-def test_the_page_of_the_committed_results_is_small(page: str) -> None:
-    assert len(page.encode()) < 3e6

@@ -1,8 +1,23 @@
-"""The report in a real browser, without a network: nothing is requested, everything is there, tables sort."""
+"""The page of the committed results: whole in itself, and shown by a browser without a network.
+
+A browser requests nothing, shows everything, and its tables sort. The page takes half a minute, so its tests share it.
+"""
 
 from __future__ import annotations
 
+import base64
+import csv
+import gzip
+import io
+import os
 import re
+import socketserver
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib.image
@@ -10,19 +25,142 @@ import numpy as np
 import pytest
 
 from lrbench.analysis.report import export
+from lrbench.results.select import latest_rows, load_results
 
-from .page import browser, committed_page, look
+ROOT = Path(__file__).resolve().parents[3]
+COMMITTED = ROOT / "results" / "h200_sxm"
+REQUIRED = "LRBENCH_REQUIRE_BROWSER"
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+OF_THE_BROWSER = (
+    "CONNECT accounts.google.com:443 HTTP/1.1",
+    "CONNECT optimizationguide-pa.googleapis.com:443 HTTP/1.1",
+)
+"""What Chromium asks for itself, whatever the page, and no option forbids."""
+
 
 POLICY = re.compile(r'<meta[^>]*http-equiv="Content-Security-Policy"[^>]*>')
 PHONE = 390
 
 
 @pytest.fixture(scope="module")
-def page() -> Path:
-    browser()
-    return committed_page()[0]
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The report of the committed H200 results, and the seconds that it took."""
+    pytest.importorskip("nbconvert")
+    start = time.monotonic()
+    page = export.build({"results": [str(COMMITTED)], "gpu": "h200"}, tmp_path_factory.mktemp("report") / "report.html")
+    return page, time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def page(built: tuple[Path, float]) -> Path:
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.speed
+def test_committed_results_take_less_than_a_minute(built: tuple[Path, float]) -> None:
+    assert built[1] < 60
+
+
+def test_page_needs_nothing_beside_it(text: str) -> None:
+    """Whatever loads is in the page; links lead within it."""
+    loads = re.findall(r"""(?:src|href|srcset|action|poster|data)\s*=\s*["']([^"']{0,40})""", text)
+    assert len(loads) > 20
+    assert not [each for each in loads if not each.startswith(("data:", "#"))]
+    without_data = re.sub(r"data:[\w/+;=,-]*[A-Za-z0-9+/=]{100,}", "", text)
+    for banned in ("http://", "https://", "url(", "@import", "require", "MathJax", "mermaid", "jupyter"):
+        assert banned.lower() not in without_data.lower(), banned
+
+
+def test_page_has_every_section_and_no_code(text: str) -> None:
+    headings = re.findall(r'<h2 id="([^"]+)">', text)
+    assert headings == [
+        "at-one-sequence-length", "figures", "best-chunk-length-and-regret", "speed-up-over-baselines", "failures",
+        "other-devices", "environment", "methods", "data",
+    ]  # fmt: skip
+    assert "load_results" not in text
+    assert "Report.load" not in text
+    assert text.count("<h1>") == 1
+
+
+def test_every_image_has_words(text: str) -> None:
+    images = re.findall(r"<img[^>]*>", text)
+    assert len(images) > 20
+    alts = [re.search(r'alt="([^"]*)"', image) for image in images]
+    assert all(alts)
+    assert text.count("<source ") >= 10, "narrow figures for narrow screens"
+    figures = [found[1] for found in alts if found]
+    assert all("NVIDIA H200" in alt and re.search(r"\d", alt) for alt in figures)
+    assert len(set(figures)) == len(figures) - 1, "the first stands among the others again"
+
+
+def test_data_holds_the_rows(text: str) -> None:
+    found = re.search(r'href="data:application/gzip;base64,([^"]+)"', text)
+    assert found is not None
+    rows = list(csv.DictReader(io.StringIO(gzip.decompress(base64.b64decode(found[1])).decode())))
+    frame = latest_rows(load_results(COMMITTED))
+    assert {each["case_id"] for each in rows} == set(frame["case_id"])
+    assert len(rows) == len(frame)
+    times = sorted(float(each["time_ms"]) for each in rows if each["time_ms"])
+    assert times == pytest.approx(sorted(frame["time_ms"].dropna()))
+
+
+def test_the_page_of_the_committed_results_is_small(text: str) -> None:
+    assert len(text.encode()) < 3e6
+
+
+def browser() -> str:
+    """Return the browser; without one the test is skipped, or fails where one is required."""
+    found = export.find_browser()
+    if found is None:
+        said = f"no browser: none of {', '.join(export.BROWSERS)} is on the PATH"
+        if os.environ.get(REQUIRED) == "1":
+            pytest.fail(f"{said}, and {REQUIRED}=1")
+        pytest.skip(said)
+    return found
+
+
+@contextmanager
+def recorder() -> Iterator[tuple[int, list[str]]]:
+    """Listen on a port as a proxy that serves nothing; yield it and the first lines of what was asked of it."""
+    asked: list[str] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        timeout = 10
+
+        def handle(self) -> None:
+            asked.append(self.rfile.readline().decode("latin-1").strip())
+            self.wfile.write(b"HTTP/1.1 502 Nothing here\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1], asked
+        finally:
+            server.shutdown()
+
+
+def look(page: Path, *arguments: str) -> tuple[str, list[str]]:
+    """Open a page without a window and without a network.
+
+    Args:
+        arguments: what Chromium is to do: --dump-dom, --screenshot=FILE, --window-size=W,H.
+
+    Returns:
+        what it printed, and the requests that it made of anything but the file itself.
+    """
+    found = browser()
+    with recorder() as (port, asked), tempfile.TemporaryDirectory(prefix="lrbench-browser-") as profile:
+        wanted = ["--virtual-time-budget=5000", *arguments, page.resolve().as_uri()]
+        command = export.browser_command(found, profile, *wanted, proxy=f"127.0.0.1:{port}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in asked if line not in OF_THE_BROWSER]
 
 
 def with_script(page: Path, script: str, to: Path) -> Path:
