@@ -135,17 +135,13 @@ def test_resume_takes_the_rows_of_a_run_that_died(
 
 
 def test_a_reader_that_leaves_early_takes_nothing_away(tmp_path: Path) -> None:
-    for output_format in ("table", "json"):
-        further = ("--chunk-size", "32", "--output", str(tmp_path), "--resume", "--format", output_format)
-        arguments = (*CALL, *TINY, *further)
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read()
-        assert process.wait(timeout=240) == 0, errors
-        assert "results: " in errors or "1 of 1 cases were already there" in errors
-        assert "Broken pipe" not in errors
+    arguments = (*CALL, *TINY, "--chunk-size", "32", "--output", str(tmp_path))
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=240) == 0, errors
+    assert "results: " in errors and "Broken pipe" not in errors
 
 
 def test_a_timeout_is_a_row_and_a_sweep_that_timed_nothing_fails(tmp_path: Path, lrbench: Lrbench) -> None:
@@ -477,7 +473,6 @@ def test_version_module_and_completion() -> None:
 
     module = (sys.executable, "-m", "lrbench", "--version")
     assert subprocess.run(module, capture_output=True, text=True, env=ENVIRON).stdout == f"lrbench {__version__}\n"
-    assert call("--version").stdout == f"lrbench {__version__}\n"
     completed = {**ENVIRON, "_LRBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "lrbench pre", "COMP_CWORD": "1"}
     script = "import sys; sys.argv[0] = 'lrbench'; from lrbench.cli import main; main()"
     finished = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, env=completed)

@@ -232,20 +232,6 @@ def wait_for_cases(process: subprocess.Popen[str], count: int) -> None:
         assert process.stdout.readline() == "started\n"
 
 
-def test_a_signal_keeps_what_is_measured(tmp_path: Path) -> None:
-    process = start_sweep(tmp_path, "slow")
-    wait_for_cases(process, 4)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    last = output.splitlines()[-1].split()
-    assert last[:3] == ["interrupted", "True", "60"]
-    assert process.returncode == 0
-    table = store.read_results(Path(last[3]))
-    assert table.num_rows >= 3
-    assert set(table["status"].to_pylist()) == {"ok"}
-    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
-
-
 def test_a_second_interrupt_keeps_no_row_from_its_file(tmp_path: Path) -> None:
     class Impatient(Silent):
         def finished(self, item: PlannedCase, status: str) -> None:
@@ -330,7 +316,7 @@ def test_killing_the_sweep_loses_no_row_and_leaves_no_worker(tmp_path: Path) -> 
     wait_for_end(children)
     (recovered,) = store.recover(tmp_path)
     assert store.read_results(recovered).num_rows >= 3
-    outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True)
+    outcome = run(tmp_path, [faults.planned("slow", seq_len=32)], resume=True, executor=Instant())
     assert (len(outcome.resumed), outcome.records) == (1, [])
 
 
