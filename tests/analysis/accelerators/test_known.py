@@ -2,13 +2,7 @@
 
 import pytest
 
-from lrbench.analysis.accelerators.known import (
-    ACCELERATORS,
-    ALIASES,
-    get_accelerator,
-    known_accelerators,
-    match_device,
-)
+from lrbench.analysis.accelerators.known import ACCELERATORS, ALIASES, get_accelerator, known_accelerators, match_device
 
 
 @pytest.mark.parametrize("key", ACCELERATORS)

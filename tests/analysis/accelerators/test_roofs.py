@@ -10,13 +10,7 @@ import pytest
 
 from lrbench.analysis.accelerators import roofs
 from lrbench.analysis.accelerators.known import get_accelerator
-from lrbench.analysis.accelerators.roofs import (
-    RoofRow,
-    stored_roofs,
-    with_roofs,
-    with_stored_roofs,
-    write_roofs,
-)
+from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs, with_roofs, with_stored_roofs, write_roofs
 from lrbench.analysis.counts import count
 from lrbench.analysis.model.runtime_model import runtime_model
 

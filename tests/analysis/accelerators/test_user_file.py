@@ -87,10 +87,7 @@ def test_where_the_file_is_looked_up(named: Path, tmp_path: Path, monkeypatch: p
         (("sms = 132", "sms = true"), "h100_nvl.sms must be an integer of at least 1, got True"),
         (("sms = 132", "smms = 132"), "h100_nvl must be a table without other keys than name, .*, sms, got 'smms'"),
         (("sms = 132", ""), "h100_nvl.sms must be an integer of at least 1, got nothing"),
-        (
-            ("smem_bytes = 232448", "smem_bytes = 227"),
-            "h100_nvl.smem_bytes must be an integer .* 1024, got 227",
-        ),
+        (("smem_bytes = 232448", "smem_bytes = 227"), "h100_nvl.smem_bytes must be an integer .* 1024, got 227"),
         (("94_000_000_000", "94"), r"h100_nvl.memory_bytes must be an integer of at least 1e\+09, got 94"),
         (('"9.0"', '"sm_90"'), "h100_nvl.capability must be a compute capability such as \"9.0\", got 'sm_90'"),
         (("l2_bytes = 62914560", "l2_bytes = 6.2e7"), "h100_nvl.l2_bytes must be an integer of at least 1024"),
@@ -100,10 +97,7 @@ def test_where_the_file_is_looked_up(named: Path, tmp_path: Path, monkeypatch: p
         (("= 3.9e12", "= '3.9e12'"), "h100_nvl.bandwidth_bytes_s must be a number of bytes/s, .* got '3.9e12'"),
         (("bf16 = 835e12", "bf16 = -1.0"), "h100_nvl.matrix_flops.bf16 must be a number of FLOP/s, .* got -1.0"),
         (("bf16 = 835e12", "fp4 = 835e12"), "h100_nvl.matrix_flops.fp4 must be 'fp16' or 'bf16' .*, got 'fp4'"),
-        (
-            ("{ bf16 = 835e12, fp16 = 835e12, fp32 = 60e12 }", "835e12"),
-            "h100_nvl.matrix_flops must be a table of",
-        ),
+        (("{ bf16 = 835e12, fp16 = 835e12, fp32 = 60e12 }", "835e12"), "h100_nvl.matrix_flops must be a table of"),
         (("{ bf16 = 835e12, fp16 = 835e12, fp32 = 60e12 }", "{}"), "h100_nvl.matrix_flops must be a table of"),
         (('source = "NVIDIA H100 NVL product brief"', ""), "h100_nvl.source must be a text, got nothing"),
         (('part = "H100 94 GB HBM3 PCIe"', 'part = " "'), "h100_nvl.part must be a text, got ' '"),

@@ -58,9 +58,7 @@ def test_times_on_the_host_are_shown_where_a_row_has_one() -> None:
 
 def test_implementations_match_without_their_names_and_the_best_chunk_counts() -> None:
     ours = [measured(chunk_size=chunk, times=samples(time)) for chunk, time in ((64, 3.0), (128, 2.0))]
-    theirs = [
-        measured(impl="mlstm_kernels.xl_chunk_siging", chunk_size=256, state_dtype=None, times=samples(4.0)),
-    ]
+    theirs = [measured(impl="mlstm_kernels.xl_chunk_siging", chunk_size=256, state_dtype=None, times=samples(4.0))]
     with pytest.raises(
         ValueError, match=r"no case of A matches one of B \(B has it with chunk_size 256 only.*--ignore"
     ):

@@ -13,14 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lrbench.analysis.check.findings import as_dict, junit_xml, markdown, noteworthy, table_rows
-from lrbench.analysis.check.regression import (
-    BROKEN,
-    CheckResult,
-    check,
-    replace_rows,
-    summary,
-    worth_measuring_again,
-)
+from lrbench.analysis.check.regression import BROKEN, CheckResult, check, replace_rows, summary, worth_measuring_again
 from lrbench.analysis.check.thresholds import Limits, Rule, Thresholds, load_thresholds
 from lrbench.cli import app
 from lrbench.results.select import load_rows, select
@@ -430,10 +423,7 @@ def test_a_rule_may_name_an_implementation_as_it_was_called_before() -> None:
     ("text", "message"),
     [
         ("time = 0.1", "the file must be a table without other keys than defaults, rule, got 'time'"),
-        (
-            "[defaults]\ntimes = 0.1",
-            "defaults must be a table without other keys than time, host, .* got 'times'",
-        ),
+        ("[defaults]\ntimes = 0.1", "defaults must be a table without other keys than time, host, .* got 'times'"),
         ("[defaults]\ntime = -0.1", "defaults.time must be a number of at least 0 or false, got -0.1"),
         ("[defaults]\ntime = true", "defaults.time must be a number of at least 0 or false, got True"),
         ("[defaults]\ntime = nan", "defaults.time must be a number"),
