@@ -11,7 +11,7 @@ import pytest
 
 from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
-from lrbench.bench import bars, calibrate, run
+from lrbench.bench import bars, calibrate, clock, run
 from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, Verdict, judge, judge_overall
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
@@ -20,6 +20,7 @@ from lrbench.bench.workers import Limits, decode_request, encode_request
 from lrbench.kernels import mlstm_sig
 from lrbench.results import store
 from lrbench.results.schema import Record
+from lrbench.tests.bench.environments import PROCESSOR
 from lrbench.tests.command_line import Lrbench, one_line
 
 BAR = Bar(ours="torch", theirs="peer", mode="fw", ratio=1.5)
@@ -170,12 +171,15 @@ def race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, 
         reply = {"status": "ok", "reason": None, "columns": columns, "page_faults": [0, 28_000, 0]}
         return [(item, reply) for item in planned]
 
+    def call(session: object, function: str, **_: object) -> dict[str, Any]:
+        asked = function.endswith("environment_here")
+        return dataclasses.asdict(PROCESSOR) if asked else clock.Timing(samples_ms=[1.0]).columns()
+
     declared = trial(tmp_path)
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
     monkeypatch.setattr(bars, "run_in_turn", in_turn)
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
-    monkeypatch.setattr(calibrate, "COPY_SAMPLES", 1)
-    monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
+    monkeypatch.setattr(bars.ReplaceableWorker, "call", call)
     return timed
 
 

@@ -70,7 +70,8 @@ def test_the_copy_is_out_of_the_caches_reach_and_copies() -> None:
     assert copy.work == 2 * copy.size
     assert copy.size >= min(4 * (cpu.cache_bytes(level=3) or 0), cpu.free_memory_bytes() // 10)
     target = copy.call(None)
-    assert target.unique().numel() > 1000, "a copy of constant data may be compressed"
+    for part in (target[:10_000], target[-10_000:]):
+        assert part.unique().numel() > 1000, "a copy of constant data may be compressed"
 
 
 def test_without_a_gpu_a_sweep_measures_nothing() -> None:

@@ -178,10 +178,6 @@ def test_drift(machine: SimpleNamespace, samples: list[float], expected: str | N
     assert noise.Watch(gpu=False).noise(samples, DeviceState()) == expected
 
 
-def test_the_commonest_kind_is_named_with_its_first_numbers() -> None:
-    assert noise.commonest(["busy GPU: d", "drift: a", "busy CPU: b; drift: c"]) == "drift: a"
-
-
 @pytest.mark.parametrize(("rounds", "marked"), [(None, True), (12, False)])
 def test_what_is_measured_alone_is_marked(machine: SimpleNamespace, rounds: int | None, marked: bool) -> None:
     """In turn, load falls on all calls alike, and comparing them is what the samples are for."""

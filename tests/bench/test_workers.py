@@ -66,7 +66,7 @@ def test_cases_in_turn_share_a_process_and_its_end() -> None:
 
 
 def test_several_workers_at_once() -> None:
-    """The cases of one implementation too are spread; workers stay for the next cases."""
+    """The cases of one implementation too are spread; workers stay for the next cases; closing stops those at work."""
     cases = Queue([faults.planned("slow", seq_len=32 + n) for n in range(8)])
     limits = Limits(timeout_s=120.0)
     with LocalExecutor(workers_per_device=2) as executor:
@@ -75,6 +75,12 @@ def test_several_workers_at_once() -> None:
         outcomes = list(executor.run(cases, limits, lambda _: None))
         (again,) = executor.run(Queue([faults.planned("right")]), limits, lambda _: None)
         assert [session._worker.pid for session in executor._sessions] == pids
+        stopped = executor.run(Queue([faults.planned("right"), faults.planned("hangs")]), limits, lambda _: None)
+        item, _ = next(stopped)
+        assert item.case.impl == "right"
+        begin = time.monotonic()
+        stopped.close()
+        assert time.monotonic() - begin < 20
     assert all(session._worker is None for session in executor._sessions)
     assert again[1]["status"] == "ok"
     assert sorted(item.case.seq_len or 0 for item, _ in outcomes) == [*range(32, 40)]
@@ -157,14 +163,3 @@ def test_a_case_costs_little_beside_its_own_work() -> None:
             seconds.append(now - last - own)
             last = now
     assert statistics.median(seconds) < 5e-3
-
-
-def test_closing_several_workers_stops_them() -> None:
-    cases = Queue([faults.planned("right"), faults.planned("hangs")])
-    with LocalExecutor(workers_per_device=2) as executor:
-        outcomes = executor.run(cases, Limits(timeout_s=600.0), lambda _: None)
-        item, _ = next(outcomes)
-        assert item.case.impl == "right"
-        begin = time.monotonic()
-        outcomes.close()
-        assert time.monotonic() - begin < 20

@@ -26,11 +26,8 @@ def test_sums_of_footnote_3() -> None:
         assert saving.extra_tokens == saving.saved_bytes // saving.token_bytes
 
 
-def test_llama_8b_by_hand() -> None:
+def test_a_cache_in_another_dtype() -> None:
     plain, _ = savings(MODELS[0], 512)
-    assert plain.saved_bytes == 2 * 512 * 14336 * 2
-    assert plain.token_bytes == 128 * 1024
-    assert plain.extra_tokens == 224
     cached = savings(MODELS[0], 512, kv_dtype="fp8")[0]
     assert (cached.saved_bytes, 2 * cached.token_bytes) == (plain.saved_bytes, plain.token_bytes)
 

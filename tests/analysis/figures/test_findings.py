@@ -117,7 +117,7 @@ def test_the_title_is_what_the_rows_say(kind: str, rows: list[dict[str, Any]], s
         assert shown.finding == said
 
 
-def test_implementations_of_an_operation_have_markers_of_their_own() -> None:
+def test_operations_have_colours_and_their_implementations_markers_of_their_own() -> None:
     looks: dict[str, dict[str, str]] = {}
     for op, impl in committed()[["op", "impl"]].drop_duplicates().itertuples(index=False):
         looks.setdefault(op, {})[impl] = series_style(op, impl).marker
@@ -125,6 +125,9 @@ def test_implementations_of_an_operation_have_markers_of_their_own() -> None:
     assert {"naive", "chunked", "torch.eager", "torch.compile"} < set(looks["rglru"])
     for op, markers in looks.items():
         assert len(set(markers.values())) == len(markers), (op, markers)
+    colours = {(op, series_style(op, impl).colour) for op, markers in looks.items() for impl in markers}
+    assert len(colours) == len(dict(colours)) == len({colour for _, colour in colours})
+    assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
 
 
 @pytest.mark.parametrize(("held", "said"), [("batch", "batch 8"), ("tokens", "65,536 tokens")])

@@ -10,21 +10,9 @@ from matplotlib.figure import Figure
 from lrbench.analysis.figures.layout import Drawing, Line, Panel
 from lrbench.analysis.figures.plots import KINDS, MODEL, RESULT_KINDS
 from lrbench.analysis.figures.selection import Selection
-from lrbench.analysis.figures.style import curve_style, series_style
+from lrbench.analysis.figures.style import curve_style
 
 from .drawing import committed, decoding, plot, roofline
-
-
-def test_every_implementation_has_a_look_of_its_own() -> None:
-    """Beside the others of its family, and beside the main implementations of other families."""
-    frame = committed()
-    looks: dict[str, dict[tuple[str, ...], str]] = {}
-    for family, op, impl in frame[["kernel", "op", "impl"]].drop_duplicates().itertuples(index=False):
-        style = series_style(op, impl)
-        label = looks.setdefault(family, {}).setdefault((style.colour, style.marker, str(style.dashes)), style.label)
-        assert label == style.label
-    assert len({series_style(op, "fused_chunk").colour for op in frame["op"].unique()}) == frame["op"].nunique()
-    assert series_style("x", "unknown.kernel") == series_style("x", "unknown.kernel")
 
 
 def overlapping(figure: Figure) -> list[tuple[str, str]]:
