@@ -233,17 +233,9 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
     assert lrbench("sweep", *options.split())[2] == "lrbench: enough\n"
     assert asked["calibrate"] is False
     assert asked["request"] == Request(
-        kernel="tfla",
-        ops=("mlstm_sig",),
-        impls=("a", "b"),
-        baselines=("none",),
-        seq_lens=(1024, 2048),
-        head_dims_qk=(64,),
-        channels=(8,),
-        batches=(2, 4),
-        contexts=(1024,),
-        modes=("fw",),
-    )
+        kernel="tfla", ops=("mlstm_sig",), impls=("a", "b"), baselines=("none",), seq_lens=(1024, 2048),
+        head_dims_qk=(64,), channels=(8,), batches=(2, 4), contexts=(1024,), modes=("fw",),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,10 @@ def measured(
     defaults: dict[str, Any] = {
         "time_ms": float(np.median(drawn)),
         "time_samples_ms": drawn,
-        "rel_error": 2e-3,
-        "checked": "same shape",
-        "peak_memory_bytes": 2**30,
-        "git_commit": "a" * 40,
-        "git_dirty": False,
-        "driver_version": "580",
-        "torch_version": "2.11",
-        "triton_version": "3.6.0",
+        "rel_error": 2e-3, "checked": "same shape", "peak_memory_bytes": 2**30, "git_commit": "a" * 40,
+        "git_dirty": False, "driver_version": "580", "torch_version": "2.11", "triton_version": "3.6.0",
         "sm_clock_mhz": 1980.0,
-    }
+    }  # fmt: skip
     return row(case(op, impl, **fields), **{**defaults, **columns})
 
 

@@ -48,21 +48,16 @@ def row(case: Case, **columns: Any) -> dict[str, Any]:
     time_ms = columns.pop("time_ms", slowness * model_time_ms(count, device, case.dtype) + 0.02)
     values: dict[str, Any] = {
         **{field.name: getattr(case, field.name) for field in dataclasses.fields(case)},
-        "run_id": "run",
-        "case_id": case.case_id,
-        "measured_at": "2026-01-01T00:00:00+00:00",
+        "run_id": "run", "case_id": case.case_id, "measured_at": "2026-01-01T00:00:00+00:00", "status": "ok",
         "same_math": case.op != "attention",
-        "status": "ok",
-        "time_ms": time_ms,
-        "time_ci_low_ms": 0.99 * time_ms,
-        "time_ci_high_ms": 1.01 * time_ms,
+        "time_ms": time_ms, "time_ci_low_ms": 0.99 * time_ms, "time_ci_high_ms": 1.01 * time_ms,
         "peak_memory_bytes": int(count.compulsory_bytes * 1.1 + 0.6 * (count.bytes - count.compulsory_bytes)),
         **derive(None, device, count, case.dtype, time_ms),
         "device_kind": "cpu" if device.key == "cpu" else "cuda",
         "device_name": device.name,
         "device_accelerator": device.key,
         **columns,
-    }
+    }  # fmt: skip
     if values["status"] != "ok":
         values |= dict.fromkeys(("time_ms", "time_ci_low_ms", "time_ci_high_ms", "tflops", "roofline_fraction"))
         values |= {"peak_memory_bytes": None, "suspect": None}
@@ -101,12 +96,7 @@ def question(
 def default_sweep() -> list[dict[str, Any]]:
     """Return rows shaped like the default sweep on an H200, with the failures that the peers show there."""
     rows = []
-    ours = [
-        ("mlstm_sig", "fused_chunk"),
-        ("mlstm_sig", "limit_chunk"),
-        ("mlstm_exp", "fused_chunk"),
-        ("mlstm_exp", "limit_chunk"),
-    ]
+    ours = [(op, impl) for op in ("mlstm_sig", "mlstm_exp") for impl in ("fused_chunk", "limit_chunk")]
     peers = [
         ("mlstm_sig", "mlstm_kernels.xl_chunk_siging"),
         ("mlstm_exp", "mlstm_kernels.xl_chunk"),

@@ -28,20 +28,9 @@ def planned(fault: str, *, seq_len: int = 32, chunk_size: int = 16, mode: str = 
         name=fault, call=f"tests.bench.faults:{fault}", devices=("cpu", "cuda"), dtypes=("fp32",)
     )
     case = Case(
-        kernel="tfla",
-        op="mlstm_sig",
-        impl=fault,
-        provider="lrbench",
-        mode=mode,
-        dtype="fp32",
-        state_dtype="fp32",
-        batch=1,
-        seq_len=seq_len,
-        num_heads=1,
-        head_dim_qk=16,
-        head_dim_v=16,
-        chunk_size=chunk_size,
-    )
+        kernel="tfla", op="mlstm_sig", impl=fault, provider="lrbench", mode=mode, dtype="fp32", state_dtype="fp32",
+        batch=1, seq_len=seq_len, num_heads=1, head_dim_qk=16, head_dim_v=16, chunk_size=chunk_size,
+    )  # fmt: skip
     return PlannedCase(case=case, target=implementation)
 
 

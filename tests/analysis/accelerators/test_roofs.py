@@ -28,26 +28,15 @@ def calibration(run_id: str = "a", when: str = "2026-11-20T10:00:00+00:00", **co
         "driver_version": "580.159",
         "short": False,
     }
+    times = {"ms": 1.0, "p20_ms": 0.9, "p80_ms": 1.1, "ci_low_ms": 0.95, "ci_high_ms": 1.05}
+    defaults |= {f"time_{name}": ms for name, ms in times.items()} | {"time_samples_ms": [0.9, 1.0, 1.1]}
     return [
         RoofRow(
-            run_id=run_id,
-            measured_at=when,
-            quantity=quantity,
-            dtype=dtype,
-            size=8192,
-            unit="bytes/s" if quantity == "copy" else "FLOP/s",
-            rate=rate,
-            best_rate=1.1 * rate,
-            time_ms=1.0,
-            time_p20_ms=0.9,
-            time_p80_ms=1.1,
-            time_ci_low_ms=0.95,
-            time_ci_high_ms=1.05,
-            time_samples_ms=[0.9, 1.0, 1.1],
-            **{**defaults, **columns},
+            run_id=run_id, measured_at=when, quantity=quantity, dtype=dtype, size=8192, rate=rate, best_rate=1.1 * rate,
+            unit="bytes/s" if quantity == "copy" else "FLOP/s", **{**defaults, **columns},
         )
         for quantity, dtype, rate in rates
-    ]
+    ]  # fmt: skip
 
 
 @pytest.fixture

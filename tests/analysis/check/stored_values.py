@@ -26,17 +26,9 @@ PORTABLE = DATA / "portable.parquet"
 CHUNK_SIZES = DATA / "chunk_sizes.json"
 
 REQUEST = plan.Request(
-    kernel="tfla",
-    ops=FAMILIES["tfla"],
-    impls=("torch",),
-    modes=("fw", "fwbw"),
-    dtypes=("fp32",),
-    seq_lens=(150,),
-    head_dims=(64,),
-    chunk_sizes=(32,),
-    num_heads=2,
-    batches=(1,),
-)
+    kernel="tfla", ops=FAMILIES["tfla"], impls=("torch",), modes=("fw", "fwbw"), dtypes=("fp32",), seq_lens=(150,),
+    head_dims=(64,), chunk_sizes=(32,), num_heads=2, batches=(1,),
+)  # fmt: skip
 """Four whole chunks and a ragged one, small: the figures do not depend on the size, and CI has little time."""
 
 CHUNK_SIZE_CASES: list[dict[str, Any]] = [
