@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from lrbench.analysis.figures import plots
 from lrbench.analysis.figures import roofline as rooflines
+from lrbench.analysis.figures.layout import Drawing
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.theory import Theory
 from lrbench.results.select import load_results
@@ -68,3 +69,8 @@ def lines(figure: Figure, panel: int) -> dict[str, list[tuple[float, float]]]:
 def text(figure: Figure) -> str:
     """Return everything that is written outside the panels."""
     return " ".join(" ".join(t.get_text().split()) for t in figure.texts)
+
+
+def words(shown: Drawing) -> str:
+    """Return what will be written outside the panels, without drawing it."""
+    return " ".join((shown.finding, shown.title, shown.setting, shown.note))

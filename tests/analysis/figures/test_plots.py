@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.figures.plots import RESULT_KINDS
+from lrbench.analysis.figures.plots import RESULT_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, failure_note
 from lrbench.analysis.figures.style import FORMATS, alt_text, save_figure, series_label
 from lrbench.analysis.figures.theory import Theory
 from lrbench.cli import app
 
 from .. import rows as made
-from .drawing import decoding, lines, plot, roofline, sweep, text
+from .drawing import decoding, lines, plot, roofline, sweep, text, words
 
 
 def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
@@ -44,13 +44,13 @@ def test_runtime_shows_every_implementation_at_its_best_chunk() -> None:
 @pytest.mark.parametrize("kind", ["runtime", "memory", "runtime-memory"])
 def test_other_head_dims_are_said(kind: str) -> None:
     said = "Shown at the value head dim they were measured at: Mamba-2 at 64; attention at 128; GLA, simple GLA at 256."
-    assert said in text(plot(kind, sweep(), Selection(head_dim=512, modes=("fw",), every=True)))
-    assert "Shown at the value" not in text(plot(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))))
+    assert said in words(drawing(kind, sweep(), Selection(head_dim=512, modes=("fw",), every=True)))
+    assert "Shown at the value" not in words(drawing(kind, sweep(), Selection(head_dim=512, ops=("mlstm_sig",))))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RESULT_KINDS if kind != "context"])
 def test_failures_are_named(kind: str) -> None:
-    said = text(plot(kind, sweep(), Selection(ops=("mlstm_exp", "mlstm_sig"), every=True)))
+    said = words(drawing(kind, sweep(), Selection(ops=("mlstm_exp", "mlstm_sig"), every=True)))
     assert "mLSTMexp · mlstm_kernels xl_chunk fw, fwbw at T = " in said
     assert "crash (the compiler aborted the process)" in said
 
@@ -79,9 +79,9 @@ def test_decoding_has_a_line_over_contexts_and_a_state_is_the_same_at_each() -> 
 
 def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
     both = pd.concat([sweep(), decoding()], ignore_index=True)
-    assert text(plot("runtime", both)) == text(plot("runtime", sweep()))
+    assert words(drawing("runtime", both)) == words(drawing("runtime", sweep()))
     # Elsewhere attention is shown at the longest context that ran.
-    assert "context 131,072" in text(plot("runtime", decoding(), Selection(batch=16)))
+    assert "context 131,072" in words(drawing("runtime", decoding(), Selection(batch=16)))
     for frame, selection in ((sweep(), Selection()), (decoding(), Selection(ops=("mlstm_sig",)))):
         with pytest.raises(
             ValueError, match="results must hold decoding steps of attention, which have a context, got none"
@@ -92,8 +92,8 @@ def test_decoding_steps_are_no_points_over_lengths_or_chunks() -> None:
 def test_a_failed_chunk_size_is_no_gap_where_another_one_was_measured() -> None:
     cases = [made.case("mlstm_sig", "fused_chunk", chunk_size=chunk) for chunk in (64, 128)]
     frame = made.frame([made.row(cases[0]), made.row(cases[1], status="oom", reason="out of memory")])
-    assert "Not shown" not in text(plot("runtime", frame))
-    assert "oom (out of memory)" in text(plot("chunk-size", frame))
+    assert "Not shown" not in words(drawing("runtime", frame))
+    assert "oom (out of memory)" in words(drawing("chunk-size", frame))
 
 
 def test_missing_packages_are_one_short_list() -> None:

@@ -12,14 +12,15 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from lrbench.analysis.figures.plots import RESULT_KINDS, modelled_operation
+from lrbench.analysis.figures.plots import RESULT_KINDS, drawing, modelled_operation
+from lrbench.analysis.figures.roofline import roofline
 from lrbench.analysis.figures.selection import Selection
 from lrbench.analysis.figures.style import alt_text, save_figure, series_label
 from lrbench.cli import app
 from lrbench.results.schema import Case
 
 from .. import rows as made
-from .drawing import lines, plot, roofline, text
+from .drawing import lines, plot, text, words
 
 WIDTHS = (64, 256, 4096)
 TOKENS = 8192
@@ -71,8 +72,7 @@ def test_a_line_has_one_number_of_channels(channels: pd.DataFrame, width: int) -
 @pytest.mark.parametrize("kind", [*(kind for kind in RESULT_KINDS if kind not in ("head-dim", "context")), "roofline"])
 def test_the_number_of_channels_is_said(channels: pd.DataFrame, kind: str) -> None:
     def said(selection: Selection) -> str:
-        figure = roofline(channels, "cpu", selection) if kind == "roofline" else plot(kind, channels, selection)
-        return text(figure)
+        return words(roofline(channels, "cpu", selection) if kind == "roofline" else drawing(kind, channels, selection))
 
     assert "4,096 channels" in said(Selection())
     narrow = said(Selection(channels=64))
