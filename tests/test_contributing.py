@@ -19,7 +19,7 @@ FILE = re.compile(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", re.MULTILINE | 
 TYPES = re.compile(r"`pyproject\.toml` lists.*?```toml\n(.*?)```", re.DOTALL)
 ENGINE = re.compile(r"^\| `([\w/]+\.py)` \| (.*) \|$", re.MULTILINE)
 FAMILY = re.compile(r"in `kernels/__init__\.py`.*?```python\n(.*?)```", re.DOTALL)
-SIZES = ("--seq-len", "64,200", "--head-dim", "24", "--num-heads", "2", "--batch", "2")
+SIZES = ("--seq-len", "64,200", "--head-dim", "24", "--num-heads", "2", "--batch", "2", "--budget", "0")
 
 
 def insert_after(path: Path, anchor: str, text: str) -> None:

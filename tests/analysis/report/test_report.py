@@ -499,6 +499,7 @@ def test_a_browser_that_fails_costs_the_pdf_alone(
 ) -> None:
     """Unless the PDF was asked for."""
     monkeypatch.setenv("LRBENCH_BROWSER", "/bin/false")
+    monkeypatch.setattr(export, "build", lambda _, output, __: output)
     made.write([row("mlstm_sig", "fused_chunk", 1.0)], here / "rows.parquet")
     for option, code in (((), 0), (("--pdf",), 1)):
         *done, err = lrbench("report", "rows.parquet", "--gpu", "h200", *option)
