@@ -22,7 +22,7 @@ from lrbench.bench.environment import Environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.results import store
 from lrbench.results.schema import Record
-from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, one_line
+from lrbench.tests.command_line import CALL, ENVIRON, Lrbench, one_line, script
 
 from .analysis.measured import failed, measured, run_of
 from .analysis.rows import write
@@ -319,17 +319,15 @@ def test_baseline_update_and_history(lrbench: Lrbench, runs: dict[str, Path], tm
 def test_composite_action(tmp_path: Path, inputs: dict[str, str], options: tuple[str, ...]) -> None:
     """The action's script asks for what its inputs say, with paths that hold blanks, and ends as the command does."""
     text = (Path(__file__).resolve().parents[1] / ".github/actions/check/action.yml").read_text(encoding="utf-8")
-    script = textwrap.dedent(text.partition("run: |\n")[2])
+    step = textwrap.dedent(text.partition("run: |\n")[2])
     named = set(re.findall(r"^ +([A-Z_]+): \$\{\{ inputs\.[a-z-]+ \}\}$", text, re.MULTILINE))
-    assert named == set(re.findall(r"\$([A-Z_]+)", script))
-    command = tmp_path / "lrbench"
-    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 3\n')
-    command.chmod(0o755)
+    assert named == set(re.findall(r"\$([A-Z_]+)", step))
+    script(tmp_path / "lrbench", 'printf "%s\\n" "$@"\nexit 3')
     paths = {"RUN": "new 1.parquet", "BASELINE": "old 1.parquet", "JUNIT": "check 1.xml"}
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **dict.fromkeys(named, "")}
     # GitHub's own way to run a bash step.
-    step = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
-    finished = subprocess.run(step, env=environ | paths | inputs, capture_output=True, text=True)
+    bash = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step)
+    finished = subprocess.run(bash, env=environ | paths | inputs, capture_output=True, text=True)
     assert finished.returncode == 3, finished.stderr
     asked = ("check", paths["RUN"], "--baseline", paths["BASELINE"], "--summary", "--junit", paths["JUNIT"], *options)
     assert tuple(finished.stdout.splitlines()) == asked

@@ -8,6 +8,7 @@ import pytest
 
 from lrbench.bench import ncu
 from lrbench.bench.ncu import KernelCounts, add_up, parse_raw_csv
+from lrbench.tests.command_line import script
 
 RAW_PAGE = """\
 ==PROF== Connected to process 4242 (/usr/bin/python3.12)
@@ -75,12 +76,6 @@ def test_what_ncu_complains_about() -> None:
     assert ncu.error_in(text) == "No kernels were profiled."
     assert ncu.error_in(text.rpartition("==WARNING")[0]).startswith("ERR_NVGPUCTRPERM")
     assert ncu.error_in("==PROF== Connected to process 1\n") is None
-
-
-def script(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def test_only_metrics_that_the_device_has_are_asked_for(tmp_path: Path) -> None:

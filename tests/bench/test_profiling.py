@@ -21,7 +21,7 @@ from lrbench.kernels.baselines.spec import Runnable
 from lrbench.results import store
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import H200
-from lrbench.tests.command_line import Lrbench, one_line
+from lrbench.tests.command_line import Lrbench, one_line, script
 
 FAKE_NCU = """#!{python}
 '''Answers as ncu does: a marker and two kernels for every case that the worker says is done.'''
@@ -89,13 +89,6 @@ def profile(lrbench: Lrbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return lrbench("profile", *cases.split(), "--output", tmp_path / "out", *options)
 
     return run
-
-
-def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 def test_one_run_counts_every_case(fake, profile: Lrbench, tmp_path: Path) -> None:
@@ -168,7 +161,7 @@ def test_what_ncu_says_is_passed_on(fake, profile: Lrbench, tmp_path: Path, said
 
 
 def test_a_run_that_hangs_is_ended(profile: Lrbench, tmp_path: Path) -> None:
-    ncu = script(tmp_path / "ncu", '#!/bin/sh\ncase "$*" in *--log-file*) sleep 300;; esac\n')
+    ncu = script(tmp_path / "ncu", 'case "$*" in *--log-file*) sleep 300;; esac')
     code, _, err = profile("--ncu", ncu, "--timeout", 0.5)
     assert (code, "ncu was not done within 0.5 s; --timeout gives it more" in err) == (1, True)
 
@@ -215,11 +208,8 @@ def test_the_worker_is_reached_through_ncu(profile: Lrbench, tmp_path: Path) -> 
     """An ncu that only starts the program: the worker reads the requests and answers each; here it finds no GPU."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: the worker would find it")
-    passing = script(
-        tmp_path / "ncu",
-        '#!/bin/sh\ncase "$*" in *--log-file*) ;; *) exit;; esac\n'
-        'while [ "$1" != --log-file ]; do shift; done\nshift 2\nexec "$@"\n',
-    )
+    rest = 'while [ "$1" != --log-file ]; do shift; done; shift 2; exec "$@"'
+    passing = script(tmp_path / "ncu", f'case "$*" in *--log-file*) ;; *) exit;; esac\n{rest}')
     cases = "--impl torch --dtype fp32 --seq-len 32,64 --head-dim 32 --chunk-size 32 --num-heads 1 --batch 1"
     code, out, _ = profile("--ncu", passing, "--format", "json", cases=cases)
     found = [(row["seq_len"], row["status"], "CUDA" in row["reason"]) for row in json.loads(out)]

@@ -171,10 +171,23 @@ def with_script(page: Path, script: str, to: Path) -> Path:
 
 
 def framed(page: Path, width: int, height: int, to: Path) -> Path:
-    """Write a page that shows another in a window of ``width``, narrower than a browser's windows may be."""
+    """Write a page that shows another in a window of ``width``, narrower than a browser's windows may be.
+
+    What the other one posts to it is in the body's data.
+    """
     style = f"width:{width}px;height:{height}px;border:0;display:block"
-    to.write_text(f'<body style="margin:0"><iframe style="{style}" src="{page.as_uri()}"></iframe></body>')
+    listen = "addEventListener('message', each => { document.body.dataset.seen = each.data.join('|') })"
+    frame = f'<iframe style="{style}" src="{page.as_uri()}"></iframe>'
+    to.write_text(f'<script>{listen}</script><body style="margin:0">{frame}</body>')
     return to
+
+
+def posted(outer: Path) -> list[str]:
+    """Return what the page in a frame posts; nothing is requested meanwhile."""
+    dom, asked = look(outer, "--dump-dom")
+    found = re.search(r'data-seen="([^"]*)"', dom)
+    assert found is not None and asked == []
+    return found[1].split("|")
 
 
 def test_recorder_sees_what_a_page_asks_for(tmp_path: Path) -> None:
@@ -285,13 +298,9 @@ def test_the_first_screen_has_findings_or_figure_and_the_page_is_short(
         const figure = document.querySelector("figure img").getBoundingClientRect();
         const half = figure.top + figure.height / 2, count = what => document.querySelectorAll(what).length;
         const tall = document.documentElement.scrollHeight;
-        parent.postMessage([half, count(".opening li"), tall, figure.width, count("details[open]")].join("|"), "*")})"""
+        parent.postMessage([half, count(".opening li"), tall, figure.width, count("details[open]")], "*")})"""
     outer = framed(with_script(page, script, tmp_path / "page.html"), width, height, tmp_path / "outer.html")
-    listener = "<script>addEventListener('message', each => { document.body.dataset.seen = each.data })</script>"
-    outer.write_text(listener + outer.read_text())
-    found = re.search(r'data-seen="([^"]*)"', look(outer, "--dump-dom")[0])
-    assert found is not None
-    half, said, tall, wide, unfolded = map(float, found[1].split("|"))
+    half, said, tall, wide, unfolded = map(float, posted(outer))
     assert half < height
     assert wide > 0.55 * width
     assert said == 5
@@ -305,16 +314,9 @@ def test_phone_shows_all_without_scrolling_the_page_sideways(page: Path, tmp_pat
          getComputedStyle(document.querySelector(".opening")).gridTemplateColumns], "*"))"""
     inner = with_script(opened(page, tmp_path / "opened.html"), script, tmp_path / "page.html")
     outer = framed(inner, PHONE, 6000, tmp_path / "phone.html")
-    listener = (
-        "<script>addEventListener('message', each => { document.body.dataset.width = each.data.join('|') })</script>"
-    )
-    outer.write_text(listener + outer.read_text())
-    dom, asked = look(outer, "--dump-dom")
-    found = re.search(r'data-width="(\d+)\|(\d+)\|([^"]*)"', dom)
-    assert found is not None
-    assert int(found[1]) <= int(found[2]) == PHONE
-    assert len(found[3].split()) == 1, "what is said stands under what it is about"
-    assert asked == []
+    needed, wide, columns = posted(outer)
+    assert int(needed) <= int(wide) == PHONE
+    assert len(columns.split()) == 1, "what is said stands under what it is about"
     shot = tmp_path / "phone.png"
     look(outer, f"--window-size={PHONE},6000", f"--screenshot={shot}")
     check_ink(shot, PHONE, 6000)
