@@ -22,6 +22,7 @@ BASELINES = (
         op="gated_mlp",
         formulation="fused_save",
         nvidia=True,
+        same_code=True,
         kernels=("gated-mlp",),
         plan="kernels.baselines.plans:mlp_sizes",
         build="kernels.baselines.xformers:build",
