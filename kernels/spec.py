@@ -92,11 +92,6 @@ class Implementation(Counted):
     prepare: str | None = None
     summary: str = ""
 
-    @property
-    def same_code(self) -> bool:
-        """Whether the same machine code runs everywhere: one version of Triton makes it."""
-        return bool(self.triton_versions)
-
     def why_unsupported(self, mode: str, dtype: str, state_dtype: str | None, sizes: Mapping[str, int]) -> str | None:
         """Return why it cannot run a problem on any machine, or None."""
         for what, value, known in (

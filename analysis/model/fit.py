@@ -16,7 +16,6 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ...kernels.baselines import get_implementation
 from ...results.schema import PROBLEM_SIZES, SIZE_COLUMNS
 from ...results.select import grouped
 from ..accelerators.known import Accelerator, get_accelerator
@@ -50,8 +49,8 @@ EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
 OTHER_SOFTWARE = 1.6
-"""How many times as long as the slowest rate explains a kernel takes at most where another compiler made it, with 95 %
-chance: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
+"""How many times as long as the slowest rate explains a kernel takes at most with other versions of it and of Triton, at
+95 % chance: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
 
 KIND_COUNTS = 2
 """For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""
@@ -103,9 +102,8 @@ class Fit:
         """Return the fitted time of a case on an accelerator, its latencies as on the one that was measured."""
         return sum(self._parts(case, accelerator))
 
-    def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, float, str]:
-        """Return between which times the fitted one lies on an accelerator, by how much other software may lengthen it
-        there, and why, in words.
+    def carried_ms(self, case: Case, accelerator: Accelerator) -> tuple[float, float, str]:
+        """Return between which times the fitted one lies on an accelerator, and why, in words.
 
         On the one that was measured it is one time. Elsewhere latencies of launches stay, or shrink or grow as the
         rates of one multiprocessor do (matrix, vector, bandwidth); by the formulation, all but latencies gain as little
@@ -113,7 +111,7 @@ class Fit:
         """
         latency_ms, rates_ms = self._parts(case, accelerator)
         if self.accelerator == accelerator.key:
-            return latency_ms + rates_ms, latency_ms + rates_ms, 1.0, ""
+            return latency_ms + rates_ms, latency_ms + rates_ms, ""
         measured, count = accelerator_of(self.accelerator, self.roofs), count_case(*case)
         assert count is not None, "its terms are known"
         rates = [(flop_rate(count, a, case[3]), a.vector_flops, a.bandwidth_bytes_s) for a in (accelerator, measured)]
@@ -125,10 +123,9 @@ class Fit:
         else:
             what, there_ms = ": its rates are", self._parts(case, measured)[1]
             low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
-        words = f", carried to {accelerator.key}{what} {min(gains):.2f} to {max(gains):.2f} times as high"
-        software = 1.0 if get_implementation(*case[:2]).same_code else OTHER_SOFTWARE
-        words += f", another compiler's code takes up to {software} times as long" if software > 1 else ""
-        return low_ms, high_ms, software, f"{words}, and which counts is not known there"
+        times = f"{min(gains):.2f} to {max(gains):.2f} times as high, and which counts is not known there"
+        other = f"; other software takes up to {OTHER_SOFTWARE} times as long"
+        return low_ms, high_ms, f", carried to {accelerator.key}{what} {times}{other}"
 
     def ratios(self, case: Case) -> tuple[float, float]:
         """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""

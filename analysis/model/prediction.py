@@ -14,7 +14,7 @@ from ...results.select import grouped, load_rows
 from ...results.store import current_files
 from ..accelerators.known import Accelerator
 from ..counts import count_case
-from .fit import ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
+from .fit import OTHER_SOFTWARE, ROW_COLUMNS, Fit, Row, accelerator_of, newest_cases
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
 from .terms import LAUNCHES, Case
 
@@ -119,10 +119,10 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             model=model,
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
-    low_ms, high_ms, software, carried = fit.carried_ms(case, accelerator)
+    low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
     # Which of the rates counts elsewhere is not known: in the middle, as far from the one as from the other. So it is
-    # with the software.
-    time_ms = math.sqrt(low_ms * high_ms)
+    # with other software, which is the same factor for all, so that it changes no order.
+    time_ms, software = math.sqrt(low_ms * high_ms), OTHER_SOFTWARE if carried else 1.0
     (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
     if measured is not None:
         off = measured["time_ms"] / fit.time_ms(case, accelerator_of(fit.accelerator, fit.roofs))

@@ -1,6 +1,6 @@
 """Times that documents state of their own accelerators: how many lie in the intervals of ours as translated.
 
-What another compiler's code may cost (:data:`..model.fit.OTHER_SOFTWARE`) is an estimate from the same times; therefore
+What other software may cost (:data:`..model.fit.OTHER_SOFTWARE`) is an estimate from the same times; therefore
 each implementation is also held against intervals by what the others alone say of it.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ...kernels.baselines import get_implementation
 from ..accelerators.known import get_accelerator
 from ..model.fit import OTHER_SOFTWARE, likely_ratios
 from .verdicts import Found, Line
@@ -40,12 +39,7 @@ class Published(NamedTuple):
     def is_held(self, factor: float) -> bool:
         """Return whether it lies in its interval, of which a factor is for other software."""
         low, high = self.line.interval or (math.inf, 0.0)
-        return low <= self.stated_ms <= high * (1.0 if self.same_code else factor / OTHER_SOFTWARE)
-
-    @property
-    def same_code(self) -> bool:
-        """Whether other software makes no difference to it."""
-        return get_implementation(*self.impl).same_code
+        return low <= self.stated_ms <= high * factor / OTHER_SOFTWARE
 
 
 def published_times(found: Sequence[Found]) -> list[Published]:
@@ -68,12 +62,12 @@ def published_times(found: Sequence[Found]) -> list[Published]:
 def excess(times: Sequence[Published]) -> dict[tuple[str, str], float]:
     """Return how many times as long as its slowest rate explains each implementation takes, by the geometric mean.
 
-    Of those whose code depends on the compiler that is there, where the very case was measured here.
+    Of those of which the very case was measured here.
     """
     logs: dict[tuple[str, str], list[float]] = {}
     for each in times:
         ((here_ms,),) = each.line.values.values()
-        if here_ms is not None and not each.same_code:
+        if here_ms is not None:
             logs.setdefault(each.impl, []).append(math.log(each.stated_ms / here_ms / each.slowest))
     return {impl: math.exp(fmean(found)) for impl, found in logs.items()}
 
@@ -97,12 +91,11 @@ def in_words(found: Sequence[Found]) -> str:
     if not times:
         return ""
     ratio = median(each.ratio for each in times)
-    hardware = median(each.ratio * (1 if each.same_code else OTHER_SOFTWARE**0.5) for each in times)
     text = (
         f"Times on other accelerators: {sum(each.is_held(OTHER_SOFTWARE) for each in times)} of the {len(times)} that "
         f"documents state lie in the model's 90 % intervals; in the median they are {ratio:.2f} times what it says. "
         f"Without the factor of up to {OTHER_SOFTWARE} for other software it would be "
-        f"{sum(each.is_held(1.0) for each in times)}, and {hardware:.2f} times"
+        f"{sum(each.is_held(1.0) for each in times)}, and {ratio * OTHER_SOFTWARE**0.5:.2f} times"
     )
     # Without one implementation two have to be left.
     if len(excess(times)) > 2:

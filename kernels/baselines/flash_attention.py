@@ -22,7 +22,6 @@ _attention = partial(
     formulation="flash",
     kernels=("tfla", "lightning"),
     nvidia=True,
-    same_code=True,
     build="kernels.baselines.flash_attention:build",
     settings="causal, heads of 128, default scale and tiles",
     plan="kernels.baselines.plans:head_sizes",

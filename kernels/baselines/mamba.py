@@ -31,7 +31,6 @@ BASELINES = (
     _mamba(
         name="mamba_ssm.selective_scan",
         op="selective_scan",
-        same_code=True,
         formulation="scan",
         build="kernels.baselines.mamba:build_selective_scan",
         module="selective_scan_cuda",

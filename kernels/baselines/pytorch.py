@@ -25,9 +25,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
 LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"}
 """Operation -> the formulation of eager gates, a kernel a line."""
 
-_torch = partial(
-    Baseline, provider="torch", distribution="torch", tested="2.11.0", same_code=True, licence="BSD-3-Clause"
-)
+_torch = partial(Baseline, provider="torch", distribution="torch", tested="2.11.0", licence="BSD-3-Clause")
 _attention = partial(
     _torch,
     build="kernels.baselines.pytorch:build_attention",
@@ -87,7 +85,6 @@ BASELINES = (
         _channels(
             name="torch.compile",
             op=op,
-            same_code=False,
             build="kernels.baselines.pytorch:build_channels",
             settings="torch.compile, static shapes, one graph, of the gates and the associative scan in log2(T) passes",
         )
@@ -103,7 +100,6 @@ BASELINES = (
     _mlp(
         name="torch.compile",
         op="gated_mlp",
-        same_code=False,
         formulation="gemms_activation",
         build="kernels.baselines.pytorch:build_mlp",
         settings="torch.compile (static shapes) of the eager form: cuBLAS twice and one kernel for the gating",

@@ -56,7 +56,6 @@ class Baseline(Counted):
             is then the package's own).
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
-        same_code: whether its makers compile it, not whichever compiler is installed where it runs.
         known_bad: combinations known not to work.
         autotunes: whether a process makes choices, or compiles, for all cases when it first calls it: those that follow
             stay in that process.
@@ -81,7 +80,6 @@ class Baseline(Counted):
     chunk_sizes: tuple[int, ...] = ()
     supports: str | None = None
     nvidia: bool = False
-    same_code: bool = False
     known_bad: tuple[KnownBad, ...] = ()
     autotunes: bool = True
     torch_memory: bool = True

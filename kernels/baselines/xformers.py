@@ -22,7 +22,6 @@ BASELINES = (
         op="gated_mlp",
         formulation="fused_save",
         nvidia=True,
-        same_code=True,
         kernels=("gated-mlp",),
         plan="kernels.baselines.plans:mlp_sizes",
         build="kernels.baselines.xformers:build",
