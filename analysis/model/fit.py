@@ -49,8 +49,8 @@ EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
 OTHER_SOFTWARE = 1.6
-"""How many times as long as the slowest rate explains a kernel takes at most with other versions of it and of Triton, at
-95 % chance: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
+"""How many times as long as the slowest rate explains a kernel takes at most, with 95 % chance, in other versions and
+by another Triton: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
 
 KIND_COUNTS = 2
 """For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""

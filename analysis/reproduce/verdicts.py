@@ -1,8 +1,9 @@
 """Verdicts: what stored rows, or the counts, say of a claim.
 
-value: the metric at each point. ratio: one side's over another's. span: the largest over the smallest along an axis.
-slope: d log metric / d log axis from each value to the next. crossover: the smallest value from which on one side is
-below the other. best: the value with the smallest metric.
+value: the metric at each point; a time on another device holds if it lies in the 90 % interval of ours as the model
+translates it there. ratio: one side's over another's. span: the largest over the smallest along an axis. slope: d log
+metric / d log axis from each value to the next. crossover: the smallest value from which on one side is below the
+other. best: the value with the smallest metric.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from ...results.store import holds_results, read_file, result_files, row_set
 from ..accelerators.known import get_accelerator
 from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
-from ..model.answers import ask
+from ..model.answers import Question
 from ..model.chunk_size import coefficients
-from ..model.fit import Fit
+from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from ..transfer import gains
 from .entries import ERRORS, MEASURED, Asked, Claim, Terms
@@ -95,7 +96,7 @@ class Store:
 
     def __init__(self, results: Sequence[Path], device: str | None = None) -> None:
         """Read files and folders; ValueError for one that is not there or holds neither measured rows nor errors."""
-        self.fits: dict[tuple[str, str, str], dict[tuple[str, str], tuple[Fit | None, int]]] = {}
+        self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
         files = result_files(results, (Record, ErrorsRow)) if results else []
         self.sweeps = [file for file in files if holds_results(file)]
         tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
@@ -252,11 +253,16 @@ def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
 def _translated(asked: Asked, line: Line, store: Store) -> Line:
     """Return a time as the model carries it to the document's device, with that measured here if it was."""
     terms = asked.terms(asked.claim.sides[0], line.point)
+    if "impl" not in terms:
+        raise ValueError(f"{asked.id}, side {asked.claim.sides[0]}: impl must be said, to translate its time")
     sizes = {name: terms[name] for name in SIZE_COLUMNS if name in terms and name != "chunk_size"}
-    question = ask(
-        terms["op"], sizes=sizes, results=store.sweeps, mode=terms["mode"], dtype=terms["dtype"],
-        accelerator=get_accelerator(asked.document.device),
-        known_fits=store.fits.setdefault((terms["mode"], terms["dtype"], asked.document.device), {}),
+    mode, dtype, device = key = terms["mode"], terms["dtype"], asked.document.device
+    if key not in store.fitted:
+        store.fitted[key] = stored_rows(store.sweeps, mode, dtype), {}
+    rows, fits = store.fitted[key]
+    question = Question(
+        op=terms["op"], mode=mode, dtype=dtype, state_dtype=terms.get("state_dtype", "fp32"), sizes=sizes, rows=rows,
+        accelerator=get_accelerator(device), known_fits=fits,
     )  # fmt: skip
     chunk = terms.get("chunk_size")
     found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted

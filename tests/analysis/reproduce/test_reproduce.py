@@ -157,6 +157,9 @@ def test_times_of_another_device_are_translated(tmp_path: Path) -> None:
         assert not found.missing
         # Where the document's device was measured, its rows are taken.
         assert verdicts.evaluate(asked, verdicts.Store([], "h100_sxm")).verdict == "not measured"
+    (asked,) = claims(tmp_path, 'value = "attention"\nover = { seq_len = [8192] }\nstates = 1')
+    with pytest.raises(ValueError, match="a-doc-fig1, side attention: impl must be said"):
+        verdicts.evaluate(asked, store)
 
 
 @pytest.mark.parametrize(
