@@ -436,7 +436,7 @@ class Shown:
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the six that say most].")]
+    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the eight that say most].")]
     every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:

@@ -102,6 +102,11 @@ LENGTHS = {1024 * 2**n for n in range(7)}
         ("cuda", {"ops": ("gla",), "head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {64}),
         # Beside the family it keeps the family's sizes.
         ("cuda", {"head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {32}),
+        ("cuda", {"head_dims": (256,)}, "fla.chunk_simple_gla", "head_dim_qk", {128}),
+        ("cuda", {"preset": "default"}, "fla.chunk_retention", "head_dim_qk", {32, 64, 128, 256}),
+        # Beside our own of that operation, ours.
+        ("cuda", {"preset": "decode", "head_dims": (256,)}, "fla.fused_recurrent", "head_dim_qk", {256, 128}),
+        ("cuda", {"preset": "default"}, "mamba_ssm.chunk_scan", "seq_len", LENGTHS),
         ("cuda", {"preset": "default"}, "lightning_attn.v2", "num_heads", {32}),
         # A family of one operation meets its peers at its own sizes, Lightning-1, although quadratic, at every length.
         ("cuda", {"kernel": "lightning", "preset": "default"}, "lightning_attn.v2", "num_heads", {64, 32, 16}),
