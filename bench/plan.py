@@ -166,7 +166,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
                 f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
             )
     first, step = request.shard
-    return _deduplicate(planned)[first - 1 :: step]
+    return together(planned)[first - 1 :: step]
 
 
 def not_planned(request: Request, device_kind: str) -> list[str]:
@@ -439,10 +439,11 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
-def _deduplicate(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
-    unique: dict[Case, PlannedCase] = {}
+def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
+    """Return cases in the order they are run, each once, also where several families have it."""
+    unique: dict[str, PlannedCase] = {}
     for item in planned:
-        unique.setdefault(item.case, item)
+        unique.setdefault(item.case.case_id, item)
     return sorted(unique.values(), key=_run_order(list(unique.values())))
 
 

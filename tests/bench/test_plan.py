@@ -10,7 +10,7 @@ import pytest
 
 from lrbench import kernels
 from lrbench.bench import plan
-from lrbench.bench.plan import Request
+from lrbench.bench.plan import Request, together
 from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
@@ -77,6 +77,13 @@ def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, devi
     assert len(set(identifiers)) == len(identifiers)
     assert all(device_kind in item.target.devices for item in planned)
     assert all(item.target.name == item.case.impl for item in planned)
+
+
+def test_a_case_that_two_families_have_is_run_once() -> None:
+    attention = {"impls": ("torch.sdpa_flash",), "seq_lens": (1024,), "modes": ("fw",)}
+    each = [cases("cuda", kernel=kernel, preset="default", **attention) for kernel in ("tfla", "lightning")]
+    (item,) = together([*each[0], *each[1]])
+    assert item.case.kernel == "tfla"
 
 
 LENGTHS = {1024 * 2**n for n in range(7)}
