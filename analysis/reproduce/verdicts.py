@@ -41,6 +41,9 @@ COLUMNS = (
     *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
     "device_accelerator", "input_bytes",
 )  # fmt: skip
+ROW_SETS = (Record, ErrorsRow)
+"""What claims are held against."""
+
 UNITS = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}
 Point = Mapping[str, int | float | str]
 
@@ -92,22 +95,25 @@ class Found:
 
 
 class Store:
-    """The rows of a device, the newest good one of each case; of the device with most of them where none is named."""
+    """The rows of a device, the newest good one of each case; ``commit``: of that commit alone.
 
-    def __init__(self, results: Sequence[Path], device: str | None = None) -> None:
+    No device is the one of most rows.
+    """
+
+    def __init__(self, results: Sequence[Path], device: str | None = None, commit: str | None = None) -> None:
         """Read files and folders; ValueError for one that is not there or holds neither measured rows nor errors."""
         self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
-        files = result_files(results, (Record, ErrorsRow)) if results else []
+        files = result_files(results, ROW_SETS) if results else []
         self.sweeps = [file for file in files if holds_results(file)]
         tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
-        rows = load_rows(self.sweeps, COLUMNS) if self.sweeps else []
+        rows = load_rows(self.sweeps, (*COLUMNS, "git_commit")) if self.sweeps else []
         errors = [row for each in tables for row in each.to_pylist()]
         most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
         self.device = device or next((key for key, _ in most.most_common(1)), "")
-        there = (row for row in rows if row["device_accelerator"] == self.device)
-        cases = grouped(there, itemgetter("case_id")).values()
+        where = {"device_accelerator": self.device, **({"git_commit": commit} if commit else {})}
+        cases = grouped((row for row in rows if where.items() <= row.items()), itemgetter("case_id")).values()
         self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
-        self.errors = [row for row in errors if row["device_accelerator"] == self.device]
+        self.errors = [row for row in errors if where.items() <= row.items()]
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
