@@ -436,7 +436,7 @@ class Shown:
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the six that say most].")]
+    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the eight that say most].")]
     every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
@@ -837,6 +837,7 @@ def predict(
 
 @command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")
 def reproduce(
+    context: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Entries or documents: tfla-fig5, wkv.")] = None,
     list_only: Annotated[
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
@@ -859,10 +860,13 @@ def reproduce(
     docs/reproductions.md. Exit 1 if --run was out of time.
     """
     from .analysis.accelerators.known import get_accelerator
-    from .analysis.reproduce import entries, verdicts, written
+    from .analysis.reproduce import entries, published, verdicts, written
     from .bench import display
     from .bench.shown import show_reproduced
 
+    for name in ("output", "timeout", "time_limit"):
+        if not run and getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -874,7 +878,7 @@ def reproduce(
             known = dict.fromkeys(each.id for each in claims if each.entry.figure)
             raise ValueError(f"--figure needs one entry that has one: {', '.join(drawn or known)}; got {len(drawn)}")
     paths = results or _committed()
-    device = get_accelerator(gpu).key if gpu else _measured_on(paths) or ""
+    device = get_accelerator(gpu).key if gpu else verdicts.Store(paths).device
 
     def pool() -> list[Path]:
         return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
@@ -887,7 +891,8 @@ def reproduce(
     if run:
         from .bench.reproduce import run_missing
 
-        left = run_missing(found, gpu=device or None, output=output, timeout_s=timeout, time_limit_s=time_limit)
+        sweep: dict[str, Any] = {"gpu": device or None, "timeout_s": timeout, "calibrate": None}
+        left = run_missing(found, output=output, time_limit_s=time_limit, **sweep)
         found = evaluated()
     if format == "markdown":
         print(written.page(found, device), end="")
@@ -898,6 +903,8 @@ def reproduce(
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
         show_reproduced(found, device, every=every)
+    if format == "table" and (coverage := published.in_words(found)):
+        print(coverage)
     if figure is not None:
         words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
         arguments = [text.replace("GPU", device) for texts in words for text in texts]
@@ -1329,23 +1336,50 @@ def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
+    run: Annotated[
+        bool,
+        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this commit; merge.", "--run"),
+    ] = False,
+    merge: Annotated[
+        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.", "--merge")
+    ] = False,
+    timeout: Timeout = 300.0,
+    time_limit: Annotated[
+        float | None, option("Seconds after which --run starts nothing; the same command goes on.", min=0.0)
+    ] = None,
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
-    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing."""
-    from .bench import display, inventory
-    from .results import contents, store
+    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing.
 
-    named = paths or store.committed_results()
+    A complete set is what results/sweeps.toml lists, what the documents' claims compare, and the bars. Exit 1 if --run
+    left something.
+    """
+    from .bench import display, inventory
+    from .results import contents, folder, store
+
+    left, named = False, paths or store.committed_results()
+    if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
+        given = ", ".join(map(str, named)) or "none"
+        raise ValueError(f"RESULTS must be one folder for --{'run' if run else 'merge'}, got {given}")
+    if run:
+        from .bench.complete import run_complete
+
+        path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
+        named = [path]
+    elif merge:
+        for line in folder.merge(named[0]):
+            note(line)
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
-        return
+        raise typer.Exit(int(left))
     if format == "table":
         display.show(contents.file_rows(named), "table")
         print()
     brief = format == "table" and not every
     display.show(contents.operation_rows(implementations) if brief else implementations, format)
+    raise typer.Exit(int(left))
 
 
 @command(LIST, "runs --limit 5")

@@ -12,7 +12,7 @@ from lrbench.bench.executors import Executor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.workers import Limits, not_measured
-from lrbench.results import store
+from lrbench.results.folder import finished_cases
 from lrbench.tests.bench.environments import PROCESSOR
 
 
@@ -65,6 +65,6 @@ def run(
     executor: Executor | None = None,
     **settings: object,
 ) -> Outcome:
-    done = store.finished_cases(folder, PROCESSOR) if resume else {}
+    done = finished_cases(folder, PROCESSOR) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
     return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=executor, done=done)
