@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KERNEL_TESTS = Path(__file__).parent / "kernels"
-HERE = "bench.environment:environment_here"
-FOUND: dict[str, dict[str, Any]] = {}
-"""What a worker has said of this machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,23 +55,9 @@ def no_user_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def lrbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lrbench:
-    """Run a command in this process; return its exit code and what it wrote to both streams.
-
-    What this machine is, the first worker says for all commands: a worker takes seconds to start.
-    """
+    """Run a command in this process; return its exit code and what it wrote to both streams."""
     from lrbench import cli
-    from lrbench.bench.workers import ReplaceableWorker
 
-    call = ReplaceableWorker.call
-
-    def ask(worker: ReplaceableWorker, function: str, **arguments: Any) -> dict[str, Any]:
-        if function != HERE:
-            return call(worker, function, **arguments)
-        if HERE not in FOUND:
-            FOUND[HERE] = call(worker, HERE)
-        return FOUND[HERE]
-
-    monkeypatch.setattr(ReplaceableWorker, "call", ask)
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*arguments: object) -> tuple[int, str, str]:
