@@ -68,7 +68,7 @@ class Implementation(Counted):
             implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         default_config: "module:function"; the function takes the sizes, the dtype's name, the compute capability and
             whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
-            that it also takes as ``config``: what tests.tools.tune varies. Imports no torch.
+            that it also takes as ``config``. Imports no torch.
         requires: distributions that must be importable (triton).
         triton_versions: those that it is written for, such as "==3.6.*"; empty for any.
         architectures: compute capabilities that it is written for, such as "9.0"; empty for any.
