@@ -33,6 +33,9 @@ from ..kernels.baselines import get_operation
 from ..results.schema import Case
 from . import check
 
+RECOMPUTED = ("attention", "lightning")
+"""Operations whose models compute their blocks anew in the backward pass."""
+
 LOSS_TOKENS = 8192
 """Tokens whose logits are in memory at a time."""
 
@@ -84,18 +87,29 @@ class GatedMLP(nn.Module):
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-class Attention(nn.Module):
+class Heads(nn.Module):
+    """Projections of x to queries, keys and values of heads, and of their outputs to the width of x."""
+
+    def __init__(self, mix: Mix, case: Case) -> None:
+        super().__init__()
+        self.mix, self.heads = mix, case.sizes["num_heads"]
+        keys, width = self.heads * case.sizes["head_dim_qk"], self.heads * case.sizes["head_dim_v"]
+        self.qkv = nn.ModuleList([linear(width, each) for each in (keys, keys, width)])
+        self.out = linear(width, width)
+
+    def projected(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values [B, T, H, D]."""
+        return [project(x).unflatten(-1, (self.heads, -1)) for project in self.qkv]
+
+
+class Attention(Heads):
     """LLaMA's attention: queries and keys are rotated by an angle that grows with the position."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(self, mix: Mix, case: Case) -> None:
-        super().__init__()
-        self.mix, self.heads = mix, case.sizes["num_heads"]
-        keys, width = self.heads * case.sizes["head_dim_qk"], self.heads * case.sizes["head_dim_v"]
-        self.q, self.k = linear(width, keys), linear(width, keys)
-        self.v, self.out = linear(width, width), linear(width, width)
+        super().__init__(mix, case)
         rates = ROTARY_BASE ** -torch.linspace(0, 1, case.sizes["head_dim_qk"] // 2 + 1, dtype=torch.float64)[:-1]
         angles = torch.arange(case.sizes["seq_len"], dtype=torch.float64)[:, None, None] * rates
         self.register_buffer("cos", angles.cos().to(check.DTYPES[case.dtype]))
@@ -107,24 +121,21 @@ class Attention(nn.Module):
         return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.q, self.k, self.v))
+        q, k, v = self.projected(x)
         return self.out(self.mix(self.rotated(q), self.rotated(k), v).flatten(2))
 
 
-class GatedLinearAttention(nn.Module):
+class GatedLinearAttention(Heads):
     """TransNormerLLM's attention: queries and keys by SiLU, the normed output gated by a fourth projection."""
 
     def __init__(self, mix: Mix, case: Case, slope: Tensor) -> None:
-        super().__init__()
-        self.mix, self.heads = mix, case.sizes["num_heads"]
-        keys, width = self.heads * case.sizes["head_dim_qk"], self.heads * case.sizes["head_dim_v"]
-        self.q, self.k = linear(width, keys), linear(width, keys)
-        self.v, self.gate, self.out = linear(width, width), linear(width, width), linear(width, width)
-        self.norm = simple_norm(width)
+        super().__init__(mix, case)
+        width = self.out.in_features
+        self.norm, self.gate = simple_norm(width), linear(width, width)
         self.register_buffer("slope", slope)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.q, self.k, self.v))
+        q, k, v = self.projected(x)
         mixed = self.mix(F.silu(q), F.silu(k), v, self.slope)
         return self.out(self.norm(mixed.flatten(2)) * self.gate(x))
 
@@ -186,51 +197,40 @@ class ChannelMixing(nn.Module):
 
 
 class Design(NamedTuple):
-    """What tells models apart: the width, the norm, what mixes tokens, what mixes channels, and three further choices.
-
-    ``recompute``: blocks are computed again in the backward pass. ``norm_words``: the embedding is normed.
-    """
+    """The width of a model, its norm, and what mixes tokens and channels in its blocks."""
 
     width: int
     norm: Callable[[int], nn.Module]
     tokens: Callable[[], nn.Module]
     channels: Callable[[], nn.Module]
-    recompute: bool = False
-    norm_words: bool = False
 
 
-def _transformer(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
+def design(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
+    """Return the design of the model whose blocks mix tokens by the case's operation; see :class:`Model`."""
+    if case.op == "rglru":
+        width = 3 * case.sizes["channels"] // 4
+        block = partial(RecurrentBlock, mix, width, inputs["c"])
+        return Design(width, rms_norm, block, partial(GatedMLP, width, 3 * width, nn.GELU()))
+    if case.op == "wkv4":
+        width = case.sizes["channels"]
+        mixing = partial(TimeMixing, mix, inputs["w"], inputs["u"])
+        return Design(width, LayerNorm, mixing, partial(ChannelMixing, width))
     width = case.sizes["num_heads"] * case.sizes["head_dim_v"]
     if case.op == "attention":
         mlp = partial(GatedMLP, width, 8 * width / 3, nn.SiLU())
-        return Design(width, rms_norm, partial(Attention, mix, case), mlp, recompute=True)
+        return Design(width, rms_norm, partial(Attention, mix, case), mlp)
     mlp = partial(GatedMLP, width, 7 * width / 3, nn.Identity())
-    return Design(width, simple_norm, partial(GatedLinearAttention, mix, case, inputs["slope"]), mlp, recompute=True)
-
-
-def _hawk(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
-    width = 3 * case.sizes["channels"] // 4
-    block, mlp = partial(RecurrentBlock, mix, width, inputs["c"]), partial(GatedMLP, width, 3 * width, nn.GELU())
-    return Design(width, rms_norm, block, mlp)
-
-
-def _rwkv4(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
-    width = case.sizes["channels"]
-    mixing = partial(TimeMixing, mix, inputs["w"], inputs["u"])
-    return Design(width, LayerNorm, mixing, partial(ChannelMixing, width), norm_words=True)
-
-
-DESIGNS = {"attention": _transformer, "lightning": _transformer, "rglru": _hawk, "wkv4": _rwkv4}
-"""Operation -> the design of the model whose blocks mix tokens by it."""
+    return Design(width, simple_norm, partial(GatedLinearAttention, mix, case, inputs["slope"]), mlp)
 
 
 class Block(nn.Module):
     """Adds to its input what mixes tokens, and to the sum what mixes channels, each of a norm."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, made: Design) -> None:
         super().__init__()
-        parts = (design.norm(design.width), design.tokens()), (design.norm(design.width), design.channels())
-        self.parts = nn.ModuleList([nn.Sequential(*part) for part in parts])
+        self.parts = nn.ModuleList(
+            [nn.Sequential(made.norm(made.width), mixing()) for mixing in (made.tokens, made.channels)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -251,12 +251,12 @@ class Model(nn.Module):
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, vocabulary: int) -> None:
         super().__init__()
         device = next(iter(inputs.values())).device
-        design = DESIGNS[case.op](case, inputs, torch.autocast(device.type, enabled=False)(mix))
-        self.dtype, self.recompute = check.DTYPES[case.dtype], design.recompute
-        words = nn.Embedding(vocabulary, design.width)
-        self.embedding = nn.Sequential(words, *([design.norm(design.width)] if design.norm_words else []))
-        self.blocks = nn.ModuleList([Block(design) for _ in range(case.sizes["layers"])])
-        self.head = nn.Sequential(design.norm(design.width), linear(design.width, vocabulary))
+        made = design(case, inputs, torch.autocast(device.type, enabled=False)(mix))
+        self.dtype, self.recompute = check.DTYPES[case.dtype], case.op in RECOMPUTED
+        words = nn.Embedding(vocabulary, made.width)
+        self.embedding = nn.Sequential(words, LayerNorm(made.width)) if case.op == "wkv4" else words
+        self.blocks = nn.ModuleList([Block(made) for _ in range(case.sizes["layers"])])
+        self.head = nn.Sequential(made.norm(made.width), linear(made.width, vocabulary))
 
     def forward(self, words: Tensor, following: Tensor) -> Tensor:
         x = self.embedding(words).to(self.dtype)

@@ -102,6 +102,16 @@ DECODE = Preset(
     contexts=(1024, 8192, 32768, 131072),
     operations=None,
 )
+TRAIN = Preset(
+    name="train",
+    summary="training steps of a published model with the operation in its blocks",
+    seq_lens=(1024, 4096, 16384, 94208),
+    head_dims=(128,),
+    channels=(1024,),
+    modes=("train",),
+    tokens=16384,
+    embedding_dim=1024,
+)
 VERIFY = Preset(
     name="verify",
     summary="a small ragged problem, every operation, mode and dtype: what `lrbench verify` checks",
@@ -149,14 +159,8 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             summary="65,536 tokens at embedding dim 4096, the head dims that Lightning's kernels hold",
             head_dims=(64, 128, 256),
         ),
-        Preset(
-            name="train",
-            summary="training steps of LLaMA and TransNormerLLM, 0.4B parameters (1B: --num-heads 16, 3B: 20)",
-            seq_lens=(1024, 4096, 16384, 94208),
-            head_dims=(128,),
-            modes=("train",),
-            tokens=16384,
-            embedding_dim=1024,
+        dataclasses.replace(
+            TRAIN,
             impls=(
                 "lightning1",
                 "lightning2",
@@ -187,12 +191,9 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             batch=8,
             operations=None,
         ),
-        Preset(
-            name="train",
-            summary="training steps of Hawk, 12 layers and model dim 768, the width of 1024 channels",
+        dataclasses.replace(
+            TRAIN,
             seq_lens=(1024, 8192),
-            channels=(1024,),
-            modes=("train",),
             batch=8,
             impls=(
                 "fused",
@@ -229,15 +230,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             channels=(768, 2048),
             batch=8,
         ),
-        Preset(
-            name="train",
-            summary="training steps of the smallest RWKV-4, 12 layers and 768 channels, with every implementation",
-            seq_lens=(1024,),
-            channels=(768,),
-            modes=("train",),
-            batch=2,
-            portable_on_gpu=True,
-        ),
+        dataclasses.replace(TRAIN, seq_lens=(1024,), channels=(768,), batch=2, portable_on_gpu=True),
         *(
             Preset(
                 name=f"micro{channels}",

@@ -187,7 +187,7 @@ def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing
     def rate(rows: pd.DataFrame) -> list[Quantity]:
         factor, prefix = (1e6, "million ") if (rows["tokens"] / rows["time_ms"]).max() > 1e4 else (1e3, "thousand ")
         of = lambda each: 1e3 * each["tokens"] / each["time_ms"] / factor  # noqa: E731
-        return [Quantity(of, f"{prefix}tokens per second", "throughput")]
+        return [Quantity(of, f"throughput ({prefix}tokens/s)", "throughput")]
 
     setting = (at_best_chunk(chosen), "median")
     return _drawing(chosen, "seq_len", rate, f"Throughput over {_over(chosen)}", *setting)

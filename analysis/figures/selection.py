@@ -144,9 +144,9 @@ def choose(
     rows = rows[rows["dtype"] == dtype]
     _check_measured(rows, "state_dtype", selection.state_dtype)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
-    # Of models of one width, the deepest.
-    deepest = rows.groupby(["op", "embedding_dim"])["layers"].transform("max")
-    rows = rows[rows["layers"].isna() | (rows["layers"] == deepest)]
+    if rows["layers"].notna().any():
+        deepest = rows.groupby(["op", "embedding_dim"])["layers"].transform("max")
+        rows = rows[rows["layers"].isna() | (rows["layers"] == deepest)]
     held = {"tokens": selection.tokens, "batch": selection.batch}
     if batches and not any(held.values()):
         rows = rows[rows["batch"] == rows.groupby(["embedding_dim", "seq_len"])["batch"].transform("max")]

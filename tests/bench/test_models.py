@@ -123,7 +123,7 @@ def test_a_step_is_a_row(lrbench: Lrbench, tmp_path: Any) -> None:
     code, _, err = lrbench("plot", "throughput", tmp_path, "--mode", "train", "-o", tmp_path / "a.svg")
     assert code == 0, err
     drawn = (tmp_path / "a.svg").read_text()
-    assert "thousand tokens per second" in drawn and "2 layers" in drawn
+    assert "throughput (thousand tokens/s)" in drawn and "2 layers" in drawn
 
 
 @pytest.mark.parametrize(
