@@ -1,4 +1,5 @@
 # make sweep   measure the TFLA kernels and their baselines (KERNEL=, GPU=, ARGS="--preset quick ...")
+# make results measure what the committed results of this GPU lack of this commit, for 8 minutes; again until it is all
 # make test    set up with the development tools and run the tests
 # make lint    style, types and the project's own conventions
 #
@@ -9,6 +10,7 @@ VENV ?= .venv
 KERNEL ?= tfla
 GPU ?= h100
 ARGS ?=
+TIME_LIMIT ?= 480
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,7 +27,7 @@ PYTEST := $(BIN)/pytest -q
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n auto --maxprocesses 8
 MYPY_ROOT := .mypy_cache/root
 
-.PHONY: help setup sweep test test-main test-speed test-interpret test-compile test-slow test-gpu lint format clean
+.PHONY: help setup sweep results pages test test-main test-speed test-interpret test-compile test-slow test-gpu lint format clean
 
 help:
 	@sed -n 's/^# \?//p;/^$$/q' Makefile
@@ -42,6 +44,20 @@ setup: $(VENV)/.ready-dev
 
 sweep: $(VENV)/.ready
 	$(BIN)/lrbench sweep --kernel $(KERNEL) --gpu $(GPU) $(ARGS)
+
+# Exit 1, and no pages, as long as something is left: results/ACCELERATOR holds what was measured, whatever ended a call.
+results: $(VENV)/.ready
+	$(BIN)/lrbench results --run --time-limit $(TIME_LIMIT)
+	$(MAKE) pages
+
+# What is written from the committed results.
+pages: $(VENV)/.ready
+	$(BIN)/lrbench results --format markdown > results/README.md
+	$(BIN)/lrbench reproduce --format markdown > docs/reproductions.md
+	$(BIN)/lrbench plot runtime results/h200_sxm --kernel tfla -o docs/figures/tfla_h200.png
+	$(BIN)/lrbench plot model results/h200_sxm --gpu h100,h200,b200 -o docs/figures/model_h200.png
+	$(BIN)/lrbench roofline results/h200_sxm --gpu h200,b200 --head-dim 256 --op mlstm_sig,mlstm_exp,attention --mode fw \
+	    -o docs/figures/roofline_h200.png
 
 # Processes of their own, since triton reads TRITON_INTERPRET once, when it is imported. pytest exits with 5, and so make
 # fails, when a stage finds no test.

@@ -437,7 +437,7 @@ class Shown:
     ]
     mode: Annotated[str | None, field("--mode", "Modes, comma-separated [all; counts: one, fw].")]
     op: Annotated[str | None, field("--op", "Operations, comma-separated [all; counts: one, mlstm_sig].")]
-    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the six that say most].")]
+    impl: Annotated[str | None, field("--impl", "Implementations, comma-separated [the eight that say most].")]
     every: Annotated[bool, field("--all", "Every implementation.", default=False, kind=bool)]
 
     def selection(self, results: Sequence[Path], device: str | None = None) -> tuple[pd.DataFrame, Selection]:
@@ -888,7 +888,8 @@ def reproduce(
     if run:
         from .bench.reproduce import run_missing
 
-        left = run_missing(found, gpu=device or None, output=output, timeout_s=timeout, time_limit_s=time_limit)
+        sweep: dict[str, Any] = {"gpu": device or None, "timeout_s": timeout, "calibrate": None}
+        left = run_missing(found, output=output, time_limit_s=time_limit, **sweep)
         found = evaluated()
     if format == "markdown":
         print(written.page(found, device), end="")
@@ -1330,23 +1331,50 @@ def results(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
+    run: Annotated[
+        bool,
+        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this commit; merge.", "--run"),
+    ] = False,
+    merge: Annotated[
+        bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.", "--merge")
+    ] = False,
+    timeout: Timeout = 300.0,
+    time_limit: Annotated[
+        float | None, option("Seconds after which --run starts nothing; the same command goes on.", min=0.0)
+    ] = None,
     every: Every = False,
     format: TableFormat = "table",
 ) -> None:
-    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing."""
-    from .bench import display, inventory
-    from .results import contents, store
+    """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing.
 
-    named = paths or store.committed_results()
+    A complete set is what results/sweeps.toml lists, what the documents' claims compare, and the bars. Exit 1 if --run
+    left something.
+    """
+    from .bench import display, inventory
+    from .results import contents, folder, store
+
+    left, named = False, paths or store.committed_results()
+    if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
+        given = ", ".join(map(str, named)) or "none"
+        raise ValueError(f"RESULTS must be one folder for --{'run' if run else 'merge'}, got {given}")
+    if run:
+        from .bench.complete import run_complete
+
+        path, left = run_complete(named[0] if paths else None, timeout_s=timeout, time_limit_s=time_limit)
+        named = [path]
+    elif merge:
+        for line in folder.merge(named[0]):
+            note(line)
     implementations = contents.implementation_rows(named, inventory.declared_implementations())
     if format == "markdown":
         print(contents.as_markdown(contents.file_rows(named), implementations), end="")
-        return
+        raise typer.Exit(int(left))
     if format == "table":
         display.show(contents.file_rows(named), "table")
         print()
     brief = format == "table" and not every
     display.show(contents.operation_rows(implementations) if brief else implementations, format)
+    raise typer.Exit(int(left))
 
 
 @command(LIST, "runs --limit 5")

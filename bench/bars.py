@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -368,18 +369,20 @@ def compile_first(families: Families, environment: Environment) -> None:
 
 
 def measure_bars(
-    families: Families, *, rounds: int | None, output: Path
+    families: Families, *, rounds: int | None, output: Path, time_limit_s: float = math.inf
 ) -> Iterator[tuple[list[Entry], list[Verdict]]]:
     """Measure families of bars, keep their rows and the copies, and yield what came of each problem.
 
     Args:
         rounds: samples of every case; None is what each family says.
         output: folder for the rows.
+        time_limit_s: no problem starts after this many seconds.
 
     Raises:
         ValueError: there is no GPU, and a problem needs one.
         RuntimeError: the device could not be found out, or its copy not be measured.
     """
+    began = time.monotonic()
     on_gpu = [name for name, family in families.items() if family.device == "cuda"]
     if on_gpu and (here := probe_environment()).device_kind != "cuda":
         raise ValueError(f"the bars {', '.join(on_gpu)} need an NVIDIA GPU, and none is here")
@@ -394,7 +397,10 @@ def measure_bars(
             run = Run.start(uuid.uuid4().hex, environment, None)
             with store.RunWriter(output, file_name(f"{store.BARS_PREFIX}{name}", run.run_id)) as writer:
                 measuring = _Measuring(family, session, run, writer, rounds or family.rounds)
-                for problem in family.problems:
+                for number, problem in enumerate(family.problems):
+                    if time.monotonic() - began > time_limit_s:
+                        note(f"out of time: {len(family.problems) - number} problems of {name} are left")
+                        return
                     entries, found = measuring.measure(problem)
                     verdicts += found
                     yield entries, found

@@ -241,11 +241,11 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _heads(row: Mapping[str, Any]) -> str | None:
-    """Return heads and head dims, "32x64/128" where query-key and value head dim differ."""
+    """Return heads and head dim, or both head dims where they differ, "64/128": the embedding dim is the same."""
     if row.get("num_heads") is None:
         return None
     dims = dict.fromkeys(str(row[name]) for name in ("head_dim_qk", "head_dim_v"))
-    return f"{row['num_heads']}x{'/'.join(dims)}"
+    return "/".join(dims) if len(dims) > 1 else f"{row['num_heads']}x{row['head_dim_v']}"
 
 
 def ranking_notes(rows: Sequence[Mapping[str, Any]], elsewhere: Sequence[str]) -> list[str]:

@@ -104,12 +104,14 @@ def worker_settings(extra: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables that a worker process needs whatever this process has.
 
     The folder of the package must not be on sys.path (PYTHONSAFEPATH): ``import kernels`` would find ours, and
-    transformers asks for a package of that name. What the parent can import, the worker can.
+    transformers asks for a package of that name. What the parent can import, the worker can. What autotuners choose is
+    kept in Triton's cache, so that a search which takes minutes is made once: a case that ran out of time finds the
+    kernels done before.
     """
     package = Path(__file__).resolve().parent.parent
     folders = [Path(entry).resolve() for entry in sys.path if entry and os.path.isdir(entry)]
     path = os.pathsep.join(str(folder) for folder in folders if folder != package)
-    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, **(extra or {})}
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": path, "TRITON_CACHE_AUTOTUNING": "1", **(extra or {})}
 
 
 def _driver_version() -> str | None:

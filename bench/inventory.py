@@ -317,7 +317,6 @@ def known_bad_rows(environment: Environment) -> list[Row]:
     rows = []
     for baseline in baselines.BASELINES:
         for known in baseline.known_bad:
-            sizes: dict[str, Any] = dict(known.at_least)
             case = Case(
                 kernel=baseline.kernels[0],
                 op=baseline.op,
@@ -325,7 +324,6 @@ def known_bad_rows(environment: Environment) -> list[Row]:
                 provider=baseline.provider,
                 mode=known.modes[0] if known.modes else baseline.modes[0],
                 dtype=known.dtypes[0] if known.dtypes else baseline.dtypes[0],
-                **sizes,
             )
             alone = dataclasses.replace(baseline, known_bad=(known,))
             applies = baselines.known_bad_here(alone, case, versions, environment.capability) is not None
@@ -347,5 +345,4 @@ def _condition(known: baselines.KnownBad) -> str:
     parts += [f"compute capability {' or '.join(known.architectures)}"] if known.architectures else []
     parts += [f"mode {' or '.join(known.modes)}"] if known.modes else []
     parts += [f"dtype {' or '.join(known.dtypes)}"] if known.dtypes else []
-    parts += [f"{name} >= {size}" for name, size in known.at_least.items()]
     return ", ".join(parts) or "always"

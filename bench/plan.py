@@ -158,7 +158,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
                 continue
             planned.extend(_plan_ours(operation, implementation, request, preset, kinds))
     for baseline in baseline_list:
-        planned.extend(_plan_baseline(baseline, request, preset, kinds))
+        planned.extend(_plan_baseline(baseline, request, preset, kinds, ops))
     if request.impls:
         missing = [name for name in request.impls if all(p.case.impl != name for p in planned)]
         if missing:
@@ -168,7 +168,7 @@ def plan(request: Request, *, device_kind: str) -> list[PlannedCase]:
                 f"impl {', '.join(missing)} has no case in this sweep; {meant or 'these have: ' + ', '.join(known)}"
             )
     first, step = request.shard
-    return _deduplicate(planned)[first - 1 :: step]
+    return together(planned)[first - 1 :: step]
 
 
 def not_planned(request: Request, device_kind: str) -> list[str]:
@@ -401,11 +401,16 @@ def _plan_ours(
 
 
 def _plan_baseline(
-    baseline: Baseline, request: Request, preset: Preset, kinds: Sequence[tuple[str, str]]
+    baseline: Baseline,
+    request: Request,
+    preset: Preset,
+    kinds: Sequence[tuple[str, str]],
+    ops: Sequence[Operation],
 ) -> Iterable[PlannedCase]:
     swept = baseline.op if _same_sizes(baseline, request) else None
-    # What runs beside the family takes the family's sizes; what is itself swept, or is ours, its own.
-    own = swept or (baseline.op if baseline.op in _family(request.kernel) else _family(request.kernel)[0])
+    # What runs beside the family takes the family's sizes, and with them its state; what is itself swept its own.
+    beside = baseline.op not in {operation.name for operation in ops}
+    own = swept or (_family(request.kernel)[0] if beside else baseline.op)
     for mode, dtype in kinds:
         if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
@@ -452,10 +457,11 @@ def _same_sizes(baseline: Baseline, request: Request) -> bool:
     return bool(request.head_dims) and "head_dim_v" in baselines.get_operation(baseline.op).sizes
 
 
-def _deduplicate(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
-    unique: dict[Case, PlannedCase] = {}
+def together(planned: Iterable[PlannedCase]) -> list[PlannedCase]:
+    """Return cases in the order they are run, each once, also where several families have it."""
+    unique: dict[str, PlannedCase] = {}
     for item in planned:
-        unique.setdefault(item.case, item)
+        unique.setdefault(item.case.case_id, item)
     return sorted(unique.values(), key=_run_order(list(unique.values())))
 
 

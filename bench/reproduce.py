@@ -9,9 +9,11 @@ from typing import Any
 
 from ..analysis.reproduce.entries import ERRORS
 from ..analysis.reproduce.verdicts import UNMEASURED, Found
+from ..kernels import FAMILIES
+from ..kernels.baselines import baselines_for
 from ..results.select import grouped
 from . import mlp_errors, note, session
-from .plan import Request
+from .plan import Request, named_family
 
 LISTS = {
     "op": "ops", "impl": "impls", "provider": "baselines", "mode": "modes", "dtype": "dtypes",
@@ -27,10 +29,11 @@ SWEPT = ("mode", "chunk_size", "seq_len", "batch")
 def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
     """Yield requests for the cases that the claims have no row of."""
     cases = [
-        {"kernel": each.asked.document.kernel, **each.asked.terms(side, point)}
+        {"kernel": _family(each.asked.document.kernel, terms["op"]), **terms}
         for each in found
         for side, point, why in each.missing
         if why == UNMEASURED and each.asked.claim.metric not in ERRORS
+        for terms in [each.asked.terms(side, point)]
     ]
 
     def shared(terms: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -44,6 +47,12 @@ def missing_requests(found: Sequence[Found]) -> Iterator[Request]:
             for same in grouped(group, lambda terms: terms.get("batch")).values():
                 batch = same[0].get("batch")
                 yield _request(same, batches=None if batch is None else (batch,))
+
+
+def _family(kernel: str, op: str) -> str:
+    """Return the document's family where it has the operation, or is compared with it, else the operation's own."""
+    beside = (baseline.op for baseline in baselines_for(kernel))
+    return kernel if op in (*FAMILIES[kernel], *beside) else named_family(op)[0]
 
 
 def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
@@ -67,13 +76,19 @@ def missing_errors(found: Sequence[Found]) -> list[int]:
 
 
 def run_missing(
-    found: Sequence[Found], *, gpu: str | None, output: Path, timeout_s: float, time_limit_s: float | None
+    found: Sequence[Found],
+    *,
+    more: Sequence[Request] = (),
+    output: Path,
+    time_limit_s: float | None,
+    **sweep: Any,
 ) -> bool:
     """Sweep what the claims have no row of, but for cases that ``output`` has from this commit; errors take 10 draws.
 
     Args:
+        more: what is swept as well.
         time_limit_s: seconds after which no case starts; the same call runs the rest. None: no limit.
-        gpu, output, timeout_s: see :func:`.session.run_sweep`.
+        output, sweep: see :func:`.session.run_sweep`.
 
     Returns:
         whether cases are left, out of time.
@@ -83,25 +98,19 @@ def run_missing(
         KeyboardInterrupt: a sweep was interrupted.
     """
     began = time.monotonic()
-    for n, request in enumerate(missing_requests(found)):
-        left = None if time_limit_s is None else time_limit_s - (time.monotonic() - began)
-        if left is not None and left <= 0:
-            note("out of time: the same command measures the rest")
-            return True
-        outcome = session.run_sweep(
-            request, gpu=gpu, output=output, calibrate=None if n == 0 else False, resume=True, timeout_s=timeout_s,
-            time_limit_s=left,
-        )  # fmt: skip
+    if requests := [*more, *missing_requests(found)]:
+        outcome = session.run_sweep(*requests, output=output, resume=True, time_limit_s=time_limit_s, **sweep)
         if outcome.interrupted:
             raise KeyboardInterrupt
         if outcome.remaining:
             return True
-    if sizes := missing_errors(found):
+    for size in missing_errors(found):
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        rows = mlp_errors.error_rows(
-            sizes=sizes, draws=10, impls=("fused",), against=("eager",), dtype="bf16", device=device
-        )
+        if time_limit_s is not None and time.monotonic() - began > time_limit_s:
+            note("out of time: the same command measures the rest")
+            return True
+        here = {"dtype": "bf16", "device": "cuda" if torch.cuda.is_available() else "cpu"}
+        rows = mlp_errors.error_rows(sizes=[size], draws=10, impls=("fused",), against=("eager",), **here)
         mlp_errors.write_rows(list(rows), output)
     return False

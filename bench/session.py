@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from ..analysis.check.thresholds import Thresholds
 from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
+from ..results.folder import finished_cases, stored_cases
 from ..results.lock import LOCK_FILE, HeldError, hold
 from ..results.schema import CASE_COLUMNS, Record
 from ..results.select import with_slowness
@@ -97,8 +99,7 @@ def alone(output: Path, devices: int, *, wait: bool) -> Iterator[None]:
 
 
 def run_sweep(
-    request: Request,
-    *,
+    *requests: Request,
     gpu: str | None,
     output: Path,
     executor: str = "local",
@@ -108,18 +109,22 @@ def run_sweep(
     jobs: int | None = None,
     calibrate: bool | None,
     resume: bool,
+    failed: bool = True,
     profile_harness: bool = False,
     **settings: Any,
 ) -> Outcome:
     """Sweep, and say on standard error what is measured, what is left out and where the rows are.
 
     Args:
+        requests: what is swept, as one; each case once.
         gpu: accelerator that the analysis is about; None: the device, or where there is no GPU an H100.
         wait: see :func:`alone`.
-        budget_s: seconds of timing per case; None: the preset's.
+        budget_s: seconds of timing per case; None: the preset's, the longest of several.
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
-        resume: leave out cases that the folder has, see :func:`.store.finished_cases`.
+        resume: leave out cases that the folder has, see :func:`.folder.finished_cases`.
+        failed: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
+            out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
         settings: further ones of :class:`.run.Settings`.
 
@@ -127,7 +132,7 @@ def run_sweep(
         ValueError: bad axes or names, a folder that cannot be written, or another lrbench that is at work there.
     """
     began = time.monotonic() - _running_s()
-    _check_names(request, gpu)
+    _check_names(requests, gpu)
     runs_cases = get_executor(executor, devices=devices)
     check_folder(output)
     with alone(output, devices if executor == "local" else 0, wait=wait), runs_cases:
@@ -138,14 +143,15 @@ def run_sweep(
         environment = runs_cases.environment() if measured is None else measured.environment
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-        accelerator, planned, expected_s, done = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
-        preset = plan.preset_for(request, environment.device_kind)
+        where = (environment, gpu, output, jobs, devices)
+        accelerator, planned, expected_s, done = _begin(requests, *where, resume=resume, failed=failed)
+        budgets_s = [plan.preset_for(request, environment.device_kind).budget_s for request in requests]
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
         chosen = Settings(
             output=output,
             accelerator=accelerator,
-            budget_s=preset.budget_s if budget_s is None else budget_s,
+            budget_s=max(budgets_s) if budget_s is None else budget_s,
             executor=executor,
             devices=devices,
             jobs=jobs,
@@ -191,10 +197,10 @@ def planned_rows(
     request: Request, *, gpu: str | None, output: Path, jobs: int | None, devices: int, resume: bool
 ) -> list[Row]:
     """Return a row for each case that a sweep would run, and say how long it would take; see :func:`run_sweep`."""
-    _check_names(request, gpu)
+    _check_names([request], gpu)
     environment = probe_environment()
     jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
-    _, planned, expected_s, _ = _begin(request, environment, gpu, output, jobs, devices, resume=resume)
+    _, planned, expected_s, _ = _begin([request], environment, gpu, output, jobs, devices, resume=resume)
     versions = baselines.installed_versions()
     rows = []
     for item in planned:
@@ -206,39 +212,52 @@ def planned_rows(
     return rows
 
 
-def _check_names(request: Request, gpu: str | None) -> None:
+def _check_names(requests: Sequence[Request], gpu: str | None) -> None:
     """Raise ValueError on bad axes or names, before the machine is looked at."""
-    plan.plan(request, device_kind="cuda")
+    for request in requests:
+        plan.plan(request, device_kind="cuda")
     if gpu is not None:
         accelerators.get_accelerator(gpu)
 
 
 def _begin(
-    request: Request, environment: Environment, gpu: str | None, output: Path, jobs: int, devices: int, *, resume: bool
+    requests: Sequence[Request],
+    environment: Environment,
+    gpu: str | None,
+    output: Path,
+    jobs: int,
+    devices: int,
+    *,
+    resume: bool,
+    failed: bool = True,
 ) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
     """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
     take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
     if gpu is None:
         gpu = environment.device_accelerator if environment.device_kind == "cuda" else accelerators.USUAL
     accelerator = gpu and accelerators.get_accelerator(gpu).key
-    left = planned = _planned(request, environment)
+    left = planned = _planned(requests, environment)
     finished: dict[str, Record] = {}
     if resume:
         # Of a run that died the rows are still in its journal.
         _recover(output)
-        finished = store.finished_cases(output, environment)
+        finished = finished_cases(output, environment, failed=not failed)
+        if not failed and (stored := stored_cases(output)):
+            versions = baselines.installed_versions()
+            untried = (item for item in planned if item.case.case_id in stored - finished.keys())
+            refused = {item.case.case_id for item in untried if run.refuse(item, environment, versions)}
+            planned = [item for item in planned if item.case.case_id not in refused]
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
         done = f"{there} of {len(planned)} cases were already there, measured at this commit on this device"
         note(done if left else f"{done}: nothing is left to measure")
         if not left:
             return accelerator, planned, {}, finished
-    preset = plan.preset_for(request, environment.device_kind)
     times = cases_s(left, environment)
     expected_s = dict(zip((item.case.case_id for item in left), times, strict=True))
     tried = [item for item, seconds in zip(left, times, strict=True) if seconds]
     seconds = sum(times) / devices + compile_s(tried, environment, jobs)
-    for line in introduction(request, preset.name, environment, accelerator, left, seconds):
+    for line in introduction(requests, environment, accelerator, left, seconds):
         note(line)
     if output.is_dir() and (beside := len(list(output.rglob("*.parquet")))):
         note(f"rows go to a file of their own in {output}, beside {beside} that {'is' if beside == 1 else 'are'} there")
@@ -260,11 +279,13 @@ def _running_s() -> float:
         return 0.0
 
 
-def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
-    """Return the cases for this device; ValueError says why there are none."""
-    planned = plan.plan(request, device_kind=environment.device_kind)
+def _planned(requests: Sequence[Request], environment: Environment) -> list[PlannedCase]:
+    """Return the cases for this device; ValueError says why there are none, of the first request."""
+    each = (plan.plan(request, device_kind=environment.device_kind) for request in requests)
+    planned = plan.together(itertools.chain.from_iterable(each))
     if planned:
         return planned
+    request = requests[0]
     if request.shard != (1, 1):
         raise ValueError("no case is left: --shard has more parts than the sweep has cases")
     elsewhere = "cpu" if environment.device_kind == "cuda" else "cuda"
@@ -275,16 +296,17 @@ def _planned(request: Request, environment: Environment) -> list[PlannedCase]:
 
 
 def introduction(
-    request: Request,
-    preset: str,
+    requests: Sequence[Request],
     environment: Environment,
     accelerator: str | None,
     planned: Sequence[PlannedCase],
     seconds: float,
 ) -> list[str]:
     """Return the first lines of a sweep: where, for how long, about which accelerator, and what it leaves out."""
+    kind = environment.device_kind
+    presets = ", ".join(dict.fromkeys(plan.preset_for(request, kind).name for request in requests))
     where = f"measuring on {environment.device_name}"
-    lines = [f"{where} ({environment.device_kind}), preset {preset}: {len(planned)} cases, {describe_s(seconds)}"]
+    lines = [f"{where} ({kind}), preset {presets}: {len(planned)} cases, {describe_s(seconds)}"]
     if accelerator is not None and environment.device_kind == "cpu" and accelerator != "cpu":
         part = accelerators.get_accelerator(accelerator)
         lines.append(
@@ -297,10 +319,11 @@ def introduction(
             f"--gpu {accelerator} ({accelerators.get_accelerator(accelerator).part}) is not this device: "
             f"rows record {device}, model_time_ms is for {accelerator}"
         )
-    elsewhere = plan.not_planned(request, environment.device_kind)
+    elsewhere = dict.fromkeys(name for request in requests for name in plan.not_planned(request, kind))
     if elsewhere:
         lines.append(f"not measured here, they need another device: {', '.join(elsewhere)}")
-    return lines + plan.remarks(request, planned)
+    # Of several the cases that are planned differ, and so does what they leave out.
+    return lines + (plan.remarks(requests[0], planned) if len(requests) == 1 else [])
 
 
 def conclusion(outcome: Outcome) -> list[str]:
@@ -357,7 +380,7 @@ def run_verify(kernel: str, ops: tuple[str, ...] | None, *, timeout_s: float) ->
         request = dataclasses.replace(request, preset="interpret")
         planned = cases_to_verify(interpretable(plan.plan(request, device_kind="cuda")))
     else:
-        planned = cases_to_verify(_planned(request, environment))
+        planned = cases_to_verify(_planned([request], environment))
     how = "in Triton's interpreter" if interpreted else f"({environment.device_kind})"
     note(f"checking on {environment.device_name} {how}: {len(planned)} cases")
     elsewhere = plan.not_planned(request, environment.device_kind)

@@ -20,6 +20,8 @@ PROFILE_VERSION = 3
 ERRORS_VERSION = 2
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
+IMPORT_FAILED = "import failed"
+"""What the reason begins with where a package is installed and does not import."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,3 +343,8 @@ CASE_COLUMNS = ("op", "impl", *_names(_Problem))
 """What a case_id is made of."""
 
 ENVIRONMENT_COLUMNS = (*_names(_Device), *_names(_Versions))
+
+
+def was_tried(row: Mapping[str, Any]) -> bool:
+    """Return whether the case of a row was run, or its package at least imported."""
+    return row["status"] not in ("unsupported", "unavailable") or row["reason"].startswith(IMPORT_FAILED)

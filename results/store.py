@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from .names import RENAMED, rename_row
-from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, Environment, ErrorsRow, ProfileRow, Record, RoofRow
+from .schema import CASE_COLUMNS, RECORD_COLUMNS, SCHEMA_VERSION, ErrorsRow, ProfileRow, Record, RoofRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -340,7 +340,7 @@ def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         path = Path(path)
         if not path.exists():
             raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
-        found = _files_in(path) if path.is_dir() else [path]
+        found = files_in(path) if path.is_dir() else [path]
         if not found:
             raise ValueError(
                 f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
@@ -360,7 +360,8 @@ def current_files(paths: Iterable[str | Path]) -> list[Path]:
     return [path for path in files if not f".{path.name}".endswith(".history.parquet")] or files
 
 
-def _files_in(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
+    """Return the result files in a folder and its subfolders, sorted; none where there is no folder."""
     return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
 
 
@@ -384,7 +385,7 @@ def _said(path: Path) -> Mapping[bytes, bytes]:
 def committed_results(accelerator: str | None = None) -> list[Path]:
     """Return the folders of results that come with the package, of one accelerator by its key or of every one."""
     folders = [folder for folder in sorted(HERE.iterdir()) if folder.is_dir() and folder.name != "local"]
-    return [f for f in folders if accelerator in (None, f.name) and _files_in(f)]
+    return [f for f in folders if accelerator in (None, f.name) and files_in(f)]
 
 
 def read_results(
@@ -578,20 +579,3 @@ def _with_names_of_today(table: pa.Table) -> pa.Table:
             column = pa.array([row[name] for row in changed], pa.string())
             table = table.set_column(table.column_names.index(name), name, column)
     return table
-
-
-def finished_cases(folder: Path, environment: Environment) -> dict[str, Record]:
-    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
-
-    A case counts as finished when the folder holds a row of it with status ok from the same device, the same git
-    commit and the same state of the working tree (clean or dirty). Where the commit is unknown, rows of unknown commit
-    count.
-    """
-    files = _files_in(folder) if folder.is_dir() else []
-    if not files:
-        return {}
-    names = ("device_name", "git_commit", "git_dirty")
-    wanted = {"status": "ok", **{name: getattr(environment, name) for name in names}}
-    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
-    rows = read_results(files, where=where).to_pylist()
-    return {row["case_id"]: Record(**row) for row in rows if wanted.items() <= row.items()}

@@ -705,7 +705,7 @@ def test_answers_come_within_a_second_or_two(
 ) -> None:
     """Of processor time of a core at full speed: what else the machine does must not decide.
 
-    Python keeps what it compiled of a module, as it does for a user, also where the environment of the tests forbids it.
+    Python keeps what it compiled of a module, as it does for a user, also where the tests' environment forbids it.
     """
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from ...kernels import FAMILIES
 from ...results.select import ok_rows
 from .style import OPERATION_LABELS, binary, operation_label
 
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
 
     from .selection import Chosen
 
-MAX_LINES = 6
-"""Lines of a figure that is not asked for all of them."""
+MAX_LINES = 8
+"""Lines of a figure of results that is not asked for all of them."""
 
 OURS = "lrbench"
+FAMILY = {op: kernel for kernel, ops in FAMILIES.items() for op in ops}
 PARTIAL = ("projections",)
 """Operations that are a part of the work alone: a floor beside the others, and no contender."""
 
@@ -29,9 +31,9 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
     """Return the lines of a figure, those first that say most beside ours.
 
     Ours is our fastest implementation of the first operation that has lines of full length. After it come the fastest
-    of each other author for the same operation, the fastest of every operation that we have no kernel of, our second
-    one of the operation, our fastest of the other operations, and the rest. Lines with less than a third of its points
-    are left out. Over chunk size lines are compared at their best.
+    of each other author for the same operation, others' fastest of every operation that we have no kernel of and of
+    every operation of the same family, our second one of the operation, our fastest of the other operations, and the
+    rest. Lines with less than a third of its points are left out. Over chunk size lines are compared at their best.
 
     Args:
         rows: one measured row for each point, of all panels.
@@ -57,9 +59,11 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
         group = (line.op, line.provider) if mine or same else line.op
         nth = seen[group] = seen.get(group, 0) + 1
         if mine:
-            rank = {1: 0, 2: 3}.get(nth, 5) if same else 4 if nth == 1 else 5
+            rank = {1: 0, 2: 4}.get(nth, 6) if same else 5 if nth == 1 else 6
+        elif nth > 1:
+            rank = 6
         else:
-            rank = 5 if nth > 1 or (not same and line.op in set(own["op"])) else 1 if same else 2
+            rank = 1 if same else 2 if line.op not in FAMILY else 3 if FAMILY[line.op] == FAMILY.get(first) else 6
         ranked.append((rank, place, (line.op, line.impl)))
     return [line for *_, line in sorted(ranked)]
 

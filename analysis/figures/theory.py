@@ -25,7 +25,6 @@ from ..model.fit import fit_rows
 from ..model.runtime_model import runtime_model
 from ..model.terms import LAUNCHES
 from ..transfer import HEAD_DIM, NORMALISERS, SEQ_LEN, gains
-from .findings import MAX_LINES
 from .layout import Drawing, Line, Panel, measured_line, same_limits, write
 from .selection import MODE_TITLES, busy_note
 from .style import MUTED, SeriesStyle, binary, curve_style, operation_label, series_style, sizes_in_words
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
+MAX_LINES = 6
+"""Lines of a figure that is not asked for all of them."""
+
 CHUNK = "chunk size L (tokens)"
 OPTIMUM = "best chunk size L (tokens)"
 THIN: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (1, 2)), "zorder": 1}

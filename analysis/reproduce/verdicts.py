@@ -85,17 +85,18 @@ class Found:
 
 
 class Store:
-    """The rows of a device, the newest good one of each case."""
+    """The rows of a device, the newest good one of each case; ``commit``: of that commit alone."""
 
-    def __init__(self, results: Sequence[Path], device: str) -> None:
+    def __init__(self, results: Sequence[Path], device: str, commit: str | None = None) -> None:
+        where = {"device_accelerator": device, **({"git_commit": commit} if commit else {})}
         self.results, self.device = results, device
         files = [file for path in results for file in ([path] if path.is_file() else path.rglob("*.parquet"))]
         sweeps = [file for file in files if holds_results(file)]
-        rows = load_rows(sweeps, COLUMNS, {"device_accelerator": device}) if sweeps else []
+        rows = load_rows(sweeps, COLUMNS, where) if sweeps else []
         cases = grouped(rows, itemgetter("case_id")).values()
         self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
         tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
-        self.errors = [row for each in tables for row in each.to_pylist() if row["device_accelerator"] == device]
+        self.errors = [row for each in tables for row in each.to_pylist() if where.items() <= row.items()]
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""

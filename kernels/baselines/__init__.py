@@ -143,8 +143,6 @@ def known_bad_here(
             continue
         if known.dtypes and case.dtype not in known.dtypes:
             continue
-        if any(case.sizes.get(name, 0) < size for name, size in known.at_least.items()):
-            continue
         if all(matches_version(installed.get(_normalise(name)), wanted) for name, wanted in known.versions.items()):
             return f"{known.reason} ({known.source})"
     return None

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...results.schema import Case
-from .spec import Baseline, KnownBad, Runnable
+from .spec import Baseline, Runnable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,17 +51,9 @@ BASELINES = (
         plan="kernels.baselines.plans:mamba2_sizes",
         dtypes=("bf16", "fp16"),
         chunk_sizes=(256, 128, 64),
-        known_bad=(
-            KnownBad(
-                reason="Mamba-2's autotuning alone runs for minutes at this length",
-                source="measured on an H200 with triton 3.6.0: not finished when the case's time limit ended",
-                versions={"mamba-ssm": "<=2.3.2.post1"},
-                at_least={"seq_len": 65536},
-            ),
-        ),
         settings=(
             "mamba_chunk_scan_combined without D, z and bias, dt already positive and in float32; heads of 64, state "
-            "64, one group of B and C; chunk 256 is the default of the Mamba2 layer"
+            "128, one group of B and C and chunk 256 are the defaults of the Mamba2 layer"
         ),
     ),
     *(

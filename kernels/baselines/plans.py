@@ -12,8 +12,8 @@ from collections.abc import Mapping
 HEAD_DIM = 128
 """What FlashAttention is tuned for, and the most that lightning-attn's tiles hold; embedding 4096 is 32 heads x 128."""
 
-MAMBA2_HEAD_DIM, MAMBA2_STATE = 64, 64
-"""Mamba-2's default head dim, with the state of the paper's smaller models; embedding 4096 is 64 heads x 64."""
+MAMBA2_HEAD_DIM, MAMBA2_STATE = 64, 128
+"""Head dim and state that the Mamba2 layer has by default; embedding 4096 is 64 heads x 64."""
 
 MAMBA_STATE = 16
 """Mamba's default state size per channel."""
@@ -41,7 +41,7 @@ def head_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def mamba2_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Heads of 64 with a state of 64 (the query-key dim), one group of B and C."""
+    """Heads of 64 with a state of 128 (the query-key dim), one group of B and C."""
     return _split(sizes, MAMBA2_HEAD_DIM, MAMBA2_STATE)
 
 

@@ -23,7 +23,6 @@ class KnownBad:
         architectures: compute capabilities such as "9.0"; empty means any.
         modes: the modes affected; empty means all.
         dtypes: the dtypes affected; empty means all.
-        at_least: sizes from which it happens ({"seq_len": 65536}); all must be reached.
     """
 
     reason: str
@@ -32,7 +31,6 @@ class KnownBad:
     architectures: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    at_least: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,9 +214,12 @@ def run_chunk_h(
             PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
+        # Long chunks share a binary: how many gates a chunk has is compiled in.
+        per_chunk = next_power_of_two(problem.chunk // stretch)
+        block_g = per_chunk if per_chunk <= 32 else max(256, per_chunk)
         chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, K=K, V=V, REVERSE=reverse, BLOCK_E=MERGE_BLOCK_E,
-            BLOCK_G=next_power_of_two(problem.chunk // stretch), BLOCK_K=next_power_of_two(K), num_warps=4,
+            BLOCK_G=block_g, BLOCK_K=next_power_of_two(K), num_warps=4,
         )  # fmt: skip
     return result
 

@@ -13,6 +13,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow, stored_roofs
 from lrbench.analysis.counts import count_case
 from lrbench.bench import bars, calibrate, run
 from lrbench.bench.bars import BEST, COPY, DEFAULT, Bar, Entry, Verdict, judge, judge_overall
+from lrbench.bench.complete import unfinished
 from lrbench.bench.environment import current_environment
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import Worker
@@ -246,6 +247,7 @@ def test_a_problem_is_checked_measured_kept_and_judged(
     """The command on the CPU: every side, mode and chunk length is a row in the file, and a missed bar fails it."""
     monkeypatch.setattr(bars, "COPIED_BYTES", 2**20)
     declared = trial(tmp_path / "in")
+    longer = trial(tmp_path / "in", TRIAL.replace("seq_len = 64", "seq_len = [64, 128]"))
     monkeypatch.setattr(bars, "load_bars", lambda: declared)
     monkeypatch.setattr(bars, "_thread_gain", lambda: 2.0)
     code, out, err = lrbench("bars", "trial", "--rounds", "6", "--format", "csv", "--output", tmp_path)
@@ -268,6 +270,13 @@ def test_a_problem_is_checked_measured_kept_and_judged(
         ]
     )
     assert all(row["status"] == "ok" and len(row["time_samples_ms"]) == 6 for row in rows)
+    # What a run has in full is finished, at its commit; what another one plans is not, and waits where time is out.
+    here = current_environment()
+    assert unfinished(declared, tmp_path, here) == {}
+    assert unfinished(declared, tmp_path, dataclasses.replace(here, git_commit="c" * 40)) == declared
+    ((problem,),) = (family.problems for family in unfinished(longer, tmp_path, here).values())
+    assert problem.label == "T=128, fp32"
+    assert list(bars.measure_bars(longer, rounds=6, output=tmp_path / "late", time_limit_s=0)) == []
 
 
 def test_a_family_a_problem_or_a_bar_is_chosen() -> None:

@@ -75,5 +75,5 @@ def test_worker_environment_keeps_what_the_parent_can_import(monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     environ = environment.worker_environ({"CUDA_VISIBLE_DEVICES": "3"})
     assert str(tmp_path) in environ["PYTHONPATH"].split(os.pathsep)
-    assert environ["PYTHONSAFEPATH"] == "1"
+    assert environ["PYTHONSAFEPATH"] == environ["TRITON_CACHE_AUTOTUNING"] == "1"
     assert environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -10,7 +10,7 @@ import pytest
 
 from lrbench import kernels
 from lrbench.bench import plan
-from lrbench.bench.plan import Request
+from lrbench.bench.plan import Request, together
 from lrbench.bench.presets import get_preset, presets_for
 from lrbench.bench.session import cases_to_verify
 from lrbench.kernels import FAMILIES
@@ -79,6 +79,13 @@ def test_no_case_twice_and_every_target_runs_here(kernel: str, preset: str, devi
     assert all(item.target.name == item.case.impl for item in planned)
 
 
+def test_a_case_that_two_families_have_is_run_once() -> None:
+    attention = {"impls": ("torch.sdpa_flash",), "seq_lens": (1024,), "modes": ("fw",)}
+    each = [cases("cuda", kernel=kernel, preset="default", **attention) for kernel in ("tfla", "lightning")]
+    (item,) = together([*each[0], *each[1]])
+    assert item.case.kernel == "tfla"
+
+
 LENGTHS = {1024 * 2**n for n in range(7)}
 
 
@@ -102,6 +109,11 @@ LENGTHS = {1024 * 2**n for n in range(7)}
         ("cuda", {"ops": ("gla",), "head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {64}),
         # Beside the family it keeps the family's sizes.
         ("cuda", {"head_dims": (64,)}, "fla.chunk_gla", "head_dim_qk", {32}),
+        ("cuda", {"head_dims": (256,)}, "fla.chunk_simple_gla", "head_dim_qk", {128}),
+        ("cuda", {"preset": "default"}, "fla.chunk_retention", "head_dim_qk", {32, 64, 128, 256}),
+        # Beside our own of that operation, ours.
+        ("cuda", {"preset": "decode", "head_dims": (256,)}, "fla.fused_recurrent", "head_dim_qk", {256, 128}),
+        ("cuda", {"preset": "default"}, "mamba_ssm.chunk_scan", "seq_len", LENGTHS),
         ("cuda", {"preset": "default"}, "lightning_attn.v2", "num_heads", {32}),
         # A family of one operation meets its peers at its own sizes, Lightning-1, although quadratic, at every length.
         ("cuda", {"kernel": "lightning", "preset": "default"}, "lightning_attn.v2", "num_heads", {64, 32, 16}),

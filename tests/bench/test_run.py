@@ -27,6 +27,7 @@ from lrbench.bench.session import where_time_went
 from lrbench.kernels import get_operation
 from lrbench.kernels.spec import Implementation
 from lrbench.results import store
+from lrbench.results.folder import finished_cases
 from lrbench.results.schema import Record
 from lrbench.tests.bench import faults
 from lrbench.tests.bench.environments import PROCESSOR
@@ -69,7 +70,7 @@ def run(
     resume: bool = False,
     **settings: object,
 ) -> Outcome:
-    done = store.finished_cases(folder, PROCESSOR) if resume else {}
+    done = finished_cases(folder, PROCESSOR) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
     return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), done=done)
 
@@ -188,7 +189,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    assert store.finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
+    assert finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:

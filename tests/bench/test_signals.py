@@ -20,6 +20,7 @@ from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.workers import Limits
 from lrbench.results import lock, store
+from lrbench.results.folder import finished_cases
 from lrbench.tests.bench.environments import PROCESSOR
 
 PLANNED = plan(
@@ -65,7 +66,7 @@ def sweep(folder: Path) -> Outcome:
     lock.temporary_folder()
     folder.mkdir(parents=True, exist_ok=True)
     store.recover(folder)
-    done = store.finished_cases(folder, PROCESSOR)
+    done = finished_cases(folder, PROCESSOR)
     settings = Settings(output=folder, budget_s=0.0)
     return runner.sweep(PLANNED, PROCESSOR, settings, Telling(), executor=Instant(), done=done)
 

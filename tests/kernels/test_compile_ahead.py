@@ -66,7 +66,6 @@ def compile_keys(item: PlannedCase) -> set[tuple[Any, ...]]:
         pytest.param(
             Request(kernel="tfla", preset="default", head_dims=(256,), impls=("fused_chunk", "limit_chunk")),
             id="tfla-wide",
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -12,13 +12,19 @@ from lrbench.analysis.figures.findings import MAX_LINES
 from lrbench.analysis.figures.plots import THEORY_KINDS, drawing
 from lrbench.analysis.figures.selection import Selection, choose
 from lrbench.analysis.figures.style import series_label, series_style
+from lrbench.analysis.figures.theory import MAX_LINES as MAX_MODEL_LINES
 from lrbench.analysis.figures.theory import Theory
+from lrbench.bench.plan import Request, plan
 
 from .. import rows as made
 from .drawing import committed, lines, plot, roofline, text
 
 LENGTHS = (1024, 2048, 8192)
 OURS, THEIRS = "fused_chunk", "mlstm_kernels.xl_chunk_siging"
+PEERS = (
+    "whole_state", THEIRS, "flash_attn.v4", "fla.chunk_gla", "fla.chunk_simple_gla", "fla.chunk_retention",
+    "mamba_ssm.chunk_scan", "mamba_ssm.selective_scan", "lightning_attn.v2",
+)  # fmt: skip
 OURS_LABEL = series_label("mlstm_sig", OURS)
 
 
@@ -34,7 +40,7 @@ def pair(factor: float = 3.0, **columns: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["runtime", "memory", "chunk-size", "head-dim", "roofline"])
 @pytest.mark.parametrize("kernel", ["tfla", "lightning", "rglru", "wkv", "gated-mlp"])
 def test_a_figure_of_committed_rows_makes_one_statement(kind: str, kernel: str) -> None:
-    """At most six lines, no two alike, ours first to be seen, several sizes along the axis, a sentence as the title."""
+    """At most eight lines, no two alike, ours first to be seen, several sizes along the axis, a sentence on top."""
     selection = Selection(kernel=kernel)
     try:
         figure = roofline(committed(), "h200", selection) if kind == "roofline" else plot(kind, committed(), selection)
@@ -227,6 +233,20 @@ def test_query_key_head_dims_that_differ_are_said_of_their_operation() -> None:
     assert "head dim 256 (qk; mLSTMsig: 128), 256 (v)" in shown.setting
 
 
+def test_the_default_sweep_shows_the_peers_of_every_operation_beside_ours() -> None:
+    """Rows of what the default sweep plans: attention, Mamba, GLA, and simple GLA, Retention and Mamba-2 over T."""
+    planned = plan(Request(impls=PEERS, head_dims=(256,), chunk_sizes=(64, 128, 256)), device_kind="cuda")
+    shown = drawing("runtime", made.frame(made.row(item.case) for item in planned), Selection(kernel="tfla"))
+    forward = {line.style.label: len(line.x) for line in shown.grid[0][0].lines}
+    assert set(forward) == {
+        "mLSTMsig · lrbench whole_state", "mLSTMsig · mlstm_kernels xl_chunk_siging", "attention · flash_attn v4",
+        "GLA · fla chunk_gla", "Mamba · mamba_ssm selective_scan", "simple GLA · fla chunk_simple_gla",
+        "Retention · fla chunk_retention", "Mamba-2 · mamba_ssm chunk_scan",
+    }  # fmt: skip
+    assert set(forward.values()) == {7}
+    assert "2 more lines with --all" in shown.note, "our mLSTMexp, and Lightning, which is of another family"
+
+
 def test_a_width_has_one_query_key_head_dim() -> None:
     """Over head dim, too, a point of ours and of a peer is of one problem."""
     rows = [
@@ -261,12 +281,12 @@ def test_an_unknown_operation_is_drawn() -> None:
 def test_a_figure_of_the_counts_makes_one_statement(kind: str) -> None:
     shown = drawing(kind)
     assert re.search(r"\d", shown.finding)
-    assert all(len(panel.lines) <= MAX_LINES for row in shown.grid for panel in row)
+    assert all(len(panel.lines) <= MAX_MODEL_LINES for row in shown.grid for panel in row)
 
 
 def test_the_model_stands_beside_the_fastest_committed() -> None:
     few, every = (drawing("model", committed(), theory=Theory(gpus=("h200",), every=on)) for on in (False, True))
     labels = {line.style.label for line in few.grid[0][0].lines}
-    assert len(labels) <= MAX_LINES < len(every.grid[0][0].lines) + 1
+    assert len(labels) <= MAX_MODEL_LINES < len(every.grid[0][0].lines) + 1
     assert {"H200 SXM, whole_state measured", "H200 SXM, fused_chunk measured"} < labels
     assert few.finding == "On the H200 SXM whole_state is fastest at chunk size 8k, the model at 512"

@@ -1,0 +1,110 @@
+"""One complete set of results in a folder, measured in as many calls as it takes.
+
+Of one commit on one device: what results/sweeps.toml lists, what the documents' claims compare, and the bars. What the
+folder has is not measured again, so every call goes on where the last one ended, however that was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from ..analysis.reproduce import entries, verdicts
+from ..results.folder import merge, rows_of
+from ..results.schema import Environment
+from ..results.select import grouped
+from ..results.store import HERE, recover, recovered_notes
+from ..results.toml_tables import read_toml
+from . import bars, note, session
+from .plan import Request
+from .reproduce import run_missing
+from .run import separate
+from .workers import probe_environment
+
+FILE = HERE / "sweeps.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeps:
+    """What the file holds: sweeps, whose keys are the fields of :class:`.plan.Request`."""
+
+    sweeps: tuple[Request, ...]
+
+
+def load_sweeps(path: Path = FILE) -> tuple[Request, ...]:
+    """Read the sweeps of a complete set; ValueError where the file does not hold any."""
+    found: Sweeps = read_toml(path, Sweeps, "sweeps")
+    return found.sweeps
+
+
+def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float | None) -> tuple[Path, bool]:
+    """Measure what a folder lacks of the complete set, and merge its runs.
+
+    Args:
+        folder: None: results/<accelerator> of the device that is here.
+        timeout_s: time limit of a case.
+        time_limit_s: seconds after which nothing starts; the same call runs the rest. None: no limit.
+
+    Returns:
+        the folder, and whether something is left.
+
+    Raises:
+        ValueError: the device is no known accelerator and no folder is given, or as :func:`.session.run_sweep`.
+        KeyboardInterrupt: it was interrupted; what was measured is merged.
+    """
+    ends = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    environment = probe_environment()
+    device = environment.device_accelerator
+    if device is None:
+        raise ValueError(f"{environment.device_name} is no accelerator that lrbench knows: lrbench gpus")
+    folder = folder or Path("results") / device
+    session.check_folder(folder)
+    families = {n: each for n, each in bars.load_bars().items() if each.device == environment.device_kind}
+    for line in recovered_notes(recover(folder)):
+        note(line)
+    rows = verdicts.Store([folder], device, environment.git_commit)
+    found = [verdicts.evaluate(each, rows) for each in entries.load()]
+    sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "failed": False, "calibrate": False}
+    try:
+        left = run_missing(found, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
+        if not left and (missing := unfinished(families, folder, environment)):
+            limit_s = ends - time.monotonic()
+            for _, judged in bars.measure_bars(missing, rounds=None, output=folder, time_limit_s=limit_s):
+                for verdict in judged:
+                    note(" | ".join(f"{name} {value}" for name, value in verdict.row().items() if value is not None))
+            left = bool(unfinished(families, folder, environment))
+    finally:
+        for line in merge(folder):
+            note(line)
+    note(f"{folder}: {'some is left: the same command goes on' if left else 'everything is there'}")
+    return folder, left
+
+
+def unfinished(families: bars.Families, folder: Path, environment: Environment) -> bars.Families:
+    """Return the problems of which no run in a folder has all cases, of the same commit on the same device.
+
+    What cannot be tried here is left out: where a case has other rows, that is no row of it that is kept.
+    """
+    # Rows of the bars name no accelerator that the analysis is about, those of sweeps do.
+    runs = [
+        {row["case_id"] for row in rows}
+        for rows in grouped(rows_of(folder, environment, accelerator=None), itemgetter("run_id")).values()
+    ]
+
+    def left(kernel: str, problem: bars.Problem) -> bool:
+        sides = (bars.planned_cases(kernel, problem, mode, problem.impls) for mode in problem.modes)
+        tried, _ = separate([*itertools.chain.from_iterable(sides)], environment)
+        cases = {item.case.case_id for item in tried}
+        return not any(cases <= run for run in runs)
+
+    found = {}
+    for name, family in families.items():
+        if problems := tuple(each for each in family.problems if left(family.kernel, each)):
+            overall = family.overall if problems == family.problems else ()
+            found[name] = replace(family, problems=problems, overall=overall)
+    return found

@@ -1,0 +1,108 @@
+"""One folder of results: what it has of a commit's cases, and its runs in one file for each family of kernels."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from .lock import LOCK_FILE, hold
+from .schema import Environment, Record, was_tried
+from .select import Row, grouped
+from .store import files_in, holds_results, read_file, read_results, recover, recovered_notes, row_set, write_parquet
+
+ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measured_at")
+"""What rows stand beside one another by: see "Many rows" in docs/results.md."""
+
+HISTORY = "history"
+
+
+def rows_of(folder: Path, environment: Environment, **wanted: Any) -> list[dict[str, Any]]:
+    """Return a folder's rows of the same device, git commit (or none known) and state of the tree, clean or dirty.
+
+    Args:
+        wanted: further columns and their values.
+    """
+    files = files_in(folder)
+    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_commit", "git_dirty")}
+    where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
+    rows = read_results(files, where=where).to_pylist() if files else []
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def finished_cases(folder: Path, environment: Environment, *, failed: bool = False) -> dict[str, Record]:
+    """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
+
+    Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
+    """
+    found = rows_of(folder, environment) if failed else rows_of(folder, environment, status="ok")
+    return {row["case_id"]: Record(**row) for row in found if was_tried(row)}
+
+
+def stored_cases(folder: Path) -> set[str]:
+    """Return the ids of the cases that a folder has any row of."""
+    files = files_in(folder)
+    return set(read_results(files, ["case_id"])["case_id"].to_pylist()) if files else set()
+
+
+def merge(folder: Path) -> list[str]:
+    """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
+
+    A family's file has the newest row of every case on every device, ``history.parquet`` all others that were measured.
+    A case that was not tried, since its package was not there, supersedes none that was. Calibrations, copies, profiles
+    and errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a
+    file; the next call ends what was begun.
+
+    Returns:
+        what to say of it.
+
+    Raises:
+        ValueError: there is no such folder, a file cannot be read, or another lrbench is at work in the folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"results must be a folder to be merged, got {folder}")
+    with hold(folder / LOCK_FILE, f"the folder {folder}"):
+        said = recovered_notes(recover(folder))
+        files = [path for path in sorted(folder.glob("*.parquet")) if path.name[0] != "."]
+        kinds = grouped(files, lambda path: HISTORY if holds_results(path) else path.stem.rpartition(".")[2])
+        for kind, group in kinds.items():
+            row, what = row_set(group[0])
+            present = {path: read_file(path, row, what=what).to_pylist() for path in group}
+            rows = _once(itertools.chain.from_iterable(present.values()))
+            parts = _by_family(rows) if kind == HISTORY else {kind: rows}
+            targets = {folder / f"{name}.parquet": part for name, part in parts.items() if part}
+            if {path: len(part) for path, part in present.items()} == {
+                path: len(part) for path, part in targets.items()
+            }:
+                continue
+            # History first: killed in between, an older row is in two files rather than in none.
+            for path, part in sorted(targets.items(), key=lambda target: target[0].stem != HISTORY):
+                write_parquet(part, path, row)
+            for path in set(group) - set(targets):
+                path.unlink()
+            into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items())
+            said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
+    return said or [f"nothing to merge in {folder}"]
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Return rows without those that are there already, in every column the same."""
+    return list({json.dumps(row, sort_keys=True): row for row in rows}.values())
+
+
+def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return file name -> rows: of each family the newest of every case, and the older ones."""
+    newest: dict[str, list[Row]] = {}
+    older: list[Row] = []
+    for (kernel, *_), group in grouped(rows, itemgetter("kernel", "case_id", "device_name")).items():
+        *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
+        newest.setdefault(kernel, []).append(last)
+        older += filter(was_tried, others)
+    parts = {**newest, HISTORY: older}
+    return {
+        name: sorted(part, key=lambda row: [(row[key] is None, row[key]) for key in ORDER])
+        for name, part in parts.items()
+    }
