@@ -838,6 +838,7 @@ def predict(
 
 @command(EXPLAIN, "reproduce tfla-fig5 --gpu h200")
 def reproduce(
+    context: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Entries or documents: tfla-fig5, wkv.")] = None,
     list_only: Annotated[
         bool, option("Print a line a claim [where no ID is given]; --all: all of it.", "--list")
@@ -860,10 +861,13 @@ def reproduce(
     docs/reproductions.md. Exit 1 if --run was out of time.
     """
     from .analysis.accelerators.known import get_accelerator
-    from .analysis.reproduce import entries, verdicts, written
+    from .analysis.reproduce import entries, published, verdicts, written
     from .bench import display
     from .bench.shown import show_reproduced
 
+    for name in ("output", "timeout", "time_limit"):
+        if not run and getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -875,7 +879,7 @@ def reproduce(
             known = dict.fromkeys(each.id for each in claims if each.entry.figure)
             raise ValueError(f"--figure needs one entry that has one: {', '.join(drawn or known)}; got {len(drawn)}")
     paths = results or _committed()
-    device = get_accelerator(gpu).key if gpu else _measured_on(paths) or ""
+    device = get_accelerator(gpu).key if gpu else verdicts.Store(paths).device
 
     def pool() -> list[Path]:
         return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
@@ -900,6 +904,8 @@ def reproduce(
         display.show([{n: row[n] for n in (row if every else short)} for row in written.list_rows(found)], format)
     else:
         show_reproduced(found, device, every=every)
+    if format == "table" and (coverage := published.in_words(found)):
+        print(coverage)
     if figure is not None:
         words = [[*map(str, pool())] if word == "RESULTS" else [word] for word in shlex.split("".join(drawn.values()))]
         arguments = [text.replace("GPU", device) for texts in words for text in texts]

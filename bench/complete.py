@@ -18,7 +18,7 @@ from ..analysis.reproduce import entries, verdicts
 from ..results.folder import merge, rows_of
 from ..results.schema import Environment
 from ..results.select import grouped
-from ..results.store import HERE, recover, recovered_notes
+from ..results.store import HERE, files_in, recover, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, note, session
 from .plan import Request
@@ -67,7 +67,8 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     families = {n: each for n, each in bars.load_bars().items() if each.device == environment.device_kind}
     for line in recovered_notes(recover(folder)):
         note(line)
-    rows = verdicts.Store([folder], device, environment.git_commit)
+    measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
+    rows = verdicts.Store(measured, device, environment.git_commit)
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
     sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "failed": False, "calibrate": False}
     try:

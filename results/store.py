@@ -327,10 +327,10 @@ def _recover(journal: Path) -> list[Path]:
         return made
 
 
-def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+def result_files(paths: str | Path | Iterable[str | Path], row_sets: Sequence[type] = (Record,)) -> list[Path]:
     """Return the result files that ``paths`` name or hold, subfolders too, sorted within a folder.
 
-    Calibrations, profiles and tables of errors in a folder are passed over.
+    Files of a folder with other row sets (calibrations, profiles, tables of errors) are passed over.
 
     Raises:
         ValueError: no such path, or no parquet file in it.
@@ -340,7 +340,7 @@ def result_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
         path = Path(path)
         if not path.exists():
             raise ValueError(f"results must be a parquet file or a folder with some, got {path} (does not exist)")
-        found = files_in(path) if path.is_dir() else [path]
+        found = files_in(path, row_sets) if path.is_dir() else [path]
         if not found:
             raise ValueError(
                 f"results must be a parquet file or a folder with some, got {path} (no parquet file in it)"
@@ -360,9 +360,9 @@ def current_files(paths: Iterable[str | Path]) -> list[Path]:
     return [path for path in files if not f".{path.name}".endswith(".history.parquet")] or files
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Return the result files in a folder and its subfolders, sorted; none where there is no folder."""
-    return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and holds_results(p))
+def files_in(folder: Path, row_sets: Sequence[type] = (Record,)) -> list[Path]:
+    """Return the files of row sets in a folder and its subfolders, sorted; none where there is no folder."""
+    return sorted(p for p in folder.rglob("*.parquet") if not p.name.startswith(".") and row_set(p)[0] in row_sets)
 
 
 def is_complete(path: Path) -> bool | None:

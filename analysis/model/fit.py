@@ -48,6 +48,10 @@ BETWEEN, LEAST_BETWEEN = 0.25, 0.01
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
+OTHER_SOFTWARE = 1.6
+"""How many times as long as the slowest rate explains a kernel takes at most, with 95 % chance, in other versions and
+by another Triton: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
+
 KIND_COUNTS = 2
 """For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""
 
@@ -119,8 +123,9 @@ class Fit:
         else:
             what, there_ms = ": its rates are", self._parts(case, measured)[1]
             low_ms, high_ms = latency_ms + there_ms / max(gains), latency_ms + there_ms / min(gains)
-        times = f"{min(gains):.2f} to {max(gains):.2f} times as high"
-        return low_ms, high_ms, f", carried to {accelerator.key}{what} {times}, and which counts is not known there"
+        times = f"{min(gains):.2f} to {max(gains):.2f} times as high, and which counts is not known there"
+        other = f"; other software takes up to {OTHER_SOFTWARE} times as long"
+        return low_ms, high_ms, f", carried to {accelerator.key}{what} {times}{other}"
 
     def ratios(self, case: Case) -> tuple[float, float]:
         """Return between which the measured over the predicted time of a case lies, wider beyond what was measured."""

@@ -1,8 +1,9 @@
 """Verdicts: what stored rows, or the counts, say of a claim.
 
-value: the metric at each point. ratio: one side's over another's. span: the largest over the smallest along an axis.
-slope: d log metric / d log axis from each value to the next. crossover: the smallest value from which on one side is
-below the other. best: the value with the smallest metric.
+value: the metric at each point; a time on another device holds if it lies in the 90 % interval of ours as the model
+translates it there. ratio: one side's over another's. span: the largest over the smallest along an axis. slope: d log
+metric / d log axis from each value to the next. crossover: the smallest value from which on one side is below the
+other. best: the value with the smallest metric.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow
+from ...results.schema import CASE_COLUMNS, SIZE_COLUMNS, ErrorsRow, Record
 from ...results.select import Row, grouped, load_rows, short_size
-from ...results.store import holds_results, read_file, row_set
+from ...results.store import holds_results, read_file, result_files, row_set
 from ..accelerators.known import get_accelerator
 from ..counts import count, count_case, kv_savings
 from ..derive import ONCE_SINCE
-from ..model.answers import ask
+from ..model.answers import Question
 from ..model.chunk_size import coefficients
+from ..model.prediction import stored_rows
 from ..model.runtime_model import runtime_model
 from ..transfer import gains
 from .entries import ERRORS, MEASURED, Asked, Claim, Terms
@@ -38,6 +41,9 @@ COLUMNS = (
     *CASE_COLUMNS, *STORED.values(), "case_id", "provider", "status", "noise", "suspect", "measured_at",
     "device_accelerator", "input_bytes",
 )  # fmt: skip
+ROW_SETS = (Record, ErrorsRow)
+"""What claims are held against."""
+
 UNITS = {"time": " ms", "model_ms": " ms", "tflops": " TFLOP/s"}
 Point = Mapping[str, int | float | str]
 
@@ -49,7 +55,8 @@ class Line:
     Attributes:
         point: where, without the axis that is followed.
         ours: the outcome; None where a row is missing, infinite for a crossover that is not there.
-        values: what it is the outcome of, by names: the sides of a ratio, else values of the axis.
+        values: what it is the outcome of, by names: the sides of a ratio, the device that a time is translated from,
+            else values of the axis.
         document: the bound, in words.
         holds: 1, 0, or 0.5 for a crossover past its bound; None where nothing was measured.
         interval: of a time that is translated to the document's device.
@@ -80,23 +87,33 @@ class Found:
 
     @property
     def document(self) -> str:
-        """The document's number."""
-        return self.asked.claim.says or ", ".join(dict.fromkeys(line.document for line in self.lines))
+        """The document's number, of translated times the least and the greatest."""
+        claim = self.asked.claim
+        if isinstance(claim.states, tuple) and any(line.interval for line in self.lines):
+            return " to ".join(shown(claim, bound(claim.states)) for bound in (min, max))
+        return claim.says or ", ".join(dict.fromkeys(line.document for line in self.lines))
 
 
 class Store:
-    """The rows of a device, the newest good one of each case; ``commit``: of that commit alone."""
+    """The rows of a device, the newest good one of each case; ``commit``: of that commit alone.
 
-    def __init__(self, results: Sequence[Path], device: str, commit: str | None = None) -> None:
-        where = {"device_accelerator": device, **({"git_commit": commit} if commit else {})}
-        self.results, self.device = results, device
-        files = [file for path in results for file in ([path] if path.is_file() else path.rglob("*.parquet"))]
-        sweeps = [file for file in files if holds_results(file)]
-        rows = load_rows(sweeps, COLUMNS, where) if sweeps else []
-        cases = grouped(rows, itemgetter("case_id")).values()
-        self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
+    No device is the one of most rows.
+    """
+
+    def __init__(self, results: Sequence[Path], device: str | None = None, commit: str | None = None) -> None:
+        """Read files and folders; ValueError for one that is not there or holds neither measured rows nor errors."""
+        self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
+        files = result_files(results, ROW_SETS) if results else []
+        self.sweeps = [file for file in files if holds_results(file)]
         tables = [read_file(file, ErrorsRow, what="errors") for file in files if row_set(file)[0] is ErrorsRow]
-        self.errors = [row for each in tables for row in each.to_pylist() if where.items() <= row.items()]
+        rows = load_rows(self.sweeps, (*COLUMNS, "git_commit")) if self.sweeps else []
+        errors = [row for each in tables for row in each.to_pylist()]
+        most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
+        self.device = device or next((key for key, _ in most.most_common(1)), "")
+        where = {"device_accelerator": self.device, **({"git_commit": commit} if commit else {})}
+        cases = grouped((row for row in rows if where.items() <= row.items()), itemgetter("case_id")).values()
+        self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
+        self.errors = [row for row in errors if where.items() <= row.items()]
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""
@@ -142,11 +159,13 @@ def evaluate(asked: Asked, store: Store) -> Found:
             missing.append((side, point, value))
         values[side, tuple(point.values())] = None if isinstance(value, str) else value
     lines: Iterable[Line] = _compared(asked, values)
-    if claim.kind == "value" and claim.metric == "time" and asked.document.device != store.device:
+    lacking = tuple(missing)
+    if claim.kind == "value" and claim.metric == "time" and asked.document.device != store.device and store.sweeps:
         lines = [_translated(asked, line, store) for line in lines]
-        missing = []
+        # What was not measured is fitted, and --run may still measure it.
+        lacking = () if any(line.interval for line in lines) else lacking
     lines = tuple(_judged(claim, line, n) for n, line in enumerate(lines))
-    return _verdict(asked, lines, tuple(missing))
+    return dataclasses.replace(_verdict(asked, lines, lacking), missing=tuple(missing))
 
 
 def _metric(asked: Asked, terms: dict[str, Any], store: Store) -> float | str:
@@ -238,16 +257,23 @@ def _followed(kind: str, there: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def _translated(asked: Asked, line: Line, store: Store) -> Line:
-    """Return a time as the model carries it to the document's device."""
+    """Return a time as the model carries it to the document's device, with that measured here if it was."""
     terms = asked.terms(asked.claim.sides[0], line.point)
+    if "impl" not in terms:
+        raise ValueError(f"{asked.id}, side {asked.claim.sides[0]}: impl must be said, to translate its time")
     sizes = {name: terms[name] for name in SIZE_COLUMNS if name in terms and name != "chunk_size"}
-    question = ask(
-        terms["op"], sizes=sizes, results=store.results, mode=terms["mode"], dtype=terms["dtype"],
-        accelerator=get_accelerator(asked.document.device),
+    mode, dtype, device = key = terms["mode"], terms["dtype"], asked.document.device
+    if key not in store.fitted:
+        store.fitted[key] = stored_rows(store.sweeps, mode, dtype), {}
+    rows, fits = store.fitted[key]
+    question = Question(
+        op=terms["op"], mode=mode, dtype=dtype, state_dtype=terms.get("state_dtype", "fp32"), sizes=sizes, rows=rows,
+        accelerator=get_accelerator(device), known_fits=fits,
     )  # fmt: skip
     chunk = terms.get("chunk_size")
     found = question.answer(terms["impl"], None if chunk is None else str(chunk)).predicted
-    return dataclasses.replace(line, ours=found.time_ms, interval=(found.low_ms, found.high_ms))
+    interval = None if found.time_ms is None else (found.low_ms, found.high_ms)
+    return dataclasses.replace(line, values={store.device: (line.ours,)}, ours=found.time_ms, interval=interval)
 
 
 def _judged(claim: Claim, line: Line, n: int) -> Line:
@@ -293,8 +319,12 @@ def _verdict(asked: Asked, lines: tuple[Line, ...], missing: tuple[tuple[str, Po
         name = terms.get("impl") or ("ours" if terms.get("provider") == "lrbench" else terms["op"])
         parts.append(f"{name} {why}{where and f' at {where}'}")
     ours = _range(asked.claim, known)
+    if off := [max(line.ours / line.interval[0], line.interval[1] / line.ours) for line in known if line.interval]:
+        measured = [dataclasses.replace(line, ours=of) for line in known for (of,) in line.values.values() if of]
+        here = f"{_range(asked.claim, measured)} here, " if measured else ""
+        ours = f"{here}{ours} on {asked.document.device}, each within a factor of {max(off):.2g}"
     reason = "; ".join(dict.fromkeys(parts))
-    return Found(asked=asked, verdict=verdict, reason=reason, ours=ours, lines=lines, missing=missing)
+    return Found(asked=asked, verdict=verdict, reason=reason, ours=ours, lines=lines)
 
 
 def _axes(points: Sequence[Point]) -> str:

@@ -8,15 +8,18 @@ from operator import attrgetter
 from typing import Any
 
 from ...results.select import grouped
-from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, shown
+from .published import in_words
+from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, Line, shown
 
 HEAD = """# Reproductions
 
 What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
 data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
 at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
-has no row yet: `lrbench reproduce ID --run` sweeps what is missing. `analysis/reproduce/entries.py` says how to write a
-claim, `lrbench reproduce --format markdown` writes this page.
+has no row yet: `lrbench reproduce ID --run` sweeps what is missing. A time on another accelerator *holds* if it lies in
+the 90 % interval of ours as the model translates it there ([how](accelerators.md#another-accelerator)); the command
+prints it for each point. `analysis/reproduce/entries.py` says how to write a claim, `lrbench reproduce --format
+markdown` writes this page.
 """
 
 MAX_VALUES = 12
@@ -49,8 +52,6 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
     """
     claim, rows = found.asked.claim, []
     for line in found.lines:
-        low, high = line.interval or (0.0, 0.0)
-        interval = f" ({low:.4g} to {high:.4g} on {found.asked.document.device})" if line.interval else ""
         of: dict[str, Any] = {name: [*values] for name, values in line.values.items()}
         if words:
             few = of if len(of) <= MAX_VALUES else {}
@@ -59,17 +60,28 @@ def line_rows(found: Found, *, words: bool = True) -> list[dict[str, Any]]:
             {
                 **line.point,
                 "document": line.document,
-                "here": shown(claim, line.ours) + interval if words or line.ours == math.inf else line.ours,
-                **of,
+                **_outcome(found, line, words=words),
+                **({} if line.interval else of),
                 "verdict": {None: UNMEASURED, 1.0: HOLDS, 0.5: PARTLY, 0.0: NOT}[line.holds],
             }
         )
     return rows
 
 
+def _outcome(found: Found, line: Line, *, words: bool) -> dict[str, Any]:
+    """Return what a line came to; of a translated time what was measured here, and what the model makes of it there."""
+    claim = found.asked.claim
+    if line.interval is None:
+        return {"here": shown(claim, line.ours) if words or line.ours == math.inf else line.ours}
+    ((measured,),), (low, high), there = line.values.values(), line.interval, found.asked.document.device
+    if words:
+        return {"here": shown(claim, measured), there: f"{shown(claim, line.ours)} ({low:.3g} to {high:.3g})"}
+    return {"here": measured, there: line.ours, f"{there}_low": low, f"{there}_high": high}
+
+
 def page(found: Sequence[Found], device: str) -> str:
     """Return the page: a table a document, a line a claim."""
-    parts = [HEAD, f"Measured on `{device}`. " + _tally(found)]
+    parts = [HEAD, f"Measured on `{device}`. " + _tally(found) + "\n", in_words(found)]
     for title, claims in grouped(found, lambda each: each.asked.document.title).items():
         parts.append(f"\n## {title}\n\n{_tally(claims)}\n")
         parts.append("| where | claim | document | ours | verdict | command |\n|---|---|---|---|---|---|")

@@ -1,0 +1,103 @@
+"""Times that documents state of their own accelerators: how many lie in the intervals of ours as translated.
+
+What other software may cost (:data:`..model.fit.OTHER_SOFTWARE`) is an estimate from the same times; therefore
+each implementation is also held against intervals by what the others alone say of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ..accelerators.known import get_accelerator
+from ..model.fit import OTHER_SOFTWARE, likely_ratios
+from .verdicts import Found, Line
+
+
+class Published(NamedTuple):
+    """A time that a document states.
+
+    Attributes:
+        impl: operation and implementation.
+        stated_ms: as the document states it.
+        line: ours as translated; what it was translated from is its only value, None where it was not measured.
+        slowest: how many times as long it takes there by the rate that is lowest against ours.
+    """
+
+    impl: tuple[str, str]
+    stated_ms: float
+    line: Line
+    slowest: float
+
+    @property
+    def ratio(self) -> float:
+        """The stated over the translated time."""
+        return self.stated_ms / self.line.ours
+
+    def is_held(self, factor: float) -> bool:
+        """Return whether it lies in its interval, of which a factor is for other software."""
+        low, high = self.line.interval or (math.inf, 0.0)
+        return low <= self.stated_ms <= high * factor / OTHER_SOFTWARE
+
+
+def published_times(found: Sequence[Found]) -> list[Published]:
+    """Return the times of the claims that were translated to their document's accelerator."""
+    times = []
+    for each in found:
+        states = each.asked.claim.states
+        for n, line in enumerate(each.lines):
+            if line.interval is None or states is None:
+                continue
+            terms = each.asked.terms(each.asked.claim.sides[0], line.point)
+            devices = map(get_accelerator, (*line.values, each.asked.document.device))
+            rates = [(a.matrix_rate(terms["dtype"]), a.vector_flops, a.bandwidth_bytes_s) for a in devices]
+            slowest = max(here / there for here, there in zip(*rates, strict=True))
+            stated_ms = float(states[n] if isinstance(states, tuple) else states)
+            times.append(Published((terms["op"], terms["impl"]), stated_ms, line, slowest))
+    return times
+
+
+def excess(times: Sequence[Published]) -> dict[tuple[str, str], float]:
+    """Return how many times as long as its slowest rate explains each implementation takes, by the geometric mean.
+
+    Of those of which the very case was measured here.
+    """
+    logs: dict[tuple[str, str], list[float]] = {}
+    for each in times:
+        ((here_ms,),) = each.line.values.values()
+        if here_ms is not None:
+            logs.setdefault(each.impl, []).append(math.log(each.stated_ms / here_ms / each.slowest))
+    return {impl: math.exp(fmean(found)) for impl, found in logs.items()}
+
+
+def software_factor(excesses: Sequence[float]) -> float:
+    """Return what the next implementation's :func:`excess` is at most, with 95 % chance."""
+    return likely_ratios(excesses, len(excesses))[1]
+
+
+def held_left_out(times: Sequence[Published]) -> int:
+    """Return how many lie in their intervals by the factor that all implementations but their own come to."""
+    found = excess(times)
+    return sum(
+        each.is_held(software_factor([other for impl, other in found.items() if impl != each.impl])) for each in times
+    )
+
+
+def in_words(found: Sequence[Found]) -> str:
+    """Return how many published times lie in their intervals, and how far they are off; empty where there are none."""
+    times = published_times(found)
+    if not times:
+        return ""
+    ratio = median(each.ratio for each in times)
+    text = (
+        f"Times on other accelerators: {sum(each.is_held(OTHER_SOFTWARE) for each in times)} of the {len(times)} that "
+        f"documents state lie in the model's 90 % intervals; in the median they are {ratio:.2f} times what it says. "
+        f"Without the factor of up to {OTHER_SOFTWARE} for other software it would be "
+        f"{sum(each.is_held(1.0) for each in times)}, and {ratio * OTHER_SOFTWARE**0.5:.2f} times"
+    )
+    # Without one implementation two have to be left.
+    if len(excess(times)) > 2:
+        text += f"; with a factor from all implementations but the one in question, {held_left_out(times)}"
+    return text + "."
