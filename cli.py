@@ -302,7 +302,8 @@ class Axes:
     contexts: Annotated[
         Lengths, axis("--context", "Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes)
     ]
-    modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step.", parse_names)]
+    layers: Annotated[int | None, axis("--layers", "Layers of a model, of mode train [as published].", kind=int, min=1)]
+    modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step, train.", parse_names)]
     dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
     state_dtypes: Annotated[
         Names, axis("--state-dtype", "Dtypes of the states between chunks: fp32, bf16.", parse_names)

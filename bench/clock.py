@@ -29,6 +29,7 @@ from .environment import DeviceState, device_state
 from .noise import Watch
 
 MIN_SAMPLES = 10
+BRIEF_SAMPLES, BRIEF_BUDGET_S = 2, 2.0
 MAX_SAMPLES = 400
 BATCH = 5
 CI_TARGET = {"cuda": 0.005, "cpu": 0.02}
@@ -61,12 +62,15 @@ class Sampling:
             that clocks, temperature and what else the machine does fall on all alike.
         settle: in rounds, every sample follows an untimed call of its own: pages that the call before gave back to the
             system are no part of the time.
+        brief: calls take up to many seconds and were called before, so none is spent on warming up or on the host's
+            time, and :data:`BRIEF_SAMPLES` samples are enough.
     """
 
     rounds: int | None = None
     budget_s: float = 0.0
     ci_target: float = 0.0
     settle: bool = False
+    brief: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,8 +123,11 @@ class Clock(Protocol):
 
     enqueues: bool
 
-    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
-        """Return ``count`` times of a call in ms, what prepares it outside the timed region."""
+    def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
+        """Return ``count`` times of a call in ms, what prepares it outside the timed region.
+
+        ``enqueue_ms``: of the host's time for it, how much is kept out of its own; None: all, as a further call shows.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -145,7 +152,7 @@ class CpuClock:
 
     enqueues = False
 
-    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
+    def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
         return _wall_clock(call, count), DeviceState()
 
@@ -182,11 +189,12 @@ class CudaClock:
         event = self._torch.cuda.Event
         return event(enable_timing=True), event(enable_timing=True)
 
-    def sample(self, call: Call, count: int) -> tuple[list[float], DeviceState]:
+    def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         """See :class:`Clock`."""
         self.synchronize()
-        (enqueue_ms,) = _wall_clock(call, 1)
-        self.synchronize()
+        if enqueue_ms is None:
+            (enqueue_ms,) = _wall_clock(call, 1)
+            self.synchronize()
         # A call that waits for the device itself takes its whole duration to enqueue; 10 ms covers any real launch.
         flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), 10.0) / self._flush_ms)
         events = []
@@ -224,7 +232,7 @@ def measure(clock: Clock, calls: Sequence[Call], sampling: Sampling) -> list[Tim
                     with _failure_kept(timing):
                         _sample_in_turn(clock, call, timing, counts=index >= 0, settle=sampling.settle)
     for call, timing in pairs:
-        if clock.enqueues and timing.failure is None:
+        if clock.enqueues and timing.failure is None and not sampling.brief:
             with _failure_kept(timing):
                 timing.host_ms = _host_ms(clock, call)
     return timings
@@ -240,13 +248,14 @@ def _failure_kept(timing: Timing) -> Iterator[None]:
 
 def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) -> None:
     begin = time.perf_counter()
-    for _ in range(MAX_WARMUP_CALLS):
+    for _ in range(0 if sampling.brief else MAX_WARMUP_CALLS):
         call.call(call.prepare())
         clock.synchronize()
         if time.perf_counter() - begin > WARMUP_S:
             break
+    known = (0.0,) if sampling.brief else ()
     watch = Watch(gpu=clock.enqueues)
-    timing.add(*clock.sample(call, MIN_SAMPLES))
+    timing.add(*clock.sample(call, BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES, *known))
     watch.look()
     begin = time.perf_counter() - sum(timing.samples_ms) / 1e3
     while (
@@ -254,7 +263,7 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         and time.perf_counter() - begin < sampling.budget_s
         and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
-        timing.add(*clock.sample(call, BATCH))
+        timing.add(*clock.sample(call, BATCH, *known))
         watch.look()
     timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
 

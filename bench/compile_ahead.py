@@ -79,6 +79,9 @@ def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None)
 def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     """Return what is the same for cases of the same compiled code; None where nothing is compiled."""
     case, target = item.case, item.target
+    # The models of several processes would fill the GPU.
+    if case.mode == "train":
+        return None
     if isinstance(target, Implementation):
         if "triton" not in target.requires:
             return None

@@ -27,7 +27,9 @@ from ..results.select import describe_axes, grouped, short_size
 from .plan import PlannedCase
 
 FAILED = ("oom", "timeout", "crash", "error", "incorrect")
-MODE_NAMES = {"fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step"}
+MODE_NAMES = {
+    "fw": "forward", "fwbw": "forward + backward", "bw": "backward", "step": "decoding step", "train": "training step",
+}  # fmt: skip
 PRINT_EVERY_S = 10.0
 EXPECTED_S = 10.0
 """As many seconds as expected count as seen when a sweep begins: one slow case says little about the others."""
@@ -358,15 +360,16 @@ def _titled(place: int) -> str:
 
 
 def _size(sizes: Record, *, batch: bool = False) -> str:
-    """Return the sizes other than sequence length: heads x head dims, channels, or an MLP's matrices, and the batch."""
+    """Return the sizes other than sequence length: heads x head dims, channels or matrices, layers, and the batch."""
     if batch:
         return f"B={sizes.batch}, {_size(sizes)}"
+    layers = f", {sizes.layers} layers" if sizes.layers else ""
     if sizes.num_heads is not None:
         dims = (dim for dim in (sizes.head_dim_qk, sizes.head_dim_v) if dim is not None)
-        return f"{sizes.num_heads} x {'/'.join(map(str, dims))}"
+        return f"{sizes.num_heads} x {'/'.join(map(str, dims))}{layers}"
     if sizes.d_model is not None:
         return f"{sizes.d_model} -> {sizes.d_ff}"
-    return f"{sizes.channels} channels" if sizes.channels else ""
+    return f"{sizes.channels} channels{layers}" if sizes.channels else ""
 
 
 def _labelled(record: Record) -> str:

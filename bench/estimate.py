@@ -26,6 +26,9 @@ CALLS = {"cpu": 15, "cuda": 25}
 """Long calls that a case stands for: check, warm-up, memory and samples, as in quick sweeps of two CPU cores and in the
 committed runs of the H200."""
 
+STEP_CALLS = 5
+"""Those of a training step."""
+
 SLOWDOWN = {"cpu": 2.0, "cuda": 3.0}
 """Measured over modelled time, summed over the same rows."""
 
@@ -65,12 +68,23 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
         seen |= {worker, problem}
-        seconds.append(took + CALLS[kind] * SLOWDOWN[kind] * _call_s(case, device))
+        calls = STEP_CALLS if case.mode == "train" else CALLS[kind]
+        seconds.append(took + calls * SLOWDOWN[kind] * _call_s(case, device))
     return seconds
 
 
 def _call_s(case: Case, device: Accelerator | None) -> float:
-    """Return the seconds of a call at full rate, as far as they are known."""
+    """Return the seconds of a call at full rate, as far as they are known.
+
+    Of a training step they are those of its operation and of the matrix products of its blocks, of about 12 width^2
+    weights each: 6 FLOPs a weight and token, and 2 to compute them again.
+    """
+    if case.mode == "train":
+        alone = case.of_operation
+        width = case.channels or (case.num_heads or 0) * (case.head_dim_v or 0)
+        rate = device.peak_flops(case.dtype) if device is not None else None
+        products = 96 * width**2 * (case.batch or 0) * (case.seq_len or 0) / rate if rate else 0.0
+        return (case.layers or 0) * (_call_s(alone, device) + products)
     count = counts.count_case(case.op, case.impl, case.mode, case.dtype, case.state_dtype, case.sizes)
     if device is None or count is None or (rate := device.peak_flops(case.dtype)) is None:
         return 0.0

@@ -93,7 +93,7 @@ def kernel_rows(name: str | None = None) -> list[Row]:
                 "impl": target.name,
                 "provider": provider,
                 "devices": "/".join(target.devices),
-                "modes": "/".join(target.modes),
+                "modes": "/".join(baselines.get_operation(each).modes_of(target)),
                 "dtypes": "/".join(target.dtypes),
                 "what": what,
             }
@@ -137,7 +137,7 @@ def preset_rows(kernel: str | None = None) -> list[Row]:
     for family in kernels.FAMILIES if kernel is None else (named_family(kernel)[0],):
         operations = [kernels.get_operation(op) for op in kernels.FAMILIES[family]]
         sizes = {size for operation in operations for size in operation.sizes}
-        modes = {mode for operation in operations for each in operation.implementations for mode in each.modes}
+        modes = {mode for op in operations for each in op.implementations for mode in op.modes_of(each)}
         on_gpu = dataclasses.replace(QUICK_ON_GPU[family], name="quick on a GPU")
         for preset in (on_gpu, *presets_for(family).values()):
             widths = {

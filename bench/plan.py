@@ -19,7 +19,7 @@ from ..results.schema import Case
 from ..results.select import describe
 from .presets import Preset, get_preset
 
-MODE_ORDER = ("fwbw", "bw", "fw", "step")
+MODE_ORDER = ("fwbw", "bw", "fw", "step", "train")
 """Modes with gradients come first: the reference they need also serves the forward case that follows."""
 
 
@@ -38,6 +38,7 @@ class Request:
         d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
         tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
         contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
+        layers: of the model of a training step; None is as many as the published one of that width has.
         shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
 
@@ -60,6 +61,7 @@ class Request:
     tokens: int | None = None
     batches: tuple[int, ...] | None = None
     contexts: tuple[int, ...] | None = None
+    layers: int | None = None
     shard: tuple[int, int] = (1, 1)
 
 
@@ -252,6 +254,8 @@ def _check_contexts(request: Request, modes: Sequence[str]) -> None:
     for option, given in (("--seq-len", request.seq_lens), ("--tokens", request.tokens)):
         if given and set(modes) == {"step"}:
             raise ValueError(f"{option} is no axis of mode step: its call is of one token, after --context of them")
+    if request.layers and "train" not in modes:
+        raise ValueError(f"--layers is no axis of mode {', '.join(modes)}: a training step (--mode train) has them")
 
 
 def _family(kernel: str) -> tuple[str, ...]:
@@ -373,11 +377,12 @@ def _plan_ours(
     kinds: Sequence[tuple[str, str]],
 ) -> Iterable[PlannedCase]:
     for mode, dtype in kinds:
-        if not request.impls and (mode not in implementation.modes or dtype not in implementation.dtypes):
+        if not _is_timed(request, operation, implementation, mode, dtype):
             continue
         for sizes in _problems(request, preset, operation, mode):
             chunks: list[int | None] = [None]
-            if implementation.chunked and mode != "step":
+            # In a model an implementation chooses its chunk length, unless one is asked for.
+            if implementation.chunked and (mode in ("fw", "fwbw", "bw") or (mode == "train" and request.chunk_sizes)):
                 axis = request.chunk_sizes or preset.chunk_sizes
                 if not request.chunk_sizes and (chosen := implementation.chosen_chunk(sizes)):
                     axis = (*axis, chosen)
@@ -407,7 +412,10 @@ def _plan_baseline(
     beside = baseline.op not in {operation.name for operation in ops}
     own = swept or (_family(request.kernel)[0] if beside else baseline.op)
     for mode, dtype in kinds:
-        if not request.impls and (mode not in baseline.modes or dtype not in baseline.dtypes):
+        if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
+            continue
+        # A model of as many channels as RG-LRU's has another width than Hawk.
+        if mode == "train" and own != baseline.op and baselines.get_operation(own).channelwise:
             continue
         cached = mode == "step" and baselines.get_operation(baseline.op).cache
         contexts = (request.contexts or preset.contexts) if cached else (None,)
@@ -418,10 +426,20 @@ def _plan_baseline(
                 yield _planned(request, baseline, baseline.op, mode, dtype, {**adapted, "context": context})
 
 
+def _is_timed(request: Request, operation: Operation, target: Implementation | Baseline, mode: str, dtype: str) -> bool:
+    """Whether there is a case, if only to say why it cannot run: an implementation that is named has every one, but for
+    training steps of operations without a model."""
+    if mode == "train" and not operation.models:
+        return False
+    return bool(request.impls) or (mode in operation.modes_of(target) and dtype in target.dtypes)
+
+
 def _planned(
     request: Request, target: Implementation | Baseline, op: str, mode: str, dtype: str, columns: Mapping[str, Any]
 ) -> PlannedCase:
     provider = getattr(target, "provider", "lrbench")
+    if mode == "train":
+        columns = {**columns, "layers": request.layers or baselines.get_operation(op).model(columns)[0]}
     case = Case(kernel=request.kernel, op=op, impl=target.name, provider=provider, mode=mode, dtype=dtype, **columns)
     return PlannedCase(case=case, target=target)
 
@@ -454,7 +472,7 @@ def _run_order(planned: Sequence[PlannedCase]) -> Callable[[PlannedCase], tuple[
 
     sizes = attrgetter(
         "head_dim_v", "head_dim_qk", "seq_len", "batch", "context", "num_heads", "channels", "d_model", "d_ff",
-        "chunk_size",
+        "layers", "chunk_size",
     )  # fmt: skip
 
     def key(item: PlannedCase) -> tuple[Any, ...]:

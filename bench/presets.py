@@ -102,6 +102,16 @@ DECODE = Preset(
     contexts=(1024, 8192, 32768, 131072),
     operations=None,
 )
+TRAIN = Preset(
+    name="train",
+    summary="training steps of a published model with the operation in its blocks",
+    seq_lens=(1024, 4096, 16384, 94208),
+    head_dims=(128,),
+    channels=(1024,),
+    modes=("train",),
+    tokens=16384,
+    embedding_dim=1024,
+)
 VERIFY = Preset(
     name="verify",
     summary="a small ragged problem, every operation, mode and dtype: what `lrbench verify` checks",
@@ -149,6 +159,19 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             summary="65,536 tokens at embedding dim 4096, the head dims that Lightning's kernels hold",
             head_dims=(64, 128, 256),
         ),
+        dataclasses.replace(
+            TRAIN,
+            impls=(
+                "lightning1",
+                "lightning2",
+                "fused_chunk",
+                "whole_state",
+                "lightning_attn.v2",
+                "flash_attn.v2",
+                "torch",
+                "torch.sdpa_cpu",
+            ),
+        ),
         Preset(
             name="figure-3",
             summary="runtime and memory of one sequence over its length, beside FlashAttention-2 and Lightning-1",
@@ -167,6 +190,20 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             channels=(1024,),
             batch=8,
             operations=None,
+        ),
+        dataclasses.replace(
+            TRAIN,
+            seq_lens=(1024, 8192),
+            batch=8,
+            impls=(
+                "fused",
+                "chunked",
+                "naive",
+                "fla.fused_recurrent_hgrn",
+                "fla.chunk_hgrn",
+                "torch.compile",
+                "torch",
+            ),
         ),
         Preset(
             name="long",
@@ -193,6 +230,7 @@ OF_FAMILY: dict[str, tuple[Preset, ...]] = {
             channels=(768, 2048),
             batch=8,
         ),
+        dataclasses.replace(TRAIN, seq_lens=(1024,), channels=(768,), batch=2, portable_on_gpu=True),
         *(
             Preset(
                 name=f"micro{channels}",

@@ -65,7 +65,8 @@ def _request(cases: Sequence[dict[str, Any]], **sizes: Any) -> Request:
     if fields.get("baselines") == ("lrbench",):
         fields["baselines"] = ("none",)
     own = {} if "d_model" in first else sizes
-    return Request(kernel=first["kernel"], num_heads=first.get("num_heads"), **fields, **own)
+    alone: dict[str, Any] = {name: first.get(name) for name in ("num_heads", "layers")}
+    return Request(kernel=first["kernel"], **alone, **fields, **own)
 
 
 def missing_errors(found: Sequence[Found]) -> list[int]:

@@ -247,7 +247,7 @@ def separate(
 
 def refuse(item: PlannedCase, environment: Environment, versions: Mapping[str, str]) -> Reply | None:
     """Return the outcome of a case that need not be tried here, with the reason, or None."""
-    target, case = item.target, item.case
+    target, case = item.target, item.case.of_operation
     reason: str | None
     if environment.device_kind not in target.devices:
         devices = " or ".join(target.devices)

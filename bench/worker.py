@@ -7,8 +7,10 @@ process is seen by the parent.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from ..kernels import baselines, resolve
 from ..kernels.baselines.spec import Baseline, Runnable
 from ..kernels.spec import Implementation, Operation
 from ..results.schema import IMPORT_FAILED, Case
-from . import autotuning, check, clock, memory
+from . import autotuning, check, clock, memory, models
 from .plan import PlannedCase
 from .workers import Limits, Reply, decode_request, not_measured
 
@@ -113,11 +115,13 @@ class Worker:
             except Exception as error:  # noqa: BLE001, whatever an implementation raises becomes a row
                 reply = failed(error)
             replies.append(reply)
+        brief = all(item.case.mode == "train" for item in items)
         sampling = clock.Sampling(
             rounds=limits.rounds,
-            budget_s=limits.budget_s,
+            budget_s=max(limits.budget_s, clock.BRIEF_BUDGET_S) if brief else limits.budget_s,
             ci_target=clock.CI_TARGET[self.device],
             settle=limits.settle,
+            brief=brief,
         )
         if ready:
             for n, timing in zip(ready, clock.measure(self.clock, list(ready.values()), sampling), strict=True):
@@ -161,7 +165,11 @@ class Worker:
         return {}
 
     def verify(self, item: PlannedCase) -> dict[str, Any]:
-        """Return the columns checked and rel_error; raise CaseFailure when a result is wrong."""
+        """Return the columns checked and rel_error; raise CaseFailure when a result is wrong.
+
+        Of a training step the operation in its blocks is checked, at a small shape.
+        """
+        small, item = item.case.mode == "train", dataclasses.replace(item, case=item.case.of_operation)
         case, operation = item.case, baselines.get_operation(item.case.op)
         checked, state = case, ()
         if case.mode == "step":
@@ -169,7 +177,7 @@ class Worker:
             state = check.state_before_step(operation, case, self.device)
             expected = check.expect_step(operation, case, inputs, state)
         else:
-            checked, inputs, expected = self._expect(operation, item)
+            checked, inputs, expected = self._expect(operation, item, small_alone=small)
         prepared = prepare(dataclasses.replace(item, case=checked), inputs, state)
         with _poisoned(item.target, expected):
             results = _call_once(prepared.runnable, expected.grad_out if case.gradients else None)
@@ -179,12 +187,14 @@ class Worker:
             raise CaseFailure("incorrect", verdict.failure)
         return {"checked": check.describe_check(case, checked), "rel_error": verdict.rel_error}
 
-    def _expect(self, operation: Operation, item: PlannedCase) -> tuple[Case, dict[str, Tensor], check.Expected]:
+    def _expect(
+        self, operation: Operation, item: PlannedCase, *, small_alone: bool = False
+    ) -> tuple[Case, dict[str, Tensor], check.Expected]:
         """Return the case at the shape it is checked at, its inputs and what it must give.
 
         A reference that does not fit in memory is no fault of the implementation: it is taken at a smaller shape.
         """
-        for small in (False, True):
+        for small in (True,) if small_alone else (False, True):
             checked, portable = check.checked_case(operation, item.case, self.device, small=small)
             try:
                 inputs = self.inputs.get(operation, checked)
@@ -206,6 +216,8 @@ class Worker:
             config: launches of an implementation of ours; None leaves the choice to it.
         """
         case, operation = item.case, baselines.get_operation(item.case.op)
+        if case.mode == "train":
+            return self._make_step(item, operation)
         inputs = self.inputs.get(operation, case)
         state = check.state_before_step(operation, case, self.device) if case.mode == "step" else ()
         prepared = prepare(item, inputs, state, config)
@@ -216,6 +228,18 @@ class Worker:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         return Ready(call=call, prepare=prepare_call, inputs=prepared.inputs, compile_s=seconds)
+
+    def _make_step(self, item: PlannedCase, operation: Operation) -> Ready:
+        """Return a training step, taken once: the state of the optimizer is there."""
+        self.release(everything=True)
+        one = {**item.case.sizes, "seq_len": 1}
+        inputs = operation.make_inputs(one, dtype=check.DTYPES[item.case.dtype], device=self.device)
+        step = models.TrainingStep(item.case, inputs, mixing(item, inputs))
+        start = time.perf_counter()
+        loss = float(step())
+        if not math.isfinite(loss):
+            raise CaseFailure("incorrect", f"the loss of a training step is {loss}")
+        return Ready(call=lambda _: step(), inputs=step.tensors(), compile_s=time.perf_counter() - start)
 
     def release(self, *, everything: bool) -> None:
         """Give cached memory back between cases; ``everything`` includes inputs and references kept for later cases."""
@@ -240,17 +264,13 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
     else:
         if target.prepare is not None:
             inputs = resolve(target.prepare)(inputs)
-        given = dict(item.options)
+        given = _keywords(item)
         if config is not None:
             given["config"] = config
         # A portable form has no step of its own: it is a sequence of one token.
         function = operation.step if case.mode == "step" and target.requires else operation.function(target)
         if case.mode == "step":
             given |= {"initial_state": state, "return_last_state": True}
-        if target.chunked and case.chunk_size is not None:
-            given["chunk_size"] = case.chunk_size
-        if case.state_dtype not in (None, "fp32"):
-            given["state_dtype"] = check.DTYPES[case.state_dtype]
         arguments = list(inputs.values())
         leaves = operation.leaves(inputs, gradients=case.gradients)
 
@@ -263,6 +283,34 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
     if isinstance(target, Implementation):
         tensors |= {id(x): x for x in inputs.values()}
     return Prepared(runnable=runnable, inputs=list(tensors.values()))
+
+
+def _keywords(item: PlannedCase) -> dict[str, Any]:
+    """Return the keywords with which a case calls an implementation of ours."""
+    case, given = item.case, dict(item.options)
+    if item.target.chunked and case.chunk_size is not None:
+        given["chunk_size"] = case.chunk_size
+    if case.state_dtype not in (None, "fp32"):
+        given["state_dtype"] = check.DTYPES[case.state_dtype]
+    return given
+
+
+def mixing(item: PlannedCase, inputs: Mapping[str, Tensor]) -> Callable[..., Tensor]:
+    """Return a function of the operation's arguments in order, as a layer of a model calls it.
+
+    Args:
+        inputs: of one token; an adapter keeps those that get no gradient.
+
+    Raises:
+        NotImplementedError: an adapter that takes no other tensors.
+    """
+    operation = baselines.get_operation(item.case.op)
+    if isinstance(item.target, Implementation):
+        return functools.partial(operation.function(item.target), **_keywords(item))
+    on = resolve(item.target.build)(item.case, inputs).on
+    if on is None:
+        raise NotImplementedError(f"the adapter of {item.target.name} takes no tensors of a model")
+    return lambda *tensors: on(dict(zip(operation.arguments, tensors, strict=True)))
 
 
 @contextmanager

@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-MODES = ("fw", "fwbw", "bw", "step")
+    from .baselines.spec import Baseline
+
+MODES = ("fw", "fwbw", "bw", "step", "train")
 DTYPES = ("fp64", "fp32", "fp16", "bf16")
+
+LANGUAGE_MODELS = {1024: (24, 64000), 2048: (16, 64000), 2560: (32, 64000)}
+"""Width -> layers and vocabulary of LLaMA and TransNormerLLM of 0.4B, 1B and 3B parameters.
+
+The paper on Lightning Attention-2 gives the parameters alone: these are usual shapes that come to 0.44, 1.08 and 2.87
+billion, with the 64,000 words of Baichuan's tokenizer, which TransNormerLLM uses, for both.
+"""
+
+SMALL_MODEL = (2, 1024)
+"""Layers and vocabulary of a model of any other width: enough to try it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +171,8 @@ class Operation:
             ``recurrent`` takes as ``initial_state`` and in which a step overwrites the last token. Empty for others.
         channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
             last axis of them all and the output has the first one's shape.
+        models: width -> layers and vocabulary of published models whose blocks mix tokens by it, which mode train
+            trains (:mod:`..bench.models`); empty where there is none. The width is heads x value head dim, or channels.
         implementations: ours.
     """
 
@@ -177,6 +191,7 @@ class Operation:
     call: str = ""
     cache: str = ""
     channelwise: bool = False
+    models: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     implementations: tuple[Implementation, ...] = ()
 
     def implementation(self, name: str) -> Implementation:
@@ -209,6 +224,15 @@ class Operation:
     def default_head_dim_qk(self, head_dim_v: int) -> int:
         """Return the query-key head dim that goes with a value head dim where none is asked for."""
         return self.state_dim or max(1, int(head_dim_v * self.qk_ratio))
+
+    def modes_of(self, target: Implementation | Baseline) -> tuple[str, ...]:
+        """Return the modes in which an implementation is timed: train where it has gradients and a model."""
+        return (*target.modes, *(("train",) if self.models and "fwbw" in target.modes else ()))
+
+    def model(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Return layers and vocabulary of the model of a width: the published one's, else :data:`SMALL_MODEL`."""
+        width = sizes.get("channels") or sizes.get("num_heads", 0) * sizes.get("head_dim_v", 0)
+        return self.models.get(width, SMALL_MODEL)
 
     def leaves(self, inputs: Mapping[str, Tensor], *, gradients: bool = True) -> dict[str, Tensor]:
         """Return those of the inputs that get gradients.

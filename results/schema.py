@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ROOFS_VERSION = 1
-PROFILE_VERSION = 2
-ERRORS_VERSION = 1
+PROFILE_VERSION = 3
+ERRORS_VERSION = 2
 
 STATUSES = ("ok", "oom", "timeout", "crash", "error", "incorrect", "unsupported", "unavailable")
 IMPORT_FAILED = "import failed"
@@ -56,6 +56,7 @@ class _Problem:
 
     Attributes:
         context: tokens that a decoding step of attention reads from its key-value cache, its own as the last of them.
+        layers: of the model that a training step trains.
     """
 
     mode: str
@@ -71,6 +72,7 @@ class _Problem:
     channels: int | None = None
     d_model: int | None = None
     d_ff: int | None = None
+    layers: int | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -126,14 +128,19 @@ class Case(_Problem, _Code):
         return self.mode in ("fwbw", "bw")
 
     @property
+    def of_operation(self) -> Case:
+        """The case itself; of a training step that of the operation in its blocks, a forward and backward pass."""
+        return dataclasses.replace(self, mode="fwbw", layers=None) if self.mode == "train" else self
+
+    @property
     def case_id(self) -> str:
         """First 16 hex digits of the SHA-256 over what is run; no version and no device in it."""
         return case_id({name: getattr(self, name) for name in CASE_COLUMNS})
 
 
 def case_id(row: Mapping[str, Any]) -> str:
-    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of; the first version had no context."""
-    named = {name: row[name] for name in CASE_COLUMNS if name != "context" or row[name] is not None}
+    """Return the id of the case that a row with :data:`CASE_COLUMNS` is of; early versions had not all of them."""
+    named = {name: row[name] for name in CASE_COLUMNS if name not in ("context", "layers") or row[name] is not None}
     text = json.dumps(named, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

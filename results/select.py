@@ -40,6 +40,9 @@ SELECTOR_COLUMNS = {
 }
 """Key of a term -> column."""
 
+NAMED_SIZES = ("channels", "d_model", "d_ff", "layers")
+"""Sizes that a description of a case calls by their column."""
+
 PREFIXES = ("run", "commit", "case")
 LAST = chr(0x10FFFF)
 """The last of all characters."""
@@ -261,7 +264,7 @@ def describe_sizes(row: Row) -> str:
         f"T={short_size(row['seq_len'])}" if row["seq_len"] is not None else "",
         f"context {short_size(row['context'])}" if row["context"] is not None else "",
         f"H={row['num_heads']} dim {row['head_dim_qk']}/{row['head_dim_v']}" if row["head_dim_v"] else "",
-        *(f"{name} {short_size(row[name])}" for name in ("channels", "d_model", "d_ff") if row[name] is not None),
+        *(f"{name} {short_size(row[name])}" for name in NAMED_SIZES if row[name] is not None),
         f"chunk {short_size(row['chunk_size'])}" if row["chunk_size"] is not None else "",
         row["dtype"],
         f"{row['state_dtype']} states" if row["state_dtype"] not in (None, "fp32") else "",
@@ -276,7 +279,7 @@ def describe_axes(rows: Sequence[Row]) -> str:
         "dim": [f"{row['head_dim_qk'] or row['head_dim_v']}/{row['head_dim_v']}" for row in rows if row["head_dim_v"]],
         **{
             name.removesuffix("_size"): [short_size(row[name]) for row in rows if row[name] is not None]
-            for name in ("context", "channels", "d_model", "d_ff", "chunk_size")
+            for name in ("context", *NAMED_SIZES, "chunk_size")
         },
         "": [row["dtype"] for row in rows],
         "states": [row["state_dtype"] for row in rows if row["state_dtype"] not in (None, "fp32")],

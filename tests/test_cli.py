@@ -252,7 +252,7 @@ def test_options_become_a_request(monkeypatch: pytest.MonkeyPatch, lrbench: Lrbe
         (("sweep", "--op", "mlstm"), "op must be one of mlstm_sig, mlstm_exp"),
         (("sweep", "--impl", "tffla"), "impl tffla has no case in this sweep; these have: fused_chunk"),
         (("sweep", "--baselines", "flash"), "names, got 'flash'; did you mean fla or flash_attn?"),
-        (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, got 'forward'"),
+        (("sweep", "--mode", "forward"), "mode must be one of fw, fwbw, bw, step, train, got 'forward'"),
         (("sweep", "--state-dtype", "int8"), "state_dtype must be one of fp64, fp32, fp16, bf16, got 'int8'"),
         (("sweep", "--dtype", "float32"), "dtype must be one of fp64, fp32, fp16, bf16, got 'float32'"),
         (("sweep", "--seq-len", "1k,8q"), "--seq-len must be a positive integer such as 512 or 8k, got '8q'"),

@@ -208,7 +208,7 @@ def test_bad_input_is_one_line_and_exit_2(
     nothing = write([measured(op="retention")], tmp_path / "nothing.parquet")
     for first, message in (
         (truncated, "results must be parquet files, got"),
-        (other, "schema_version must be from 1 to 2, got 99"),
+        (other, "schema_version must be from 1 to 3, got 99"),
         (nothing, "a case in common" if command == "check" else "no case of A matches one of B"),
         (tmp_path / "missing.parquet", "does not exist"),
         ("nonsense", "a selector must be a file, a folder or KEY:VALUE terms"),

@@ -112,6 +112,8 @@ def _is_published(op: str, formulation: str, mode: str) -> bool:
 
 def is_counted(op: str, formulation: str, mode: str) -> bool:
     """Whether a row of this operation, formulation and mode has a count."""
+    if mode not in MODES:
+        return False
     if formulation != "recurrent":
         return mode != "step"
     return formulation in FORMULATIONS[op] and mode in _recurrent_modes(op)

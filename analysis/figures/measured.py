@@ -180,6 +180,19 @@ def memory_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
     return _drawing(chosen, "seq_len", lambda rows: [_memory(rows)], title, *setting, needs="peak_memory_bytes")
 
 
+def throughput_over_length(frame: pd.DataFrame, selection: Selection) -> Drawing:
+    """Tokens a second over sequence length, of each length's largest batch (Lightning Attention-2, figure 1)."""
+    chosen = choose(frame, selection, batches=True)
+
+    def rate(rows: pd.DataFrame) -> list[Quantity]:
+        factor, prefix = (1e6, "million ") if (rows["tokens"] / rows["time_ms"]).max() > 1e4 else (1e3, "thousand ")
+        of = lambda each: 1e3 * each["tokens"] / each["time_ms"] / factor  # noqa: E731
+        return [Quantity(of, f"throughput ({prefix}tokens/s)", "throughput")]
+
+    setting = (at_best_chunk(chosen), "median")
+    return _drawing(chosen, "seq_len", rate, f"Throughput over {_over(chosen)}", *setting)
+
+
 def runtime_and_memory(frame: pd.DataFrame, selection: Selection) -> Drawing:
     """Runtime and, under it, peak memory over sequence length, at each one's fastest chunk size (TFLA, 15 and 16)."""
     chosen = choose(frame, selection)

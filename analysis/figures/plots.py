@@ -21,6 +21,7 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = {
     "runtime": measured.runtime_over_length,
     "memory": measured.memory_over_length,
     "runtime-memory": measured.runtime_and_memory,
+    "throughput": measured.throughput_over_length,
     "chunk-size": measured.runtime_over_chunk_size,
     "trade-off": measured.memory_against_runtime,
     "head-dim": measured.runtime_over_width,
@@ -29,7 +30,7 @@ RESULT_KINDS: Mapping[str, Callable[[pd.DataFrame, Selection], Drawing]] = {
 }
 """Figures of measured rows."""
 
-OVER_LENGTH = ("runtime", "memory", "runtime-memory", "context")
+OVER_LENGTH = ("runtime", "memory", "runtime-memory", "throughput", "context")
 """Those over lengths, which show none alone."""
 
 THEORY_KINDS: Mapping[str, Callable[[Theory], Drawing]] = {

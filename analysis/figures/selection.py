@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MODE_TITLES: Mapping[str, str] = {
     "fw": "Forward", "fwbw": "Forward + backward", "bw": "Backward", "step": "Decoding step",
+    "train": "Training step",
 }  # fmt: skip
 
 REASON_LENGTH = 110
@@ -27,7 +28,7 @@ REASON_LENGTH = 110
 CHOICE_COLUMNS = (
     "op", "impl", "provider", "mode", "dtype", "state_dtype", "device_accelerator", "device_name", "batch", "seq_len",
     "tokens", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", "d_ff", "chunk_size",
-    "context",
+    "context", "layers",
 )  # fmt: skip
 """The columns by which :func:`choose` keeps rows, beside whether they were measured."""
 
@@ -106,6 +107,7 @@ def choose(
     seq_len: bool = False,
     chunks: bool = False,
     contexts: bool = False,
+    batches: bool = False,
 ) -> Chosen:
     """Keep the rows that a figure shows.
 
@@ -115,6 +117,7 @@ def choose(
         seq_len: whether it shows one sequence length.
         chunks: whether it is over chunk size, of the rows that have one.
         contexts: whether it shows decoding steps at several contexts, rather than at the longest.
+        batches: whether lengths may differ in their tokens, each at the largest batch; unless some are held.
 
     Raises:
         ValueError: nothing is left, or rows of several devices are and none is chosen.
@@ -126,9 +129,9 @@ def choose(
     by_key = selection.device is not None and selection.device in set(rows["device_accelerator"].dropna())
     rows = single(rows, "device_accelerator" if by_key else "device_name", selection.device, option="device")
     _check_measured(rows, "head_dim_v", selection.head_dim, option="head_dim")
-    if selection.modes is None and (rows["mode"] != "step").any():
-        # Of one token: no point over lengths or chunks.
-        rows = rows[rows["mode"] != "step"]
+    if selection.modes is None and (calls := rows["mode"].isin(("fw", "fwbw", "bw"))).any():
+        # Steps of decoding are of one token, and those of training of whole models.
+        rows = rows[calls]
     for column, wanted in (("mode", selection.modes), ("op", selection.ops), ("impl", selection.impls)):
         if wanted is not None:
             known, rows = rows[column][rows["measured"]], rows[rows[column].isin(wanted)]
@@ -141,8 +144,13 @@ def choose(
     rows = rows[rows["dtype"] == dtype]
     _check_measured(rows, "state_dtype", selection.state_dtype)
     rows = rows[rows["state_dtype"].isna() | (rows["state_dtype"] == (selection.state_dtype or "fp32"))]
+    if rows["layers"].notna().any():
+        deepest = rows.groupby(["op", "embedding_dim"])["layers"].transform("max")
+        rows = rows[rows["layers"].isna() | (rows["layers"] == deepest)]
     held = {"tokens": selection.tokens, "batch": selection.batch}
-    if not any(held.values()):
+    if batches and not any(held.values()):
+        rows = rows[rows["batch"] == rows.groupby(["embedding_dim", "seq_len"])["batch"].transform("max")]
+    elif not any(held.values()):
         held |= _held(rows[rows["measured"]])
     for name, value in held.items():
         _check_measured(rows, name, value)
@@ -378,6 +386,8 @@ def describe(chosen: Chosen, *extra: str) -> str:
     parts += dims_in_words(chosen)
     if len(contexts := set(rows["context"].dropna())) == 1:
         parts.append(f"context {int(contexts.pop()):,}")
+    if len(layers := set(rows["layers"].dropna())) == 1:
+        parts.append(f"{int(layers.pop())} layers")
     return " · ".join([*parts, *filter(None, extra)])
 
 

@@ -5,10 +5,11 @@ table, a section), each with claims. A claim compares sides at its points, the p
 of six ways (:data:`KINDS`), and says within which bounds the document sees the outcome.
 
 A measured side says everything of its cases, itself or by ``rows`` and ``over``: op, mode (fw), dtype (bf16),
-state_dtype (fp32, or none in the row) and every size, or what a size follows from (:data:`DERIVED`). Left open may be
-chunk_size, impl and provider: then the fastest row counts, for memory too. A counted side names a formulation as
-`lrbench count` takes it, for the model also a device; a saving of key-value cache its model and baseline, a gain its
-gates (:mod:`..transfer`), a fixed number itself. ``like`` copies another side, ``metric`` replaces the claim's.
+state_dtype (fp32, or none in the row) and every size, or what a size follows from (:data:`DERIVED`); in mode train the
+layers of a published model follow from its width. Left open may be chunk_size, impl and provider: then the fastest row
+counts, for memory too. A counted side names a formulation as `lrbench count` takes it, for the model also a device; a
+saving of key-value cache its model and baseline, a gain its gates (:mod:`..transfer`), a fixed number itself. ``like``
+copies another side, ``metric`` replaces the claim's.
 """
 
 from __future__ import annotations
@@ -171,8 +172,11 @@ class Asked(NamedTuple):
                 found.setdefault(follows, _derived(name, value, found[size]))
         if "op" not in found:
             return found
+        operation = get_operation(found["op"])
+        if found["mode"] == "train":
+            found.setdefault("layers", operation.model(found)[0])
         # Sizes of the entry that an operation does not have: heads of a selective scan.
-        own = (*get_operation(found["op"]).sizes, "chunk_size")
+        own = (*operation.sizes, "chunk_size", "layers")
         return {name: value for name, value in found.items() if name in own or name not in SIZE_COLUMNS}
 
 

@@ -36,8 +36,14 @@ def on_leaves(
     lay = as_heads_first if heads_first else as_leaf
     leaves = {name: lay(inputs[name]) for name in names or inputs}
 
-    def forward() -> Tensor:
-        out = call(**leaves)
+    def run(tensors: Mapping[str, Tensor]) -> Tensor:
+        out = call(**tensors)
         return out[0] if isinstance(out, tuple) else out
 
-    return Runnable(forward=forward, leaves=leaves, **({"to_canonical": to_time_first} if heads_first else {}))
+    def on(tensors: Mapping[str, Tensor]) -> Tensor:
+        if not heads_first:
+            return run({name: tensors[name] for name in leaves})
+        return run({name: tensors[name].transpose(1, 2).contiguous() for name in leaves}).transpose(1, 2)
+
+    layout = {"to_canonical": to_time_first} if heads_first else {}
+    return Runnable(forward=lambda: run(leaves), leaves=leaves, on=on, **layout)

@@ -220,13 +220,16 @@ def build_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     state = k.new_zeros(k.shape[0], 3, 1, k.shape[2], dtype=rate.dtype)
     state[:, 2] = -1e38
 
-    def forward() -> Tensor:
-        return wkv(leaves["w"], leaves["u"], leaves["k"], leaves["v"], state)[0]
+    def run(k: Tensor, v: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        return wkv(w, u, k, v, state)[0]
+
+    def on(tensors: Mapping[str, Tensor]) -> Tensor:
+        return run(**{**tensors, "w": tensors["w"].log()})
 
     def to_canonical(name: str, tensor: Tensor) -> Tensor:
         return tensor / rate if name == "w" else tensor
 
-    return Runnable(forward=forward, leaves=leaves, to_canonical=to_canonical)
+    return Runnable(forward=lambda: run(**leaves), leaves=leaves, to_canonical=to_canonical, on=on)
 
 
 def _function(module: str, case: Case) -> Callable[..., tuple[Tensor, Tensor | None]]:

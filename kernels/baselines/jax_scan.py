@@ -49,7 +49,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     import jax
     import torch
 
-    from ._tensors import as_leaf
+    from ._tensors import on_leaves
 
     on_gpu = inputs["k"].is_cuda
     if on_gpu and jax.config.jax_compilation_cache_dir is None:
@@ -58,7 +58,6 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     if on_gpu and jax.default_backend() != "gpu":
         raise RuntimeError("this jax has no GPU backend: pip install 'jax[cuda13]'")
-    leaves = {name: as_leaf(inputs[name]) for name in ("k", "v", "w", "u")}
     forward, with_vjp, apply_vjp = _compiled()
 
     def finished(tree: Any) -> Any:
@@ -82,7 +81,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
             return finished(apply_vjp(ctx.vjp, *arrays(dy)))
 
-    return Runnable(forward=lambda: Scan.apply(*leaves.values()), leaves=leaves)
+    return on_leaves(lambda **leaves: Scan.apply(*leaves.values()), inputs, "k", "v", "w", "u")
 
 
 def _compiled() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:

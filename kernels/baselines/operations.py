@@ -6,7 +6,7 @@ timed like any other. An operation that gets kernels of its own moves to ``kerne
 
 from __future__ import annotations
 
-from ..spec import Operation
+from ..spec import LANGUAGE_MODELS, Operation
 from .plans import MAMBA_STATE
 
 ATTENTION = Operation(
@@ -20,6 +20,7 @@ ATTENTION = Operation(
     recurrent="kernels.baselines.references:attention_recurrent",
     parallel="kernels.baselines.references:attention",
     cache="kernels.baselines.references:make_attention_cache",
+    models=LANGUAGE_MODELS,
 )
 
 GLA = Operation(

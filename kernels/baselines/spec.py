@@ -110,8 +110,11 @@ class Runnable:
             with torch.autograd.grad, so nothing accumulates.
         to_canonical: maps ("out" or an argument name, tensor in own layout) to the operation's canonical layout for
             the numerical check.
+        on: the same call on other tensors by argument name, canonical in and out, as a layer of a model makes it; what
+            the adapter does not name stays as it was prepared. None: there is no such call.
     """
 
     forward: Callable[[], Tensor]
     leaves: Mapping[str, Tensor]
     to_canonical: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    on: Callable[[Mapping[str, Tensor]], Tensor] | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.calls import remember_calls
 from ..scalar_decay.declare import scalar_decay_operation
-from ..spec import triton_form
+from ..spec import LANGUAGE_MODELS, triton_form
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,7 @@ OPERATION = scalar_decay_operation(
     summary="linear attention with a fixed decay per head and no scale",
     arguments=("q", "k", "v", "slope"),
     differentiable=("q", "k", "v"),
+    models=LANGUAGE_MODELS,
     implementations=(
         *(
             triton_form(

@@ -319,7 +319,11 @@ def test_a_family_a_problem_or_a_bar_is_chosen() -> None:
     [
         ('op = "mlstm_sig"\n', "", r"trial.problems 1.op must be a text, got nothing"),
         ("ratio = 1e6", 'ratio = "1"', r"problems 1.bars 3.ratio must be a number, got '1'"),
-        ('mode = "fwbw"', 'mode = "both"', r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step', got 'both'"),
+        (
+            'mode = "fwbw"',
+            'mode = "both"',
+            r"bars 3.mode must be 'fw' or 'fwbw' or 'bw' or 'step' or 'train', got 'both'",
+        ),
         ("[16, 32]", '[16, "best"]', r"sides.torch.chunk_sizes 2 must be an integer or 'own', got 'best'"),
         ("sizes = {", "size = {", r"must be a table without other keys than label, op, .*, got 'size'"),
         ("{seq_len}", "{tokens}", r"label must name sizes of the problem in braces, got 'tokens'"),

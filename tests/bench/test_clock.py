@@ -23,7 +23,7 @@ class Scripted:
     def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
         self.samples, self.states = samples, states
 
-    def sample(self, call: clock.Call, count: int) -> tuple[list[float], DeviceState]:
+    def sample(self, call: clock.Call, count: int, *_known: float) -> tuple[list[float], DeviceState]:
         for _ in range(count):
             call.call(call.prepare())
         return [next(self.samples) for _ in range(count)], next(self.states) if self.states else DeviceState()
@@ -45,6 +45,17 @@ def alone(the_clock: clock.Clock, call: clock.Call, budget_s: float, ci_target: 
 
 def measure(samples: Iterator[float], budget_s: float, states: Iterator[DeviceState] | None = None) -> clock.Timing:
     return alone(Scripted(samples, states), clock.Call(call=lambda _: None), budget_s)
+
+
+def test_brief_calls_are_called_for_their_samples_alone() -> None:
+    """Not to warm up and not for the host's time, and no more often than time allows."""
+    log: list[None] = []
+    the_clock = Scripted(alternating(60_000.0, 61_000.0))
+    the_clock.enqueues = True
+    call = clock.Call(call=lambda _: log.append(None))
+    (timing,) = clock.measure(the_clock, [call], clock.Sampling(budget_s=clock.BRIEF_BUDGET_S, brief=True))
+    assert len(log) == len(timing.samples_ms) == clock.BRIEF_SAMPLES
+    assert timing.host_ms is None
 
 
 def test_steady_times_stop_at_ten_samples() -> None:

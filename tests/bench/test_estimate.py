@@ -50,6 +50,17 @@ def test_large_problems_take_longer_and_refused_ones_nothing() -> None:
     assert cases_s([], PROCESSOR) == []
 
 
+def test_training_steps_take_as_long_as_their_models_are_large() -> None:
+    """A step of 3B parameters and 92k tokens takes seconds on an H200, more where attention is quadratic."""
+    axes = {"kernel": "lightning", "modes": ("train",), "batches": (1,), "seq_lens": (94208,), "head_dims": (128,)}
+    small, large, quadratic = (
+        sum(cases_s(plan(Request(impls=(impl,), num_heads=num_heads, **axes), device_kind="cuda"), H200))
+        for impl, num_heads in (("fused_chunk", 8), ("fused_chunk", 20), ("lightning1", 20))
+    )
+    assert 2 * small < large < quadratic / 2
+    assert 20 < large < 60
+
+
 def test_a_worker_starts_and_a_problem_is_checked_once() -> None:
     sizes = {"seq_len": 64}
     items = [faults.planned(impl, mode=mode, **sizes) for impl in ("right", "slow") for mode in ("fwbw", "fw")]

@@ -250,7 +250,7 @@ def test_the_full_preset_is_hours_of_work_and_holds_its_states_where_there_are_s
     assert 10_000 < len(planned) < 30_000
     ours = [item.case for item in planned if item.case.impl == "fused_chunk"]
     assert {case.op for case in ours} == set(FAMILIES["tfla"])
-    assert {case.mode for case in ours} == set(MODES)
+    assert {case.mode for case in ours} == {*MODES} - {"train"}
     assert {case.dtype for case in ours} == {"bf16", "fp16", "fp32"}
     assert {case.state_dtype for case in ours if case.mode != "step"} == {"fp32", "bf16"}
     # A decoding step has one token, no chunk and a state in fp32.

@@ -215,7 +215,7 @@ def test_bad_files_among_many_rows(large: None, tmp_path: Path) -> None:
     place = table.column_names.index("schema_version")
     length = table.column_names.index("seq_len")
     others = {
-        "schema_version must be from 1 to 2, got 99 in .*b.parquet": table.set_column(place, "schema_version", [[99]]),
+        "schema_version must be from 1 to 3, got 99 in .*b.parquet": table.set_column(place, "schema_version", [[99]]),
         "b.parquet must have a column schema_version": table.drop(["schema_version"]),
         "column seq_len must cast to int64 in .*b.parquet": table.set_column(length, "seq_len", [["x"]]),
         "must have each column once, got op several times in .*b.parquet": table.append_column("op", table["op"]),

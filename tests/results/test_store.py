@@ -129,7 +129,7 @@ def test_recover_leaves_what_is_no_journal_of_a_sweep(tmp_path: Path, name: str,
     [
         line_of(RECORD, seq_len=10**23),
         line_of(RECORD, seq_len="abc"),
-        line_of(RECORD, schema_version=3),
+        line_of(RECORD, schema_version=4),
         b"1\n",
         line_of(RECORD, seq_len=1.5),
         line_of(RECORD, compile_s=float("nan")),
@@ -349,7 +349,7 @@ def with_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Tabl
     ("change", "message"),
     [
         (with_column("seq_len", [1.5]), r"column seq_len must cast to int64 in .*run.parquet"),
-        (with_column("schema_version", [3]), r"schema_version must be from 1 to 2, got 3 in .*run.parquet"),
+        (with_column("schema_version", [4]), r"schema_version must be from 1 to 3, got 4 in .*run.parquet"),
         (lambda table: table.drop_columns(["schema_version"]), "must have a column schema_version"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -200,6 +201,21 @@ def test_every_committed_entry_is_evaluated() -> None:
     assert all(len({*each.reason.split("; ")}) == 1 + each.reason.count("; ") for each in EVALUATED)
     # What has no row can be planned.
     assert all(plan.plan(request, device_kind="cuda") for request in reproduce.missing_requests(EVALUATED))
+
+
+@pytest.mark.parametrize(
+    ("entry", "layers"), [("lightning-table1", {24, 16, 32}), ("rglru-model", {12}), ("wkv-train", {12})]
+)
+def test_training_steps_that_lack_are_what_is_planned(entry: str, layers: set[int]) -> None:
+    """Of published models: the layers follow from the width, in what a claim looks for and in what a sweep measures."""
+    asked = [each.asked for each in EVALUATED if each.asked.id == entry and each.asked.claim.kind != "not_testable"]
+    found = [verdicts.evaluate(each, verdicts.Store([], "h200_sxm")) for each in asked]
+    wanted = [each.asked.terms(side, point) for each in found for side, point, _ in each.missing]
+    assert {terms["layers"] for terms in wanted} == layers
+    requests = reproduce.missing_requests(found)
+    cases = [dataclasses.asdict(item.case) for each in requests for item in plan.plan(each, device_kind="cuda")]
+    assert all(any(terms.items() <= each.items() for each in cases) for terms in wanted)
+    assert len(cases) == len({tuple(terms.items()) for terms in wanted})
 
 
 def test_nine_of_ten_published_times_lie_in_the_intervals() -> None:

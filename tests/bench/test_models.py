@@ -1,0 +1,162 @@
+"""Training steps of models: all implementations compute one model, its loss falls, and a step becomes a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbench.bench import check, models, worker
+from lrbench.bench.plan import PlannedCase, Request, plan
+from lrbench.bench.workers import Limits
+from lrbench.kernels import resolve
+from lrbench.kernels.baselines import get_implementation, get_operation
+from lrbench.kernels.baselines.spec import Baseline
+from lrbench.kernels.spec import LANGUAGE_MODELS
+from lrbench.results.schema import Case
+from lrbench.results.store import read_results
+from lrbench.tests.command_line import Lrbench
+
+HEADS = {"num_heads": 2, "head_dim_qk": 16, "head_dim_v": 16}
+SIZES = {"attention": HEADS, "lightning": HEADS, "rglru": {"channels": 32}, "wkv4": {"channels": 32}}
+"""Operation -> small sizes of a model's width."""
+
+
+def planned(op: str, impl: str, dtype: str = "fp32", **sizes: int) -> PlannedCase:
+    target = get_implementation(op, impl)
+    sizes = {"batch": 2, "seq_len": 21, "layers": 2, **SIZES[op], **sizes}
+    provider = target.provider if isinstance(target, Baseline) else "lrbench"
+    case = Case(
+        kernel=get_operation(op).kernel, op=op, impl=impl, provider=provider, mode="train", dtype=dtype, **sizes
+    )
+    return PlannedCase(case=case, target=target)
+
+
+def step_of(item: PlannedCase, mix: Any = None) -> models.TrainingStep:
+    """Return the step, of the implementation or of ``mix``."""
+    operation = get_operation(item.case.op)
+    inputs = operation.make_inputs({**item.case.sizes, "seq_len": 1}, dtype=check.DTYPES[item.case.dtype])
+    return models.TrainingStep(item.case, inputs, mix or worker.mixing(item, inputs))
+
+
+def gradients(step: models.TrainingStep) -> dict[str, Tensor]:
+    """Return the loss and its gradients by parameter."""
+    loss = step.model(step.words[:, :-1], step.words[:, 1:])
+    parameters = dict(step.model.named_parameters())
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    return {"loss": loss.detach(), **dict(zip(parameters, found, strict=True))}
+
+
+PORTABLE = [
+    ("attention", "torch.sdpa_cpu"),
+    *((op, each.name) for op in list(SIZES)[1:] for each in get_operation(op).implementations if "cpu" in each.devices),
+]
+KERNELS = [("lightning", "lightning2"), ("rglru", "fused"), ("wkv4", "scan")]
+INTERPRETED = [pytest.param(*each, marks=pytest.mark.interpret) for each in KERNELS]
+
+
+@pytest.mark.parametrize(("op", "impl"), [*PORTABLE, *INTERPRETED])
+def test_every_implementation_trains_the_same_model(op: str, impl: str) -> None:
+    """Loss and all gradients, to the error that the definition makes in float32."""
+    item = planned(op, impl, layers=1 if (op, impl) in KERNELS else 2)
+    definition = resolve(get_operation(op).recurrent)
+    double = dataclasses.replace(item, case=dataclasses.replace(item.case, dtype="fp64"))
+    exact, low = gradients(step_of(double, definition)), gradients(step_of(item, definition))
+    for name, value in gradients(step_of(item)).items():
+        bound = check._bound(check.relative_error(low[name], exact[name]), exact[name], torch.float32)
+        assert check.relative_error(value, exact[name]) <= bound, name
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("op", "impl"), dict(reversed(PORTABLE)).items())
+def test_the_loss_falls(op: str, impl: str, dtype: str) -> None:
+    """On one batch with every step; weights stay float32, and the first loss is that of guessing, log(vocabulary)."""
+    step = step_of(planned(op, impl, dtype))
+    losses = [float(step()) for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] - losses[-1] > 0.05
+    assert losses[0] == pytest.approx(6.93, abs=0.5)
+    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "millions"),
+    [
+        *(
+            (op, {"num_heads": width // 128, "head_dim_qk": 128, "head_dim_v": 128}, millions)
+            for width, *both in zip(LANGUAGE_MODELS, (439, 1084, 2865), (446, 1076, 2886), strict=True)
+            for op, millions in zip(("attention", "lightning"), both, strict=True)
+        ),
+        ("rglru", {"channels": 1024}, 195),
+        # Called 169M by its authors.
+        ("wkv4", {"channels": 768}, 169),
+    ],
+)
+def test_published_models_have_their_size(op: str, sizes: dict[str, int], millions: int) -> None:
+    operation = get_operation(op)
+    layers, vocabulary = operation.model(sizes)
+    case = Case(kernel="", op=op, impl="", provider="", mode="train", dtype="bf16", seq_len=4, layers=layers, **sizes)
+    inputs = operation.make_inputs({"batch": 1, "seq_len": 1, **sizes}, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        model = models.Model(case, inputs, print, vocabulary)
+    assert sum(x.numel() for x in model.parameters()) / 1e6 == pytest.approx(millions, abs=1)
+
+
+def test_a_step_is_a_row(lrbench: Lrbench, tmp_path: Any) -> None:
+    """Swept, stored and drawn as anything else: the operation is checked, at a small shape."""
+    command = ("sweep", "--kernel", "wkv", "--mode", "train", "--channels", "32", "--impl", "torch", "--budget", 0)
+    assert lrbench(*command, "--seq-len", "16,64", "--tokens", 32, "--output", tmp_path)[0] == 0
+    for row in read_results(tmp_path).to_pylist():
+        assert (row["status"], row["mode"], row["layers"], row["chunk_size"]) == ("ok", "train", 2, None)
+        assert row["batch"] * row["seq_len"] == max(32, row["seq_len"])
+        assert len(row["time_samples_ms"]) >= 2
+        assert row["host_ms"] is row["flops"] is None
+        assert 0 < row["rel_error"] < 1e-5
+        # Weights and both averages of AdamW are there before a step, gradients in it; and the words.
+        weights = 2 * 1024 * 32 + 2 * (13 * 32**2 + 11 * 32) + 4 * 32
+        assert row["input_bytes"] == pytest.approx(12 * weights, rel=0.02)
+        assert row["peak_memory_bytes"] > row["input_bytes"] + 4 * weights
+    code, _, err = lrbench("plot", "throughput", tmp_path, "--mode", "train", "-o", tmp_path / "a.svg")
+    assert code == 0, err
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "throughput (thousand tokens/s)" in drawn and "2 layers" in drawn
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "oom", "CUDA out of memory"),
+        (torch.tensor(float("nan")), "incorrect", "the loss of a training step is nan"),
+    ],
+)
+def test_what_goes_wrong_in_a_step_is_its_status(
+    monkeypatch: pytest.MonkeyPatch, outcome: Any, status: str, reason: str
+) -> None:
+    def fail(step: models.TrainingStep) -> Tensor:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(models.TrainingStep, "__call__", fail)
+    (reply,) = worker.Worker("cpu").run([planned("wkv4", "torch")], Limits(timeout_s=1.0))
+    assert (reply["status"], reply["reason"]) == (status, reason)
+
+
+def test_published_layers_are_planned() -> None:
+    """As many as the model of that width has, unless some are asked for; nothing for operations without a model."""
+    cases = partial(plan, device_kind="cuda")
+    for kernel, layers in (("lightning", {24}), ("rglru", {12}), ("wkv", {12})):
+        train = [item.case for item in cases(Request(kernel=kernel, preset="train"))]
+        assert {case.layers for case in train} == layers
+        assert {case.op for case in train} <= {train[0].op, *(["attention"] if kernel == "lightning" else [])}
+    (few,) = cases(Request(kernel="wkv", preset="train", impls=("scan",), layers=3))
+    assert few.case.layers == 3
+    assert few.case.of_operation == dataclasses.replace(few.case, mode="fwbw", layers=None)
+    with pytest.raises(ValueError, match="--layers is no axis of mode fw: a training step"):
+        cases(Request(kernel="wkv", modes=("fw",), layers=3))
+    with pytest.raises(ValueError, match="impl fused_chunk has no case in this sweep"):
+        cases(Request(ops=("mlstm_sig",), modes=("train",), impls=("fused_chunk",)))
