@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lrbench import kernels
 from lrbench.kernels import FAMILIES, get_operation
-from lrbench.kernels.common.offline import Launch, Resources, compile_launch, record_launches
 from lrbench.kernels.common.sizes import SHARED_MEMORY_BYTES
 from lrbench.tests.kernels.laws import LAYOUTS, Case, public_state, state_shapes
+from lrbench.tests.kernels.offline import Launch, Resources, compile_launch, record_launches
 
 CAPABILITIES = (80, 90, 100)
 MAX_STACK_BYTES = 64

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from lrbench.kernels import FAMILIES
-from lrbench.kernels.common.offline import compile_kernel, read_instructions
 from lrbench.kernels.gated_mlp import project
 from lrbench.kernels.gated_mlp.config import ACTIVATIONS, GatedMlpConfig, case_config, select_tile
 from lrbench.kernels.scalar_decay.declare import SCHEMES
 from lrbench.tests.kernels.cases import BF16, F16, F32, LIGHTNING, MLP_ALTERNATIVES, channels, chunks, heads, mlp_sizes
 from lrbench.tests.kernels.compiling import CAPABILITIES, IMPLEMENTATIONS, MAX_STACK_BYTES, check, record
 from lrbench.tests.kernels.laws import LAYOUTS, Case
+from lrbench.tests.kernels.offline import compile_kernel, read_instructions
 
 pytestmark = pytest.mark.compile
 

@@ -20,10 +20,10 @@ from lrbench.bench.plan import PlannedCase
 from lrbench.bench.worker import prepare
 from lrbench.kernels import Implementation, Operation
 from lrbench.kernels.common.device import on_device_of
-from lrbench.kernels.common.offline import Recorder
 from lrbench.results.schema import Case
 from lrbench.tests.kernels import laws
 from lrbench.tests.kernels.compiling import IMPLEMENTATIONS, MODULES, pretend, record, recording
+from lrbench.tests.kernels.offline import Recorder
 
 KERNELS = {
     value

@@ -290,8 +290,8 @@ def test_tiles_of_other_architectures() -> None:
 @pytest.mark.parametrize("op", ["mlstm_sig", "mlstm_exp"])
 def test_a_tile_takes_the_tensor_core_instructions_it_is_counted_with(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels compiled for compute capability 9.0: one pass through every loop, in FLOPs of its instructions."""
-    from lrbench.kernels.common.offline import record_launches
     from lrbench.kernels.scalar_decay import engine, launch
+    from lrbench.tests.kernels.offline import record_launches
 
     monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
     monkeypatch.setattr(launch, "capability", lambda device: (9, 0))
@@ -313,7 +313,7 @@ def instruction_flops(launch: Any) -> int:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from lrbench.kernels.common.offline import _specialise
+    from lrbench.tests.kernels.offline import _specialise
 
     signature, constexprs, attributes = _specialise(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)

@@ -242,8 +242,8 @@ def test_multiprocessors_hold_as_many_programs_as_compiled_kernels_leave_room_fo
 
     from lrbench.analysis.model.schedule import RESIDENT
     from lrbench.kernels import get_operation
-    from lrbench.kernels.common.offline import compile_launch, record_launches
     from lrbench.kernels.scalar_decay import engine, launch
+    from lrbench.tests.kernels.offline import compile_launch, record_launches
 
     monkeypatch.setattr(engine, "check_kernel_support", lambda *_, **__: None)
     monkeypatch.setattr(launch, "capability", lambda device: (9, 0))

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .arguments import CASE_DTYPES
+from lrbench.kernels.common.arguments import CASE_DTYPES
 
 _TYPES = {
     **CASE_DTYPES,
