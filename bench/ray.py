@@ -53,6 +53,7 @@ class RayExecutor:
         self._ray = ray
         self.devices = devices
         self._idle: list[Any] = []
+        self._connected = False
 
     def __enter__(self) -> RayExecutor:
         return self
@@ -60,6 +61,9 @@ class RayExecutor:
     def __exit__(self, *_: object) -> None:
         for node in self._idle:
             self._ray.kill(node)
+        if self._connected:
+            # Ray ends a process whose cluster has been gone for a minute.
+            self._ray.shutdown()
 
     def environment(self) -> Environment:
         """Return the environment of one of the nodes.
@@ -147,6 +151,7 @@ class RayExecutor:
                 address = "local"
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         self._ray.init(address=address, log_to_driver=False, **options)
+        self._connected = True
 
 
 def _answers(address: str) -> bool:

@@ -18,6 +18,7 @@ from lrbench.bench import calibrate, session
 from lrbench.bench.calibrate import FORMS, Calibration, Form, measure_roofs, summary_rows
 from lrbench.bench.environment import current_environment
 from lrbench.bench.executors import LocalExecutor
+from lrbench.bench.ray import RayExecutor
 from lrbench.bench.run import Outcome
 from lrbench.kernels.common.cache import CACHE_VARIABLE
 from lrbench.results import store
@@ -163,7 +164,8 @@ def test_a_sweep_calibrates_a_local_gpu_unless_told_otherwise(
     done = Outcome(path=None, records=[RECORD], resumed=[], remaining=0, interrupted=False)
     monkeypatch.setattr(calibrate, "calibrate", lambda ask, **given: seen.update(asked=given) or answer)
     monkeypatch.setattr(session, "sweep", lambda _, __, given, ___, **____: seen.update(roofs=given.roofs) or done)
-    monkeypatch.setattr(LocalExecutor, "environment", lambda _: short.environment)
+    for executor in (LocalExecutor, RayExecutor):
+        monkeypatch.setattr(executor, "environment", lambda _: short.environment)
     code, _, err = lrbench("sweep", "--impl", "torch", "--output", tmp_path, *options)
     assert (code, seen.get("asked")) == (0, asked)
     assert seen["roofs"] == (tuple(answer.rows) if asked else ())

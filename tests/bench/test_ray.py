@@ -103,7 +103,11 @@ def test_a_cluster_is_started_where_the_last_one_is_gone(
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
     executor._connect()
-    assert asked == ["local", "local"]
+    ended: list[bool] = []
+    monkeypatch.setattr(executor._ray, "shutdown", lambda: ended.append(True))
+    with executor:
+        pass
+    assert (asked, ended) == (["local", "local"], [True])
     assert "the one at 127.0.0.1:9, named in" in capsys.readouterr().err
 
 
