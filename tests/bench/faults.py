@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,9 +82,15 @@ def unwritten(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
 
 
 def leaves_a_note(*tensors: Tensor, chunk_size: int, **options: Any) -> Tensor:
-    """Compute the operation and write down which GPU the worker sees, its process and the sequence length."""
-    with open(os.environ["LRBENCH_TEST_NOTES"], "a") as notes:
+    """Compute the operation and write down which GPU the worker sees, its process and the sequence length.
+
+    The first of two workers waits for the other one, which may take seconds longer to start.
+    """
+    path, ends = Path(os.environ["LRBENCH_TEST_NOTES"]), time.monotonic() + 60
+    with path.open("a") as notes:
         notes.write(f"{os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()} {tensors[0].shape[1]}\n")
+    while len({line.split()[1] for line in path.read_text().splitlines()}) < 2 and time.monotonic() < ends:
+        time.sleep(0.01)
     return right(*tensors, chunk_size=chunk_size, **options)
 
 
