@@ -865,9 +865,8 @@ def reproduce(
     from .bench import display
     from .bench.shown import show_reproduced
 
-    for name in ("output", "timeout", "time_limit"):
-        if not run and getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
-            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
+    if not run:
+        _refuse_given(context, "output", "timeout", "time_limit")
     claims = entries.load()
     asked = entries.chosen(claims, ids) if ids else claims
     drawn = {each.id: each.entry.figure for each in asked if ids and each.entry.figure}
@@ -879,22 +878,22 @@ def reproduce(
             known = dict.fromkeys(each.id for each in claims if each.entry.figure)
             raise ValueError(f"--figure needs one entry that has one: {', '.join(drawn or known)}; got {len(drawn)}")
     paths = results or _committed()
-    device = get_accelerator(gpu).key if gpu else verdicts.Store(paths).device
+    store = verdicts.Store(paths, get_accelerator(gpu).key if gpu else None)
+    device = store.device
 
     def pool() -> list[Path]:
         return [*paths, *([output] if run and next(output.rglob("*.parquet"), None) else [])]
 
-    def evaluated() -> list[verdicts.Found]:
-        store = verdicts.Store(pool(), device)
+    def evaluated(store: verdicts.Store) -> list[verdicts.Found]:
         return [verdicts.evaluate(each, store) for each in asked]
 
-    found, left = evaluated(), False
+    found, left = evaluated(verdicts.Store(pool(), device) if run else store), False
     if run:
         from .bench.reproduce import run_missing
 
         sweep: dict[str, Any] = {"gpu": device or None, "timeout_s": timeout, "calibrate": None}
         left = run_missing(found, output=output, time_limit_s=time_limit, **sweep)
-        found = evaluated()
+        found = evaluated(verdicts.Store(pool(), device))
     if format == "markdown":
         print(written.page(found, device), end="")
     elif format != "table":
@@ -912,6 +911,13 @@ def reproduce(
         with contextlib.redirect_stdout(sys.stderr):
             typer.main.get_command(app).main([*arguments, "-o", str(figure)], standalone_mode=False)
     raise typer.Exit(int(left))
+
+
+def _refuse_given(context: typer.Context, *names: str) -> None:
+    """Raise ValueError for an option of --run that was given without it."""
+    for name in names:
+        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE":
+            raise ValueError(f"--{name.replace('_', '-')} must be given with --run: without it nothing is measured")
 
 
 @command(EXPLAIN, "kv-savings --tokens 512,4k --kv-dtype fp8")
@@ -1334,6 +1340,7 @@ def kernels(
 
 @command(LIST, "results results/h200_sxm")
 def results(
+    context: typer.Context,
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="RESULTS", help="Result files or folders [the committed ones].")
     ] = None,
@@ -1359,6 +1366,8 @@ def results(
     from .bench import display, inventory
     from .results import contents, folder, store
 
+    if not run:
+        _refuse_given(context, "timeout", "time_limit")
     left, named = False, paths or store.committed_results()
     if (merge or (run and paths)) and (len(named) != 1 or named[0].is_file()):
         given = ", ".join(map(str, named)) or "none"

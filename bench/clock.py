@@ -30,6 +30,8 @@ from .noise import Watch
 
 MIN_SAMPLES = 10
 BRIEF_SAMPLES, BRIEF_BUDGET_S = 2, 2.0
+"""Of a training step: the fewest samples, and seconds for more of them."""
+
 MAX_SAMPLES = 400
 BATCH = 5
 CI_TARGET = {"cuda": 0.005, "cpu": 0.02}
@@ -253,9 +255,9 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         clock.synchronize()
         if time.perf_counter() - begin > WARMUP_S:
             break
-    known = (0.0,) if sampling.brief else ()
+    enqueue_ms = 0.0 if sampling.brief else None
     watch = Watch(gpu=clock.enqueues)
-    timing.add(*clock.sample(call, BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES, *known))
+    timing.add(*clock.sample(call, BRIEF_SAMPLES if sampling.brief else MIN_SAMPLES, enqueue_ms))
     watch.look()
     begin = time.perf_counter() - sum(timing.samples_ms) / 1e3
     while (
@@ -263,7 +265,7 @@ def _sample_alone(clock: Clock, call: Call, timing: Timing, sampling: Sampling) 
         and time.perf_counter() - begin < sampling.budget_s
         and statistics.relative_half_width(timing.samples_ms) > sampling.ci_target
     ):
-        timing.add(*clock.sample(call, BATCH, *known))
+        timing.add(*clock.sample(call, BATCH, enqueue_ms))
         watch.look()
     timing.noise, timing.yardstick_ms = watch.noise(timing.samples_ms, timing.state), watch.yardstick_ms
 

@@ -70,7 +70,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
     rows = verdicts.Store(measured, device, environment.git_commit)
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
-    sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "failed": False, "calibrate": False}
+    sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
     try:
         left = run_missing(found, more=load_sweeps(), output=folder, time_limit_s=ends - time.monotonic(), **sweep)
         if not left and (missing := unfinished(families, folder, environment)):

@@ -109,7 +109,7 @@ def run_sweep(
     jobs: int | None = None,
     calibrate: bool | None,
     resume: bool,
-    failed: bool = True,
+    retry: bool = True,
     profile_harness: bool = False,
     **settings: Any,
 ) -> Outcome:
@@ -123,7 +123,7 @@ def run_sweep(
         jobs: processes that compile ahead; None: as :func:`.compile_ahead.default_jobs`.
         calibrate: whether the device's roofs are measured first and stored beside the rows; None: on a local GPU.
         resume: leave out cases that the folder has, see :func:`.folder.finished_cases`.
-        failed: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
+        retry: whether those that failed are run again all the same. If not, cases that cannot be tried here are left
             out as well where the folder has any row of them.
         profile_harness: also say what the time went into and how many kernels were compiled.
         settings: further ones of :class:`.run.Settings`.
@@ -144,7 +144,7 @@ def run_sweep(
         environment_s = time.monotonic() - began
         jobs = default_jobs(environment.device_kind, devices) if jobs is None else jobs
         where = (environment, gpu, output, jobs, devices)
-        accelerator, planned, expected_s, done = _begin(requests, *where, resume=resume, failed=failed)
+        accelerator, planned, expected_s, done = _begin(requests, *where, resume=resume, retry=retry)
         budgets_s = [plan.preset_for(request, environment.device_kind).budget_s for request in requests]
         if measured is not None and measured.failure:
             note(f"not calibrated: {measured.failure}")
@@ -229,7 +229,7 @@ def _begin(
     devices: int,
     *,
     resume: bool,
-    failed: bool = True,
+    retry: bool = True,
 ) -> tuple[str | None, list[PlannedCase], dict[str, float], dict[str, Record]]:
     """Return the accelerator that a sweep is about, its cases, the seconds that each of those that are left should
     take, by its id, and the rows of the others; say what will run, where to, and what is left out."""
@@ -241,8 +241,8 @@ def _begin(
     if resume:
         # Of a run that died the rows are still in its journal.
         _recover(output)
-        finished = finished_cases(output, environment, failed=not failed)
-        if not failed and (stored := stored_cases(output)):
+        finished = finished_cases(output, environment, failed=not retry)
+        if not retry and (stored := stored_cases(output)):
             versions = baselines.installed_versions()
             untried = (item for item in planned if item.case.case_id in stored - finished.keys())
             refused = {item.case.case_id for item in untried if run.refuse(item, environment, versions)}

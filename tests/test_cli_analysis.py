@@ -655,6 +655,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ("predict attention --impl fused_chunk", "impl must be one of flash_attn.v2, "),
         ("predict rglru --impl fused --channels 7", "rglru fused cannot run this: channels must be a multiple of 8"),
         ("predict tfla --head-dim 0", "head_dim must be a positive integer, got 0"),
+        ("results --time-limit 9", "--time-limit must be given with --run: without it nothing is measured"),
         ("plot memory nowhere --seq-len 8k", "seq_len must be left out for the figure memory, got 8192"),
         ("plot runtime nowhere --op ,", "op must have at least one name, got ','"),
         ("plot pie nowhere", "kind must be one of runtime, "),

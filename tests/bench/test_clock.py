@@ -23,7 +23,7 @@ class Scripted:
     def __init__(self, samples: Iterator[float], states: Iterator[DeviceState] | None = None) -> None:
         self.samples, self.states = samples, states
 
-    def sample(self, call: clock.Call, count: int, *_known: float) -> tuple[list[float], DeviceState]:
+    def sample(self, call: clock.Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         for _ in range(count):
             call.call(call.prepare())
         return [next(self.samples) for _ in range(count)], next(self.states) if self.states else DeviceState()
@@ -144,7 +144,7 @@ class Queue(Scripted):
         super().__init__(alternating(1.0))
         self.log: list[str] = []
 
-    def sample(self, call: clock.Call, count: int) -> tuple[list[float], DeviceState]:
+    def sample(self, call: clock.Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
         self.log.append("sample")
         return super().sample(call, count)
 
