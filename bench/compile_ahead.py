@@ -23,9 +23,10 @@ from .executors import LocalExecutor, Queue, autotunes
 from .plan import PlannedCase
 from .workers import Limits
 
-MAX_COMPILE_JOBS = 8
+MAX_COMPILE_JOBS = 16
 BATCH = 8
-"""Cases a process in the first batch: with fewer, most compile what another one compiles just now."""
+"""Cases a process in a batch: with fewer, most compile what another one compiles just now; with more, the next rows
+come later, and a sweep that is stopped has compiled more for nothing."""
 
 MAX_COMPILE_ELEMENTS = 2**26
 """Of a case's widest tensor, up to which a longer case than the shortest is called only to compile: many processes
@@ -33,8 +34,11 @@ share the GPU."""
 
 
 def default_jobs(device_kind: str, devices: int = 1) -> int:
-    """Return how many processes compile ahead: half of the cores, at most eight a GPU; none on a CPU."""
-    return min(MAX_COMPILE_JOBS * devices, cpu.available_cores() // 2) if device_kind == "cuda" else 0
+    """Return how many processes compile ahead: as many as there are cores, at most 16 a GPU; none on a CPU.
+
+    Nothing is timed while they are at work.
+    """
+    return min(MAX_COMPILE_JOBS * devices, cpu.available_cores()) if device_kind == "cuda" else 0
 
 
 def compile_cases(planned: Sequence[PlannedCase], capability: str | None = None) -> list[PlannedCase]:
@@ -180,10 +184,9 @@ def compile_ahead(
 
 
 class Compiler:
-    """Compiles what a sweep is about to measure, while nothing is timed: little at first, so that rows come soon.
+    """Compiles what a sweep is about to measure in batches, while nothing is timed.
 
-    That is nothing for the first case, which its own worker compiles while the processes here import torch; then
-    batches, each four times as large as the one before.
+    The first case is left to its own worker, which compiles it while the processes here import torch.
 
     Args:
         planned: what is measured, in this order.
@@ -205,7 +208,7 @@ class Compiler:
         order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
         self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
-        self._done, self._next, self._first = 0, BATCH * jobs, True
+        self._done, self._batch, self._first = 0, BATCH * jobs, True
         self._executor = LocalExecutor(devices=devices, workers_per_device=max(1, jobs // devices))
         if self._cases:
             self._executor.start()
@@ -227,17 +230,15 @@ class Compiler:
 
     def compile_all(self) -> float:
         """Compile what all cases need, and return the seconds that it took."""
-        self._next = len(self._cases)
         return self._compile(len(self._cases))
 
     def _compile(self, end: int) -> float:
         began = time.monotonic()
         if end > self._done:
-            batch = self._cases[self._done : max(end, self._done + self._next)]
+            batch = self._cases[self._done : max(end, self._done + self._batch)]
             self._tell(len(batch))
             compile_ahead(batch, self._executor, self._environment, self._timeout_s)
             self._done += len(batch)
-            self._next *= 4
             if self._done == len(self._cases):
                 # Their contexts hold memory of the GPU.
                 self._executor.__exit__(None)

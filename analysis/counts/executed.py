@@ -381,7 +381,7 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     needed[role.state] += rank
     widths = [block_x] * launches
     if isinstance(launch := _launch_of(run, role), WholeStateConfig):
-        widths = [launch.narrowed(dx - n * block_x).block_x for n in range(launches)]
+        widths = [launch.narrowed(dx - n * block_x).used_x for n in range(launches)]
     per_tile = sum(2 * (2 * block_t * x * block_z + block_t**2 * (x + block_z)) for x in widths)
     if role.name == "h" and run.makes_denominators:
         per_tile += 4 * VECTOR_COLUMNS * block_t * block_x

@@ -115,7 +115,7 @@ class Shape:
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
             blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.groups
-            position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
+            position = costs.whole_state * max(1.0, tile.used_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
         else:
             blocks, num_warps = -(-dim_z // 64), 4
             position = costs.walk * -(-dim_x // 128)

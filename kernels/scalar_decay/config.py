@@ -84,12 +84,13 @@ class FusedChunkConfig:
 class WholeStateConfig:
     """Launch of the kernel that holds a whole state.
 
-    Time tile, contraction and output columns of a program, groups of four warps that share the columns, steps whose
-    tiles are in shared memory.
+    Time tile, contraction and output columns of a program, columns of the contraction that are multiplied (the others
+    are empty), groups of four warps that share the output's columns, steps whose tiles are in shared memory.
     """
 
     block_t: int
     block_x: int
+    used_x: int
     block_z: int
     groups: int
     num_stages: int
@@ -106,7 +107,8 @@ class WholeStateConfig:
 
     def narrowed(self, columns: int) -> WholeStateConfig:
         """Return the launch for the contraction's last ``columns`` columns."""
-        return replace(self, block_x=min(self.block_x, max(64, next_power_of_two(columns))))
+        block_x = min(self.block_x, max(64, next_power_of_two(columns)))
+        return replace(self, block_x=block_x, used_x=_used_columns(block_x, columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,11 @@ def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | N
     return None
 
 
+def _used_columns(block_x: int, columns: int) -> int:
+    """Return how many columns of a block are multiplied: beyond 128 a tile of their own, of 32, 64 or 128."""
+    return block_x if block_x <= 128 or columns > 192 else 192 if columns > 160 else 160
+
+
 def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeStateConfig:
     """Return the launch for head dims that :func:`whole_state_reason` has nothing against.
 
@@ -173,8 +180,9 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     # Three steps where a multiprocessor has room for them, with the other tiles; of single groups it holds two.
     num_stages = 3 if 2 * block_x + block_z <= 192 * groups else 2
     return WholeStateConfig(
-        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, block_z=block_z, groups=groups, num_stages=num_stages
-    )
+        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, used_x=_used_columns(block_x, dim_x), block_z=block_z,
+        groups=groups, num_stages=num_stages,
+    )  # fmt: skip
 
 
 def is_fused(scheme: str, item_bytes: int) -> bool:
@@ -208,7 +216,11 @@ def select_config(
     Returns:
         the launches; tiles never exceed the chunk or the padded head dims.
     """
-    k_pad, v_pad = max(16, next_power_of_two(head_dim_qk)), max(16, next_power_of_two(head_dim_v))
+
+    def padded(dim: int) -> int:
+        return max(16, next_power_of_two(dim))
+
+    k_pad, v_pad = padded(head_dim_qk), padded(head_dim_v)
     if item_bytes == 4:
         states = StatesConfig(block_t=32, block_k=32, block_v=32, num_warps=4, num_stages=1)
         outputs = ChunkOutputsConfig(block_t=32, block_s=32, block_x=32, block_z=32, num_warps=4, num_stages=1)
@@ -238,8 +250,9 @@ def select_config(
         # Before Hopper operands pass through registers: only half the tile leaves room for the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
         return FusedChunkConfig(
-            block_t=min(block_t, chunk), block_x=min(block_x, dx), block_z=min(64, dz), num_warps=4, num_stages=2
-        )
+            block_t=min(block_t, chunk), block_x=min(block_x, padded(dx)), block_z=min(64, padded(dz)), num_warps=4,
+            num_stages=2,
+        )  # fmt: skip
 
     def fit_outputs(dx: int, dz: int, *, sums: bool = False) -> ChunkOutputsConfig:
         block_t = min(outputs.block_t, chunk)
@@ -247,8 +260,8 @@ def select_config(
             outputs,
             block_t=block_t,
             block_s=min(outputs.block_s, block_t),
-            block_x=min(outputs.block_x, dx),
-            block_z=min(outputs.block_z, dz),
+            block_x=min(outputs.block_x, padded(dx)),
+            block_z=min(outputs.block_z, padded(dz)),
             num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
@@ -256,9 +269,9 @@ def select_config(
     normaliser_k = 128 if capability[0] == 9 and not whole_state else 64
     normaliser = NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3)
     fit = fit_fused if fused else fit_outputs
-    output = fit(k_pad, v_pad)
+    output = fit(head_dim_qk, head_dim_v)
     makes_denominators = isinstance(output, WholeStateConfig) and output.groups == 2 and k_pad <= 128
-    dq = fit(v_pad, k_pad, sums=True)
+    dq = fit(head_dim_v, head_dim_qk, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
         # With a state to load, four warps would spill.
         dq = replace(dq, num_warps=8)
@@ -266,7 +279,7 @@ def select_config(
         states=states,
         output=output,
         dq=dq,
-        dk=fit(v_pad, k_pad, sums=True),
-        dv=fit(k_pad, v_pad),
+        dk=fit(head_dim_v, head_dim_qk, sums=True),
+        dv=fit(head_dim_qk, head_dim_v),
         normaliser=None if makes_denominators else normaliser,
     )

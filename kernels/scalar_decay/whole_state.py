@@ -130,6 +130,8 @@ def _prepare(
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
     BX: gl.constexpr = TILE.block_x
+    # Of wide blocks the tile of the columns beyond 128, of which the last may be empty.
+    BEYOND: gl.constexpr = max(TILE.used_x - 128, 0)
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     DIVIDED: gl.constexpr = denominators.log_denom is not None
@@ -171,7 +173,12 @@ def _prepare(
         for part in gl.static_range(BT // BS):
             zeros = gl.zeros([BT, BS], gl.float32, scores_layout)
             keys = y.slice(part * BS, BS).permute((1, 0))
-            scores = warpgroup_mma(x, keys, zeros, is_async=True, use_acc=False)
+            if BEYOND == 0 or BEYOND == 128:
+                scores = warpgroup_mma(x, keys, zeros, is_async=True, use_acc=False)
+            else:
+                past_128 = x.slice(128, BEYOND, dim=1)
+                scores = warpgroup_mma(x.slice(0, 128, dim=1), keys.slice(0, 128), zeros, is_async=True, use_acc=False)
+                scores = warpgroup_mma(past_128, keys.slice(128, BEYOND), scores, is_async=True)
             columns = vectors.slice((QUERY if FUTURE else KEY) * BT + part * BS, BS).load(key_layout)
             if DIVIDED and part == 0:
                 scores, past = warpgroup_mma_wait(0, deps=[scores, past])
@@ -230,6 +237,8 @@ def _walk(
     BT: gl.constexpr = TILE.block_t
     BX: gl.constexpr = min(TILE.block_x, 128)
     NX: gl.constexpr = TILE.block_x // BX
+    # Columns of the second tile, where there is one.
+    OTHER: gl.constexpr = TILE.used_x - BX if NX == 2 else BX
     NZ: gl.constexpr = TILE.block_z // (BZ * TILE.groups)
     TWO: gl.constexpr = NX * NZ == 2
     STAGES: gl.constexpr = TILE.num_stages
@@ -246,21 +255,23 @@ def _walk(
     Z: gl.constexpr = group * NZ * BZ
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
+    other_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, OTHER, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
     weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
+    other_weighted_layout: gl.constexpr = gl.DotOperandLayout(0, other_layout, 2)
     sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
     flat_layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
 
     offs_z = z_col + Z + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
     offs_x = gl.arange(0, BX, gl.SliceLayout(0, state_layout))
-    other_z = offs_z + (BZ if NZ == 2 else 0)
-    other_x = offs_x + (BX if NX == 2 else 0)
+    other_z = z_col + Z + (BZ if NZ == 2 else 0) + gl.arange(0, BZ, gl.SliceLayout(1, other_layout))
+    other_x = (BX if NX == 2 else 0) + gl.arange(0, OTHER, gl.SliceLayout(0, other_layout))
     mask = (offs_z < DZ)[:, None] & (offs_x < DX - x_col)[None, :]
     other_mask = (other_z < DZ)[:, None] & (other_x < DX - x_col)[None, :]
     corner = x_col if ROLE.transposed else x_col * DZ
     state = gl.zeros([BZ, BX], gl.float32, state_layout)
-    other = gl.zeros([BZ, BX], gl.float32, state_layout)
+    other = gl.zeros([BZ, OTHER], gl.float32, other_layout)
     if pointers.state is not None:
         entry = pointers.state + chunk.state + corner
         at = elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed)
@@ -287,11 +298,13 @@ def _walk(
         if ANCHORS:
             index = pid_bh * num_anchors + start // every + (stretches - 1 - stretch if FUTURE else stretch)
             anchor = pointers.anchor_states + index * STATE + share * NX * BZ * BX
+            if TWO:
+                other_anchor = anchor + BZ * BX + gl.arange(0, BZ * OTHER, layout=flat_layout)
             anchor += gl.arange(0, BZ * BX, layout=flat_layout)
             if not FUTURE:
                 gl.store(anchor, _flatten(state.to(DTYPE), BX))
                 if TWO:
-                    gl.store(anchor + BZ * BX, _flatten(other.to(DTYPE), BX))
+                    gl.store(other_anchor, _flatten(other.to(DTYPE), OTHER))
         for _ in range(count):
             stage = tile % STAGES
             gates = buffers.gates.index(stage)
@@ -316,10 +329,11 @@ def _walk(
             out = _multiply(state, x_t.slice(0, BX), zeros, False, operand_layout)
             if NX == 2:
                 out = warpgroup_mma_wait(0, deps=[out])
-                out = _multiply(other, x_t.slice(BX, BX), out, True, operand_layout)
+                out = _multiply(other, x_t.slice(BX, OTHER), out, True, operand_layout)
             mbarrier.wait(buffers.ready.index(stage), (tile // STAGES) & 1)
             mbarrier.wait(buffers.loaded_z.index(stage), (tile // STAGES) & 1)
             decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, state_layout))[:, None]
+            other_decay = gl.convert_layout(decay, other_layout)
             for half in gl.static_range(NZ):
                 if half == 1:
                     out = _multiply(other, x_t, zeros, False, operand_layout)
@@ -331,13 +345,14 @@ def _walk(
                 weighted = (z_t.load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
                 if NX == 2:
                     state = warpgroup_mma(weighted, y.slice(0, BX, dim=1), state * decay, is_async=True)
-                    other = warpgroup_mma(weighted, y.slice(BX, BX, dim=1), other * decay, is_async=True)
+                    weighted = gl.convert_layout(weighted, other_weighted_layout)
+                    other = warpgroup_mma(weighted, y.slice(BX, OTHER, dim=1), other * other_decay, is_async=True)
                     out = warpgroup_mma_wait(2, deps=[out])
                 elif half == 0:
                     state = warpgroup_mma(weighted, y, state * decay, is_async=True)
                     out, state = warpgroup_mma_wait(0, deps=[out, state])
                 else:
-                    other = warpgroup_mma(weighted, y, other * decay, is_async=True)
+                    other = warpgroup_mma(weighted, y, other * other_decay, is_async=True)
                     out = warpgroup_mma_wait(1, deps=[out])
                 out_s = buffers.out.index(group * NZ + half)
                 if SUMS or PARTIAL:
@@ -373,7 +388,7 @@ def _walk(
         if ANCHORS and FUTURE:
             dot = gl.sum(gl.load(anchor).to(gl.float32) * _flatten(state, BX), axis=0)
             if TWO:
-                dot += gl.sum(gl.load(anchor + BZ * BX).to(gl.float32) * _flatten(other, BX), axis=0)
+                dot += gl.sum(gl.load(other_anchor).to(gl.float32) * _flatten(other, OTHER), axis=0)
             gl.store(pointers.anchors + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 

@@ -68,7 +68,7 @@ def test_compile_ahead_takes_no_backward_pass_that_another_case_compiles() -> No
 
 
 def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first case compiles itself; then batches grow, and what is compiled is what one pass would compile."""
+    """The first case compiles itself; then batches come, and what is compiled is what one pass would compile."""
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
     compiled: set[object] = {None}
@@ -90,7 +90,8 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
             assert [len(batch) for batch in batches] == [64]
         assert compile_ahead._key(item) in compiled
     assert told == [len(batch) for batch in batches]
-    assert len(batches) < 5
+    assert len(batches) > 1
+    assert {len(batch) for batch in batches[:-1]} == {64}
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
