@@ -17,6 +17,7 @@ from .. import kernels
 from ..analysis.accelerators import cpu
 from ..kernels.baselines.spec import Baseline
 from ..kernels.spec import Implementation
+from ..results.schema import Case
 from ..results.select import grouped
 from .environment import Environment, version_of
 from .executors import LocalExecutor, Queue, autotunes
@@ -100,7 +101,7 @@ def _key(item: PlannedCase) -> tuple[Any, ...] | None:
     return case.op, case.impl, case.dtype, case.state_dtype, mode, sizes
 
 
-def _kind(item: PlannedCase) -> Hashable:
+def _kind(item: PlannedCase) -> Case:
     """Return what is the same for cases that differ in lengths and in the dtype of states alone."""
     return replace(item.case, batch=None, seq_len=None, chunk_size=None, state_dtype=None)
 
@@ -133,11 +134,12 @@ def widest(item: PlannedCase) -> int:
 
 
 def unit_of(item: PlannedCase) -> Hashable:
-    """Return what one process compiles: each case, but of what autotunes all.
+    """Return what one process compiles: each case, but of what autotunes all of one kind.
 
-    Autotuners compile the same configurations for many cases, and side by side within a process.
+    Autotuners compile the same configurations for cases that differ in their lengths, or in whether they take
+    gradients, and side by side within a process.
     """
-    return (item.case.op, item.case.impl) if autotunes(item) else item.case
+    return replace(_kind(item), mode="") if autotunes(item) else item.case
 
 
 def uncompiled(planned: Sequence[PlannedCase], environment: Environment) -> list[PlannedCase]:
@@ -226,7 +228,15 @@ class Compiler:
             The seconds that it took.
         """
         first, self._first = self._first, False
-        return 0.0 if first else self._compile(self._ends.get(_key(item), 0))
+        end = 0 if first else self._ends.get(_key(item), 0)
+        if end <= self._done:
+            return 0.0
+        # An autotuner's configurations may take minutes: they wait until what autotunes is measured.
+        further = itertools.takewhile(
+            lambda other: not autotunes(other) or (other.case.op, other.case.impl) == (item.case.op, item.case.impl),
+            self._cases[end : self._done + self._batch],
+        )
+        return self._compile(end + len(list(further)))
 
     def compile_all(self) -> float:
         """Compile what all cases need, and return the seconds that it took."""
@@ -235,7 +245,7 @@ class Compiler:
     def _compile(self, end: int) -> float:
         began = time.monotonic()
         if end > self._done:
-            batch = self._cases[self._done : max(end, self._done + self._batch)]
+            batch = self._cases[self._done : end]
             self._tell(len(batch))
             compile_ahead(batch, self._executor, self._environment, self._timeout_s)
             self._done += len(batch)

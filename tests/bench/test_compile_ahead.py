@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.executors import Outcomes, Queue
+from lrbench.bench.executors import Outcomes, Queue, autotunes
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent
@@ -91,7 +91,10 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
         assert compile_ahead._key(item) in compiled
     assert told == [len(batch) for batch in batches]
     assert len(batches) > 1
-    assert {len(batch) for batch in batches[:-1]} == {64}
+    for batch in batches:
+        tuned = {(item.case.op, item.case.impl) for item in batch if autotunes(item)}
+        assert len(tuned) <= 1
+        assert len(batch) <= 64 or tuned
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
