@@ -25,6 +25,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
+from ..spec import matches_version
 from .sizes import REMEMBERED, cdiv
 
 Kernel = TypeVar("Kernel")
@@ -50,8 +51,11 @@ SMALL_BYTES = 2**16
 MAX_PLANS = 32
 """Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
 
-HAS_LAUNCH = triton.__version__.startswith("3.6.") and torch.version.hip is None
+HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.9") and torch.version.hip is None
 """Whether a compiled kernel's launcher has the function ``launch`` that plans call; elsewhere there are no plans."""
+
+ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
+"""Whether all kernels share one launcher, which is told of each argument what it is, and takes them as a tuple."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -402,9 +406,14 @@ class _Recorder(TorchDispatchMode):
             self.sources.append(_Source(ALLOCATED, -size, size))
             memory = self._at(len(self.sources) - 1, 0)
         flags = map(self._constant, (launcher.launch_cooperative_grid, launcher.launch_pdl))
-        about = [*flags, memory, nothing, self._constant(compiled.packed_metadata), nothing, nothing, nothing]
-        begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function)]
-        entries = [*begin, *about, *map(self._entry, args), *constants]
+        begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function), *flags]
+        scratch, about = [memory, nothing], [self._constant(compiled.packed_metadata), nothing, nothing, nothing]
+        given = [*map(self._entry, args), *constants]
+        if ONE_LAUNCHER:
+            kinds = map(self._constant, (launcher.arg_annotations, launcher.kernel_signature))
+            entries = [*begin, *about, *scratch, *kinds, self._tuple(given)]
+        else:
+            entries = [*begin, *scratch, *about, *given]
         self.launches.append((launcher.launch, entries))
         self.hooks.append(kernel.pre_run_hooks)
 
@@ -442,10 +451,13 @@ class _Recorder(TorchDispatchMode):
         elif value is None or type(value) in (bool, int, float):
             return self._constant(value)
         elif hasattr(value, "_fields"):
-            self.tuples.append([*map(self._entry, value)])
-            return TUPLES, len(self.tuples) - 1
+            return self._tuple([*map(self._entry, value)])
         self.fits = False
         return STREAM, 0
+
+    def _tuple(self, members: list[_Entry]) -> _Entry:
+        self.tuples.append(members)
+        return TUPLES, len(self.tuples) - 1
 
     def _constant(self, value: Any) -> _Entry:
         self.constants.append(value)
