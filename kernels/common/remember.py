@@ -51,11 +51,12 @@ SMALL_BYTES = 2**16
 MAX_PLANS = 32
 """Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
 
-HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.9") and torch.version.hip is None
-"""Whether a compiled kernel's launcher has the function ``launch`` that plans call; elsewhere there are no plans."""
+HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.7") and torch.version.hip is None
+"""Whether plans call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans. With 3.7
+and 3.8 they are right beside a driver that stands in for the GPU's, and no GPU has run them yet."""
 
 ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
-"""Whether all kernels share one launcher, which is told of each argument what it is, and takes them as a tuple."""
+"""Whether all kernels share one launcher, as from Triton 3.7 on: it takes a tuple of arguments, and what each is."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

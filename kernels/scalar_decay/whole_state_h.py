@@ -20,7 +20,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..common.remember import remember_launches
 from .whole_state_tiles import (
-    BZ, WARPS, Buffers, Tensors, barrier, elements, load_first_tiles, load_gates, load_tiles,
+    BZ,
+    WARPS,
+    Buffers,
+    Tensors,
+    barrier,
+    elements,
+    load_first_tiles,
+    load_gates,
+    load_tiles,
 )  # fmt: skip
 
 
