@@ -25,6 +25,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 
+from ..spec import matches_version
 from .sizes import REMEMBERED, cdiv
 
 Kernel = TypeVar("Kernel")
@@ -50,8 +51,12 @@ SMALL_BYTES = 2**16
 MAX_PLANS = 32
 """Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
 
-HAS_LAUNCH = triton.__version__.startswith("3.6.") and torch.version.hip is None
-"""Whether a compiled kernel's launcher has the function ``launch`` that plans call; elsewhere there are no plans."""
+HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.7") and torch.version.hip is None
+"""Whether plans call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans. With 3.7
+and 3.8 they are right beside a driver that stands in for the GPU's, and no GPU has run them yet."""
+
+ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
+"""Whether all kernels share one launcher, as from Triton 3.7 on: it takes a tuple of arguments, and what each is."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -402,9 +407,14 @@ class _Recorder(TorchDispatchMode):
             self.sources.append(_Source(ALLOCATED, -size, size))
             memory = self._at(len(self.sources) - 1, 0)
         flags = map(self._constant, (launcher.launch_cooperative_grid, launcher.launch_pdl))
-        about = [*flags, memory, nothing, self._constant(compiled.packed_metadata), nothing, nothing, nothing]
-        begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function)]
-        entries = [*begin, *about, *map(self._entry, args), *constants]
+        begin = [*map(self._constant, (x, y, z)), (STREAM, 0), self._constant(compiled.function), *flags]
+        scratch, about = [memory, nothing], [self._constant(compiled.packed_metadata), nothing, nothing, nothing]
+        given = [*map(self._entry, args), *constants]
+        if ONE_LAUNCHER:
+            kinds = map(self._constant, (launcher.arg_annotations, launcher.kernel_signature))
+            entries = [*begin, *about, *scratch, *kinds, self._tuple(given)]
+        else:
+            entries = [*begin, *scratch, *about, *given]
         self.launches.append((launcher.launch, entries))
         self.hooks.append(kernel.pre_run_hooks)
 
@@ -442,10 +452,13 @@ class _Recorder(TorchDispatchMode):
         elif value is None or type(value) in (bool, int, float):
             return self._constant(value)
         elif hasattr(value, "_fields"):
-            self.tuples.append([*map(self._entry, value)])
-            return TUPLES, len(self.tuples) - 1
+            return self._tuple([*map(self._entry, value)])
         self.fits = False
         return STREAM, 0
+
+    def _tuple(self, members: list[_Entry]) -> _Entry:
+        self.tuples.append(members)
+        return TUPLES, len(self.tuples) - 1
 
     def _constant(self, value: Any) -> _Entry:
         self.constants.append(value)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..common.device import capability, on_device_of, scratch
 from ..common.sizes import cdiv, next_power_of_two
+from ..spec import matches_version
 from .chunk_h import chunk_h_kernel, chunk_h_merge_kernel
 from .chunk_o import chunk_o_kernel
 from .config import (
@@ -35,7 +36,7 @@ from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
-HAS_WHOLE_STATE = triton.__version__.startswith(f"{GLUON_TRITON}.") and not triton.knobs.runtime.interpret
+HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
 """Whether whole_state.py runs: Gluon's names change from one Triton to the next, and it has no interpreter."""
 if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel

@@ -42,10 +42,13 @@ from .whole_state_tiles import (
     Chunk,
     Pointers,
     Tensors,
+    barrier,
     elements,
+    load_async,
     load_first_tiles,
     load_gates,
     load_tiles,
+    store_async,
 )
 
 
@@ -104,7 +107,7 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
         buffers.weight.permute((1, 0)).store(_split(enters, buffers.weight.dtype, layout))
         buffers.n.permute((1, 0)).store(_split(n, buffers.n.dtype, n_layout))
         fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     return decay
 
 
@@ -196,7 +199,7 @@ def _prepare(
             denominator = gl.maximum(gl.abs(n_q), vectors.slice(FLOOR * BT, BT).load(query_layout))
             vectors.slice(DIVISOR * BT, BT).store(1.0 / denominator)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         mbarrier.arrive(buffers.ready.index(stage), count=1)
         if DIVIDED:
             at = pid_bh * T + t0 + offs_t
@@ -313,11 +316,11 @@ def _walk(
                 mbarrier.expect(extra, 2 * BT * BZ * (SUMS + PARTIAL))
                 # They come where the output of the step before was.
                 tma.store_wait(0)
-                gl.thread_barrier()
+                barrier()
             if SUMS:
-                tma.async_copy_global_to_shared(tensors.pair, [t0, z_col + Z], extra, buffers.pair.index(group))
+                load_async(tensors.pair, [t0, z_col + Z], extra, buffers.pair.index(group))
             if PARTIAL:
-                tma.async_copy_global_to_shared(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
+                load_async(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
             x = buffers.x.index(stage)
             y = buffers.y.index(stage)
@@ -358,7 +361,7 @@ def _walk(
                 if SUMS or PARTIAL:
                     mbarrier.wait(extra, tile & 1)
                 tma.store_wait(NZ - 1)
-                gl.thread_barrier()
+                barrier()
                 if PARTIAL:
                     out += out_s.permute((1, 0)).load(out_layout).to(gl.float32)
                 if DIVIDED:
@@ -373,13 +376,13 @@ def _walk(
                     gl.store(pointers.sums + warp * planes + pid_bh * T + offs, sums, mask=offs < T)
                 out_s.permute((1, 0)).store(out.to(DTYPE))
                 fence_async_shared()
-                gl.thread_barrier()
-                tma.async_copy_shared_to_global(tensors.out, [t0, z_col + Z + half * BZ], out_s)
+                barrier()
+                store_async(tensors.out, [t0, z_col + Z + half * BZ], out_s)
             if TWO:
                 state, other = warpgroup_mma_wait(0, deps=[state, other])
             else:
                 state = warpgroup_mma_wait(0, deps=[state])
-            gl.thread_barrier()
+            barrier()
             mbarrier.arrive(buffers.freed.index(stage), count=1)
             if group == 0 and TILE.groups == 2:
                 mbarrier.arrive(buffers.freed.index(stage), count=1, pred=chunk.two_groups == 0)
@@ -504,7 +507,7 @@ def whole_state_kernel(
         for group in gl.static_range(GROUPS):
             mbarrier.init(buffers.extra_loaded.index(group), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     end = gl.minimum(start + L, T)
     tensors = Tensors(x_desc, y_desc, z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)

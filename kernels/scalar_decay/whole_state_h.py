@@ -19,7 +19,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
-from .whole_state_tiles import BZ, WARPS, Buffers, Tensors, elements, load_first_tiles, load_gates, load_tiles
+from .whole_state_tiles import (
+    BZ,
+    WARPS,
+    Buffers,
+    Tensors,
+    barrier,
+    elements,
+    load_first_tiles,
+    load_gates,
+    load_tiles,
+)  # fmt: skip
 
 
 @remember_launches
@@ -85,7 +95,7 @@ def whole_state_h_kernel(
     for step in gl.static_range(STAGES):
         mbarrier.init(loaded.index(step), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     start = pid_n * L
     tiles = gl.cdiv(gl.minimum(start + L, T) - start, BT)
     load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE, TILE)
@@ -104,7 +114,7 @@ def whole_state_h_kernel(
     t0 = start + (tiles - 1) * BT if FUTURE else start
     _, _, _, weight, decay, _ = load_gates(gates, pid_bh, t0, T, log_scale, FUTURE, BT)
     weights_s.index(0).store(gl.exp2(weight))
-    gl.thread_barrier()
+    barrier()
     for tile in range(tiles):
         stage = tile % STAGES
         ahead = tile + STAGES - 1
@@ -135,7 +145,7 @@ def whole_state_h_kernel(
         weights_s.index((tile + 1) & 1).store(gl.exp2(weight))
         decay = next_decay
         t0 = next_t
-        gl.thread_barrier()
+        barrier()
 
     row = pid_bh * N + pid_n
     offs_x = x_col + gl.arange(0, BX, gl.SliceLayout(0, state_layout))

@@ -6,6 +6,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+# Triton 3.7 and 3.8 renamed what 3.6 has.
+barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+load_async = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_async = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
 WARPS = gl.constexpr(4)
 """Of a group: what a matrix product of Hopper takes."""
 BZ = gl.constexpr(64)
@@ -95,15 +100,18 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
+    # Elements are of 16 bits.
+    bytes_y: gl.constexpr = 2 * tensors.y.block_shape[0] * tensors.y.block_shape[1]
+    bytes_z: gl.constexpr = 2 * tensors.z.block_shape[0] * tensors.z.block_shape[1]
     if tensors.x is None:
-        mbarrier.expect(loaded, tensors.y.block_type.nbytes + tensors.z.block_type.nbytes, pred=pred)
+        mbarrier.expect(loaded, bytes_y + bytes_z, pred=pred)
     else:
         loaded_z = buffers.loaded_z.index(stage)
-        mbarrier.expect(loaded, 2 * tensors.y.block_type.nbytes, pred=pred)
-        mbarrier.expect(loaded_z, tensors.z.block_type.nbytes, pred=pred)
-        tma.async_copy_global_to_shared(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
-    tma.async_copy_global_to_shared(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
+        mbarrier.expect(loaded, 2 * bytes_y, pred=pred)
+        mbarrier.expect(loaded_z, bytes_z, pred=pred)
+        load_async(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
+    load_async(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
+    load_async(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
 
 
 @gluon.jit

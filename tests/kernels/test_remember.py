@@ -66,11 +66,12 @@ class Driver:
 
 
 class Compiled:
-    """Stands in for a compiled kernel and its launcher, which has the form that Triton's has."""
+    """Stands in for a compiled kernel and its launcher, which has either form that Triton's has."""
 
     num_ctas, global_scratch_size, profile_scratch_size = 1, 64, 0
     launch_cooperative_grid = launch_pdl = False
     function, packed_metadata = "function", "metadata"
+    arg_annotations, kernel_signature = "annotations", "signature"
 
     def __init__(self, kernel: Any, *about: Any) -> None:
         self.name, self.binary = kernel.__name__, f"{kernel.__name__} {about}"
@@ -80,11 +81,19 @@ class Compiled:
         return self.name
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
-        scratch = x * y * z * self.global_scratch_size
-        self.launch(x, y, z, stream, function, False, False, scratch, None, *rest)
+        scratch = x * y * z * self.global_scratch_size, None
+        if remember.ONE_LAUNCHER:
+            rest = *rest[:4], *scratch, self.arg_annotations, self.kernel_signature, rest[4:]
+        else:
+            rest = *scratch, *rest
+        self.launch(x, y, z, stream, function, False, False, *rest)
 
     def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
-        _, _, scratch, _, metadata, about, enter, _, *arguments = rest
+        if remember.ONE_LAUNCHER:
+            _, _, metadata, about, enter, _, scratch, _, *kinds, arguments = rest
+            assert kinds == [self.arg_annotations, self.kernel_signature]
+        else:
+            _, _, scratch, _, metadata, about, enter, _, *arguments = rest
         assert (function, metadata) == (self.function, self.packed_metadata)
         if enter is not None:
             enter(about)
@@ -259,9 +268,10 @@ def _toy(
     return (y, (twice,)) if want_twice else y
 
 
-@pytest.fixture
-def toy(gpu: Driver) -> Callable[..., Any]:
-    """The toy, which has not been called."""
+@pytest.fixture(params=[False, True], ids=["launcher each", "one launcher"])
+def toy(gpu: Driver, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The toy, which has not been called, with either form of Triton's launchers."""
+    monkeypatch.setattr(remember, "ONE_LAUNCHER", request.param)
     gpu.work = {"_add_kernel": _add, "_scale_kernel": _scale}
     return remember_calls(lambda x, **keywords: _toy(x, **keywords))
 
