@@ -139,7 +139,7 @@ def beside(question: Question, head_dim_qk: int | None = None) -> Iterator[Quest
 
 
 def ranking(question: Question, *, every: bool, head_dim_qk: int | None = None) -> list[dict[str, Any]]:
-    """Return a row per kernel for a problem, first the one that is fastest for sure (:meth:`.prediction.Answer.order`).
+    """Return a row per kernel for a problem, first the fastest (:meth:`.prediction.Answer.order`).
 
     Args:
         every: every kernel of other mathematics; else the fastest of each operation.

@@ -220,12 +220,13 @@ class Answer:
         return f"does not fit in {capacity / 1e9:.4g} GB (needs {self.memory_bytes / 1e9:.3g} at least)"
 
     def order(self) -> tuple[bool, bool, float]:
-        """Return by what implementations are ranked: the most that they are likely to take; behind are bounds, and last
-        what does not fit in memory.
+        """Return by what implementations are ranked: the time as measured, else the most that they are likely to take;
+        behind are bounds, and last what does not fit in memory.
 
         So one of which little is known is not preferred to one that was measured.
         """
-        return self.does_not_fit is not None, self.basis == "bound", self.interval_ms[1]
+        most_ms = self.measured["time_ms"] if self.measured else self.interval_ms[1]
+        return self.does_not_fit is not None, self.basis == "bound", most_ms
 
 
 def _modelled_memory(case: Case) -> float:

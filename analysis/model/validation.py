@@ -17,6 +17,7 @@ from ...results.names import current_name
 from ...results.schema import PROBLEM_SIZES
 from ...results.select import grouped, load_rows
 from ..accelerators.known import get_accelerator
+from ..counts.formulations import MODES
 from .fit import Row, case_of, errors_of, fit_rows, newest_cases
 from .prediction import Prediction, answer, stored_rows
 from .terms import FORMULATION
@@ -63,7 +64,7 @@ def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: st
         rows = newest_cases(stored_rows(results, mode, dtype))
         devices = dict.fromkeys(row["device_accelerator"] for row in rows)
         for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
-            declared = FORMULATION.kind(op, name, mode, dtype) is not None
+            declared = mode in MODES and FORMULATION.kind(op, name, mode, dtype) is not None
             if declared and (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
                 for here in devices:
                     for fitted_on in devices:

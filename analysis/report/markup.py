@@ -29,6 +29,11 @@ NARROW_INCHES = 3.6
 
 SHORTER = (
     (rb"\s+", b" "),
+    (rb"<\?xml.*?\?> <!DOCTYPE.*?>", b""),
+    (rb"> <", b"><"),
+    (rb" font-family: 'DejaVu Sans';", b""),
+    # Where DejaVu is not installed a font of its width stands in.
+    (rb'(<style type="text/css">)', rb"\1text{font-family:'DejaVu Sans',Verdana,sans-serif}"),
     (rb"(\.\d\d)\d+", rb"\1"),
     (rb' transform="rotate\(-0 [^"]*"', b""),
     (rb"<metadata>.*</metadata>", b""),
@@ -164,8 +169,7 @@ def _image(drawn: Figure, *, crop: bool) -> Image:
         box = drawn.get_tightbbox().padded(0.06) if crop else None
         drawn.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches=box)
     inches = box or drawn.bbox_inches
-    # Hundredths of a point are enough, and where DejaVu is not installed a font of its width stands in.
-    svg = buffer.getvalue().replace(b"'DejaVu Sans'", b"'DejaVu Sans', Verdana, sans-serif")
+    svg = buffer.getvalue()
     for found, shorter in SHORTER:
         svg = re.sub(found, shorter, svg)
     uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
