@@ -221,16 +221,14 @@ def test_best_ranks_what_was_measured(run: Run) -> None:
 def test_what_does_not_fit_in_memory_is_not_recommended(run: Run) -> None:
     """8 sequences of 1M tokens take 193 GiB of inputs and outputs alone; of 512k only the kernels that store little."""
     too_long = ("--gpu", "h100", "--seq-len", "1M")
-    told = re.fullmatch(
-        r"nothing to use on h100_sxm: (\w+), which needs least memory, does not fit in 80 GB \(needs 209 at least\)\n",
-        run("best", *too_long),
+    assert run("best", *too_long) == (
+        "nothing to use on h100_sxm: fused_chunk, which needs least memory, does not fit in 80 GB "
+        "(needs 209 at least)\n"
     )
-    assert told
-    assert re.search(rf"\ndoes not fit in 80 GB: .*\b{told[1]} 209, ", run.err)
+    assert "\ndoes not fit in 80 GB: whole_state 209, fused_chunk 209, " in run.err
     assert " does not fit in 80 GB (needs 209 at least) on h100_sxm; " in run("predict", *too_long).splitlines()[0]
-    assert re.match(
-        r"\w+ does not fit in 80 GB \(needs 209 at least\) with any chunk length; 1048576 needs least\n",
-        run("chunk-size", *too_long),
+    assert run("chunk-size", *too_long).startswith(
+        "whole_state does not fit in 80 GB (needs 209 at least) with any chunk length; 1048576 needs least\n"
     )
     rows = run.json("best", "--gpu", "h100", "--seq-len", "1M", "--batch", "2")
     fits = [row["does_not_fit"] is None for row in rows]
@@ -371,9 +369,16 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
     predicted = next(line for line in printed if line.startswith("fused_save "))
     assert re.search(r" ~2\d\.\d +\d+", predicted)
     assert any(" >" in line for line in printed), "bounds of what has no rows"
-    # Its rows are limited by products, and a few tokens by the memory, of which it has no better share.
+    # Rows are limited by products, and a few tokens by the memory, of which nothing has a better share.
     few = run.json("best", "gated-mlp", "--gpu", "h200", "--seq-len", "16", "--batch", "1")
-    assert all(0.5 < row["roof_fraction"] < 0.8 for row in few if row["basis"] == "fitted" and row["same_math"])
+    share: dict[str, float] = {}
+    wanted = {"kernel": "gated-mlp", "mode": "fw", "status": "ok"}
+    for row in load_rows(store.HERE / "h200_sxm" / "gated-mlp.parquet", ("impl", "roofline_fraction"), wanted):
+        share[row["impl"]] = max(row["roofline_fraction"], share.get(row["impl"], 0.0))
+    for row in few:
+        if row["basis"] == "fitted":
+            # Rows of fused stand in for those of what has none.
+            assert row["roof_fraction"] == pytest.approx(share.get(row["impl"], share["fused"]))
     here = run("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
     assert re.match(r"use \w+, chunks of \d+: 0\.\d+ ms \(0\.\d+ to \d\.\d+\) predicted for h100_sxm\n", here)
     rows = run.json("best", "--gpu", "h100", "--embedding", "2048", "--state-size", "64", "--seq-len", "4k")
@@ -460,13 +465,10 @@ def test_predict_gives_an_interval(tmp_path: Path, run: Run) -> None:
 def test_predict_validates_itself(run: Run) -> None:
     printed = run("predict", "gated-mlp", "--validate").splitlines()
     assert re.match(
-        r"on the accelerator of the fit: 9\d\.\d% of \d+ rows left out lie in their 90 % intervals", printed[0]
+        r"on the accelerator of the fit: 9\d\.\d% of \d\d\d rows left out lie in their 90 % intervals", printed[0]
     )
     assert printed[1] == "by a fit carried from another accelerator: no rows"
-    told = re.fullmatch(
-        r"of (\d) implementations (\d) hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more", printed[2]
-    )
-    assert told and told[1] == told[2]
+    assert printed[2] == "of 7 implementations 7 hold as many as 85 to 95 % come to by chance, 0 fewer, 0 more"
     assert printed[3].split() == ["op", "impl", "rows", "held", "chance", "error", "width"]
     assert {line.split()[0] for line in printed[4:]} == {"gated_mlp", "projections"}
     rows = run.json("predict", "wkv4", "--validate", "--impl", "scan")
@@ -481,10 +483,9 @@ MAMBA = "predict tfla --op mamba2_ssd --impl mamba_ssm.chunk_scan --head-dim 64 
 def test_predict_prints_what_was_measured_first(run: Run) -> None:
     lines = run(*MAMBA.split(), "--gpu", "h200").splitlines()
     assert len(lines) == 2
-    assert re.fullmatch(
-        r"mamba2_ssd mamba_ssm\.chunk_scan fw, chunks of 128: measured 1\.53 ms on h200_sxm, commit fef0ea2; "
-        r"the model says 1\.5\d* ms, 0\.\d+ to 2\.\d+",
-        lines[0],
+    assert lines[0] == (
+        "mamba2_ssd mamba_ssm.chunk_scan fw, chunks of 128: measured 1.53 ms on h200_sxm, commit fef0ea2; "
+        "the model says 1.522 ms, 0.9705 to 2.387"
     )
     assert lines[1].startswith("low to high: 90 %, from 6 rows of its own and those of 7 like it on h200_sxm")
     row = run.json(*MAMBA.split(), "--gpu", "h200")
@@ -650,7 +651,7 @@ def test_figures_are_written(tmp_path: Path, run: Run) -> None:
         ),
         ("best tfla --seq-len 8", "seq_len must be >= 16 to have a feasible chunk size, got 8"),
         ("predict tfla --gpu v100 --dtype bf16", "dtype must be one of fp16, fp32, fp64 on v100, got 'bf16'"),
-        ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn."),
+        ("predict attention --chunk-size 64", "chunk_size must be left out for attention flash_attn.v3 fw"),
         ("predict tfla --chunk-size 1m", "chunk_size must be <= seq_len = 8192, got 1048576"),
         ("predict tfla --chunk-size=", "chunk_size must be a positive integer such as 512 or 8k, got ''"),
         (

@@ -34,6 +34,7 @@ SHORTER = (
     (rb" font-family: 'DejaVu Sans';", b""),
     # Where DejaVu is not installed a font of its width stands in.
     (rb'(<style type="text/css">)', rb"\1text{font-family:'DejaVu Sans',Verdana,sans-serif}"),
+    # Hundredths of a point are enough.
     (rb"(\.\d\d)\d+", rb"\1"),
     (rb' transform="rotate\(-0 [^"]*"', b""),
     (rb"<metadata>.*</metadata>", b""),

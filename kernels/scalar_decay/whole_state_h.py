@@ -29,7 +29,7 @@ from .whole_state_tiles import (
     load_first_tiles,
     load_gates,
     load_tiles,
-)  # fmt: skip
+)
 
 
 @remember_launches
