@@ -51,9 +51,8 @@ SMALL_BYTES = 2**16
 MAX_PLANS = 32
 """Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
 
-HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.7") and torch.version.hip is None
-"""Whether plans call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans. With 3.7
-and 3.8 they are right beside a driver that stands in for the GPU's, and no GPU has run them yet."""
+HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.9") and torch.version.hip is None
+"""Whether plans call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans."""
 
 ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
 """Whether all kernels share one launcher, as from Triton 3.7 on: it takes a tuple of arguments, and what each is."""
