@@ -20,7 +20,7 @@ from ..kernels.spec import Implementation
 from ..results.schema import Case
 from ..results.select import grouped
 from .environment import Environment, version_of
-from .executors import LocalExecutor, Queue, autotunes
+from .executors import LocalExecutor, Queue, autotunes, in_turn
 from .plan import PlannedCase
 from .workers import Limits
 
@@ -191,7 +191,7 @@ class Compiler:
     The first case is left to its own worker, which compiles it while the processes here import torch.
 
     Args:
-        planned: what is measured, in this order.
+        planned: what is measured.
         environment: where.
         jobs: processes that compile, on ``devices`` GPUs.
         tell: told of each batch how many cases it has.
@@ -207,7 +207,7 @@ class Compiler:
         tell: Callable[[int], None],
     ) -> None:
         self._environment, self._timeout_s, self._tell = environment, timeout_s, tell
-        order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, planned)))}
+        order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, in_turn(planned))))}
         self._cases = sorted(uncompiled(planned, environment), key=lambda item: order[_key(item)])
         self._ends = {_key(item): n for n, item in enumerate(self._cases, start=1)}
         self._done, self._batch, self._first = 0, BATCH * jobs, True

@@ -119,6 +119,13 @@ class Queue:
         return self._process_of(item) == self._process_of(before)
 
 
+def in_turn(planned: Sequence[PlannedCase]) -> Iterator[PlannedCase]:
+    """Yield cases in the order in which one worker takes them."""
+    cases, item = Queue(planned), None
+    while item := cases.take(item):
+        yield item
+
+
 class Executor(Protocol):
     """Runs cases in worker processes and yields outcomes as they come; a context manager that ends these."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from lrbench.bench import compile_ahead, run
 from lrbench.bench.compile_ahead import compile_cases
-from lrbench.bench.executors import Outcomes, Queue, autotunes
+from lrbench.bench.executors import Outcomes, Queue, autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.tests.bench.environments import H200, PROCESSOR
 from lrbench.tests.bench.runs import Instant, Silent
@@ -81,7 +81,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     monkeypatch.setattr(compile_ahead, "compile_ahead", compile_batch)
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
     compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
-    for n, item in enumerate(planned):
+    for n, item in enumerate(in_turn(planned)):
         compiler.compile_for(item)
         if n == 0:
             assert not batches
