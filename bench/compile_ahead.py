@@ -194,7 +194,7 @@ class Compiler:
         planned: what is measured.
         environment: where.
         jobs: processes that compile, on ``devices`` GPUs.
-        tell: told of each batch how many cases it has.
+        tell: told of each batch how many cases it has, and how many are left for later ones.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Compiler:
         jobs: int,
         devices: int,
         timeout_s: float,
-        tell: Callable[[int], None],
+        tell: Callable[[int, int], None],
     ) -> None:
         self._environment, self._timeout_s, self._tell = environment, timeout_s, tell
         order = {key: n for n, key in enumerate(dict.fromkeys(map(_key, in_turn(planned))))}
@@ -246,7 +246,7 @@ class Compiler:
         began = time.monotonic()
         if end > self._done:
             batch = self._cases[self._done : end]
-            self._tell(len(batch))
+            self._tell(len(batch), len(self._cases) - end)
             compile_ahead(batch, self._executor, self._environment, self._timeout_s)
             self._done += len(batch)
             if self._done == len(self._cases):

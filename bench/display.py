@@ -208,7 +208,8 @@ class SweepProgress:
         self._statuses: Counter[str] = Counter()
         self._total = 0
         self._what = ""
-        self._printed = self._began = self._left = self._whole = 0.0
+        self._printed = self._began = self._left = self._whole = self._uncompiled_s = 0.0
+        self._compiling: tuple[float, int, int] | None = None
 
     def begin(self, total: int, what: str) -> None:
         """A pass over ``total`` cases begins."""
@@ -229,8 +230,9 @@ class SweepProgress:
         self._task = self._bar.add_task("", total=total, what=what, left="-:--:--")
         self._bar.start()
 
-    def compiling(self, count: int) -> None:
-        """So many cases are compiled before the next is measured."""
+    def compiling(self, count: int, left: int) -> None:
+        """So many cases are compiled before the next is measured, and others later."""
+        self._compiling = time.monotonic(), count, left
         text = f"compiling {count} case{'s' * (count > 1)}"
         if self._bar is not None:
             self._bar.case = text
@@ -239,6 +241,11 @@ class SweepProgress:
 
     def started(self, item: PlannedCase) -> None:
         """A case runs now."""
+        if self._compiling is not None:
+            began, count, left = self._compiling
+            took, self._compiling = time.monotonic() - began, None
+            self._began += took
+            self._uncompiled_s = took / count * left
         if self._bar is not None:
             self._bar.case = str(item)
 
@@ -257,9 +264,13 @@ class SweepProgress:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _seconds_left(self) -> float:
-        """Return what is expected of the cases that are left, as much longer or shorter as those before took."""
+        """Return what is expected of the cases that are left, as much longer or shorter as those before took.
+
+        What is left to compile is to take as long a case as what was compiled last.
+        """
         known = EXPECTED_S if self._expected_s else 0.0
-        return self._left * (time.monotonic() - self._began + known) / (self._whole - self._left + known)
+        longer = (time.monotonic() - self._began + known) / (self._whole - self._left + known)
+        return self._left * longer + self._uncompiled_s
 
     def _failures(self) -> str:
         return ", ".join(f"{self._statuses[status]} {status}" for status in FAILED if self._statuses[status])

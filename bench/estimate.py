@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from ..analysis import counts
 from ..analysis.accelerators import known as accelerators
@@ -10,9 +11,10 @@ from ..analysis.accelerators.known import Accelerator
 from ..analysis.model.runtime_model import model_time_ms
 from ..kernels import baselines
 from ..results.schema import Case
-from .compile_ahead import uncompiled
+from ..results.select import grouped
+from .compile_ahead import uncompiled, unit_of
 from .environment import Environment
-from .executors import provider_of
+from .executors import autotunes, provider_of
 from .plan import PlannedCase
 from .run import refuse
 
@@ -40,9 +42,13 @@ STEP_S = 1e-3
 """A step of the float64 recurrence that the first case with gradients of a problem is checked with on a CPU. On a GPU
 it is too slow to serve often."""
 
-COMPILE_S = 5.0
-"""What one process takes to compile a case ahead: 96 whole_state cases, 56, 76 and 262 of more implementations, by
-eight processes beside an H200."""
+COMPILE_S = {"lrbench": 5.0, "others": 13.0, "autotuned": 5.0}
+"""What one process takes to compile a case ahead beside an H200: of ours 96, 56, 76 and 262 cases by eight processes;
+of mlstm_kernels 28, 87 and 112 cases by sixteen, in 39, 68 and 90 s; of what autotunes, which is compiled a kind in a
+process, 58 cases of two kinds in 128 s and 12 of one kind in 78 s."""
+
+TUNE_S = 15.0
+"""What an autotuner takes to choose for a problem and chunk size: 15 to 30 s for Mamba-2, 20 to 100 s for GLA."""
 
 COMPILE_ANY_S = 15.0
 """What compiling takes at least, however little it is: a backward pass compiles its kernels one after the other. Sweeps
@@ -67,7 +73,10 @@ def cases_s(planned: Sequence[PlannedCase], environment: Environment) -> list[fl
             took += WORKER_S[kind]
         if kind == "cpu" and case.gradients and problem not in seen:
             took += STEP_S * (case.seq_len or 0)
-        seen |= {worker, problem}
+        tuned = autotunes(item) and ("tuned", replace(case, batch=None, seq_len=None, mode=""))
+        if kind == "cuda" and tuned and tuned not in seen:
+            took += TUNE_S
+        seen |= {worker, problem, tuned}
         calls = STEP_CALLS if case.mode == "train" else CALLS[kind]
         seconds.append(took + calls * SLOWDOWN[kind] * _call_s(case, device))
     return seconds
@@ -98,5 +107,10 @@ def compile_s(planned: Sequence[PlannedCase], environment: Environment, jobs: in
     """Return the seconds that ``jobs`` processes take to compile what cases that run need and was not compiled yet."""
     if environment.device_kind == "cpu":
         return 0.0
-    cases = len(uncompiled(planned, environment))
-    return max(COMPILE_ANY_S, COMPILE_S * cases / max(1, jobs)) if cases else 0.0
+    units = grouped(uncompiled(planned, environment), unit_of).values()
+    seconds = [sum(map(_compile_s, unit)) for unit in units]
+    return max(COMPILE_ANY_S, *seconds, sum(seconds) / max(1, jobs)) if seconds else 0.0
+
+
+def _compile_s(item: PlannedCase) -> float:
+    return COMPILE_S["autotuned" if autotunes(item) else "lrbench" if item.case.provider == "lrbench" else "others"]

@@ -49,7 +49,7 @@ class Selection:
         tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
             lines over sequence length have most points.
         head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
-            row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
+            peer's row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
             shown, that at which most points of ours and of a peer are of the same problem, else that with most points.
         head_dim_qk: query-key head dim, of operations that have one; None: as above.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
@@ -250,9 +250,11 @@ def _only(values: pd.Series) -> int | None:
 
 
 def _at_head_dim(rows: pd.DataFrame, head_dim: int) -> pd.Series:
-    """Return a mask: rows at ``head_dim``, and all rows of operations that were not measured there."""
+    """Return a mask: rows at ``head_dim``, and all rows of operations without a measured peer, or row, there."""
     at = rows["head_dim_v"] == head_dim
-    return at | ~(at & rows["measured"]).groupby(rows["op"]).transform("any")
+    peers = rows["measured"] & (rows["provider"] != "lrbench")
+    compared = rows["measured"] & (peers | ~peers.groupby(rows["op"]).transform("any"))
+    return at | ~(at & compared).groupby(rows["op"]).transform("any")
 
 
 Dims = dict[tuple[Any, ...], tuple[float, float]]

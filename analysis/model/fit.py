@@ -48,7 +48,7 @@ BETWEEN, LEAST_BETWEEN = 0.25, 0.01
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
 
-OTHER_SOFTWARE = 1.6
+OTHER_SOFTWARE = 1.5
 """How many times as long as the slowest rate explains a kernel takes at most, with 95 % chance, in other versions and
 by another Triton: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
 

@@ -193,7 +193,7 @@ class Report:
         """Return a link that holds the rows as CSV."""
         rows = self.subject.everything.drop(columns="time_samples_ms")
         # The time of packing would make equal pages differ.
-        packed = gzip.compress(rows.to_csv(index=False).encode(), mtime=0)
+        packed = gzip.compress(rows.to_csv(index=False, float_format="%.9g").encode(), mtime=0)
         uri = f"data:application/gzip;base64,{base64.b64encode(packed).decode()}"
         return render("data", len(rows), len(packed), uri if len(packed) <= MAX_EMBEDDED_BYTES else "")
 

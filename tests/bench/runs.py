@@ -25,7 +25,7 @@ class Silent:
     def begin(self, total: int, what: str) -> None:
         self.told.append(f"{total} {what}")
 
-    def compiling(self, count: int) -> None:
+    def compiling(self, count: int, left: int) -> None:
         self.told.append(f"compiling {count}")
 
     def started(self, item: PlannedCase) -> None:

@@ -72,7 +72,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     planned = plan(Request(preset="default"), device_kind="cuda")
     batches: list[list[PlannedCase]] = []
     compiled: set[object] = {None}
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
 
     def compile_batch(cases: list[PlannedCase], *_: object) -> None:
         batches.append(list(cases))
@@ -80,7 +80,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
 
     monkeypatch.setattr(compile_ahead, "compile_ahead", compile_batch)
     monkeypatch.setattr(compile_ahead.LocalExecutor, "start", lambda _: None)
-    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, lambda *counts: told.append(counts))
     for n, item in enumerate(in_turn(planned)):
         compiler.compile_for(item)
         if n == 0:
@@ -89,7 +89,8 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
         if n == 1:
             assert [len(batch) for batch in batches] == [64]
         assert compile_ahead._key(item) in compiled
-    assert told == [len(batch) for batch in batches]
+    ends = itertools.accumulate(map(len, batches))
+    assert told == [(len(batch), sum(map(len, batches)) - end) for batch, end in zip(batches, ends, strict=True)]
     tuned_in = [{(item.case.op, item.case.impl) for item in batch if autotunes(item)} for batch in batches]
     assert 1 < len(batches) <= 1 + sum(map(len, batches)) // 64 + len(set().union(*tuned_in))
     for batch, tuned in zip(batches, tuned_in, strict=True):
@@ -98,7 +99,7 @@ def test_little_is_compiled_before_the_first_case_and_all_before_its_case(monkey
     assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, compile_cases(planned, "9.0")))
     # With several devices nothing is compiled while another times.
     batches.clear()
-    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, told.append)
+    compiler = compile_ahead.Compiler(planned, H200, 8, 1, 120.0, lambda *counts: told.append(counts))
     compiler.compile_all()
     compiler.compile_for(planned[-1])
     assert len(batches) == 1

@@ -71,6 +71,14 @@ def test_the_time_left_is_what_is_expected_corrected_by_what_was_seen(monkeypatc
     now = 190.0
     progress.finished(items[0], "ok")
     assert "1 of 2 cases, about 20 s left" in screen.getvalue()
+    # Compiling is no part of what cases take: 40 s for 4 cases, so 20 s for the 2 that are left.
+    progress.begin(2, "measuring")
+    progress.compiling(4, 2)
+    now = 230.0
+    progress.started(items[0])
+    now = 260.0
+    progress.finished(items[0], "ok")
+    assert "1 of 2 cases, about 50 s left" in screen.getvalue()
 
 
 def test_a_table_that_is_too_wide_says_once_what_its_rows_share(
