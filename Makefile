@@ -1,5 +1,5 @@
 # make sweep   measure the TFLA kernels and their baselines (KERNEL=, GPU=, ARGS="--preset quick ...")
-# make results measure what the committed results of this GPU lack of this commit, for 8 minutes; again until it is all
+# make results measure what the committed results of this GPU lack of this code, for 8 minutes; again until it is all
 # make test    set up with the development tools and run the tests
 # make lint    style, types and the project's own conventions
 #

@@ -484,7 +484,7 @@ def sweep(
     time_limit: Annotated[
         float | None, option("Seconds after which no case starts; --resume runs the rest.", min=0.0)
     ] = None,
-    resume: Annotated[bool, option("Leave out cases --output has from this commit.", "--resume")] = False,
+    resume: Annotated[bool, option("Leave out cases --output has from this code.", "--resume")] = False,
     shard: Annotated[str, option("I/N: the I-th of N parts of the cases, for a machine of its own.")] = "1/1",
     dry_run: Annotated[
         bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
@@ -1346,7 +1346,7 @@ def results(
     ] = None,
     run: Annotated[
         bool,
-        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this commit; merge.", "--run"),
+        option("Measure what the folder [results/ACCELERATOR] lacks of a complete set of this code; merge.", "--run"),
     ] = False,
     merge: Annotated[
         bool, option("Put the folder's runs in a file for each family, superseded rows in history.parquet.", "--merge")

@@ -1,7 +1,7 @@
 """One complete set of results in a folder, measured in as many calls as it takes.
 
-Of one commit on one device: what results/sweeps.toml lists, what the documents' claims compare, and the bars. What the
-folder has is not measured again, so every call goes on where the last one ended, however that was.
+Of one state of the code on one device: what results/sweeps.toml lists, what the documents' claims compare, and the
+bars. What the folder has is not measured again, so every call goes on where the last one ended, however that was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..results.select import grouped
 from ..results.store import HERE, files_in, recover, recovered_notes
 from ..results.toml_tables import read_toml
 from . import bars, note, session
+from .environment import is_of
 from .plan import Request
 from .reproduce import run_missing
 from .run import separate
@@ -68,7 +69,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     for line in recovered_notes(recover(folder)):
         note(line)
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []
-    rows = verdicts.Store(measured, device, environment.git_commit)
+    rows = verdicts.Store(measured, device, lambda row: is_of(row, environment.git_commit))
     found = [verdicts.evaluate(each, rows) for each in entries.load()]
     sweep: dict[str, Any] = {"gpu": device, "timeout_s": timeout_s, "retry": False, "calibrate": False}
     try:
@@ -87,14 +88,14 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
 
 
 def unfinished(families: bars.Families, folder: Path, environment: Environment) -> bars.Families:
-    """Return the problems of which no run in a folder has all cases, of the same commit on the same device.
+    """Return the problems of which no run in a folder has all cases, of the same code on the same device.
 
     What cannot be tried here is left out: where a case has other rows, that is no row of it that is kept.
     """
     # Rows of the bars name no accelerator that the analysis is about, those of sweeps do.
     runs = [
         {row["case_id"] for row in rows}
-        for rows in grouped(rows_of(folder, environment, accelerator=None), itemgetter("run_id")).values()
+        for rows in grouped(rows_of(folder, environment, is_of, accelerator=None), itemgetter("run_id")).values()
     ]
 
     def left(kernel: str, problem: bars.Problem) -> bool:

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ from .. import __version__
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
 from ..results.schema import DeviceState, Environment
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
+"""What a time depends on besides the kernel."""
 
 
 @functools.cache
@@ -39,21 +43,38 @@ def git_state() -> tuple[str | None, bool | None]:
     commit = os.environ.get("LRBENCH_GIT_COMMIT")
     if commit:
         return commit, os.environ.get("LRBENCH_GIT_DIRTY", "0") not in ("", "0")
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
+    if not (ROOT / ".git").exists():
         return None, None
     try:
-        head = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
     except (OSError, subprocess.SubprocessError):
         return None, None
     return head, bool(changed)
 
 
-def _git(root: Path, *arguments: str) -> str:
-    result = subprocess.run(
-        ("git", "-C", str(root), *arguments), capture_output=True, text=True, timeout=20, check=True
-    )
+def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
+    """Return whether a row was measured by a commit's code: kernels and what times them, of peers their declarations.
+
+    So it may be of an earlier commit, if those between changed documents, say. Of no known commit every row is.
+    """
+    ours = row.get("provider", "lrbench") == "lrbench"
+    return commit is None or row["git_commit"] in _same_code(commit, "kernels" if ours else "kernels/baselines")
+
+
+@functools.cache
+def _same_code(commit: str, kernels: str) -> frozenset[str]:
+    """Return the commits up to this one since the last that changed what is measured, this one alone without git."""
+    try:
+        changed = _git("rev-list", "-1", commit, "--", kernels, *MEASURED_BY)
+        return frozenset({commit, changed, *_git("rev-list", f"{changed}..{commit}").split()})
+    except (OSError, subprocess.SubprocessError):
+        return frozenset({commit})
+
+
+def _git(*arguments: str) -> str:
+    command = ("git", "-C", str(ROOT), *arguments)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     return result.stdout.strip()
 
 

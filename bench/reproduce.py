@@ -83,7 +83,7 @@ def run_missing(
     time_limit_s: float | None,
     **sweep: Any,
 ) -> bool:
-    """Sweep what the claims have no row of, but for cases that ``output`` has from this commit; errors take 10 draws.
+    """Sweep what the claims have no row of, but for cases that ``output`` has from this code; errors take 10 draws.
 
     Args:
         more: what is swept as well.

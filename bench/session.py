@@ -36,7 +36,7 @@ from . import ncu, note, plan, profiling, run
 from .compile_ahead import default_jobs
 from .derived import Run
 from .display import SweepProgress, describe_s
-from .environment import Environment
+from .environment import Environment, is_of
 from .estimate import cases_s, compile_s
 from .executors import LocalExecutor, hold_gpus
 from .inventory import resolve_operation
@@ -241,7 +241,7 @@ def _begin(
     if resume:
         # Of a run that died the rows are still in its journal.
         _recover(output)
-        finished = finished_cases(output, environment, failed=not retry)
+        finished = finished_cases(output, environment, is_of, failed=not retry)
         if not retry and (stored := stored_cases(output)):
             versions = baselines.installed_versions()
             untried = (item for item in planned if item.case.case_id in stored - finished.keys())
@@ -249,7 +249,7 @@ def _begin(
             planned = [item for item in planned if item.case.case_id not in refused]
         left = [item for item in planned if item.case.case_id not in finished]
         there = len(planned) - len(left)
-        done = f"{there} of {len(planned)} cases were already there, measured at this commit on this device"
+        done = f"{there} of {len(planned)} cases were already there, measured by this code on this device"
         note(done if left else f"{done}: nothing is left to measure")
         if not left:
             return accelerator, planned, {}, finished

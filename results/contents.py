@@ -63,7 +63,7 @@ def operation_rows(implementations: Sequence[Mapping[str, Any]]) -> list[dict[st
             "measured": sum(bool(row["ok"]) for row in rows),
             "of": len(rows),
             "cases_ok": sum(row["ok"] for row in rows),
-            "last": max((row["measured"][-10:] for row in rows if row["measured"]), default=None),
+            "last": max((_last_day(row["measured"]) for row in rows if row["measured"]), default=None),
         }
         for rows in grouped(implementations, itemgetter("device", "kernel", "op")).values()
     ]
@@ -167,9 +167,16 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _span(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the first and the last day of rows."""
+    """Return the first and the last day of rows, the last without the year where that is the same."""
     days = sorted({row["measured_at"][:10] for row in rows})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else None
+    if not days or days[0] == days[-1]:
+        return days[0] if days else None
+    return f"{days[0]} to {days[-1].removeprefix(days[0][:5])}"
+
+
+def _last_day(span: str) -> str:
+    first, _, last = span.partition(" to ")
+    return first[: len(first) - len(last)] + last
 
 
 def _values(values: Iterable[str | None]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,32 @@ ORDER = ("kernel", "op", "impl", "mode", "dtype", "seq_len", "case_id", "measure
 
 HISTORY = "history"
 
+IsOf = Callable[[Row, str | None], bool]
+"""Whether a row is of a commit's code; of no known commit every row is."""
 
-def rows_of(folder: Path, environment: Environment, **wanted: Any) -> list[dict[str, Any]]:
-    """Return a folder's rows of the same device, git commit (or none known) and state of the tree, clean or dirty.
+
+def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) -> list[dict[str, Any]]:
+    """Return a folder's rows of the same device, code and state of the tree, clean or dirty.
 
     Args:
+        is_of: whether a row is of a commit's code.
         wanted: further columns and their values.
     """
     files = files_in(folder)
-    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_commit", "git_dirty")}
+    wanted |= {name: getattr(environment, name) for name in ("device_name", "git_dirty")}
     where = [[(key, "==", value)] for key, value in wanted.items() if value is not None]
     rows = read_results(files, where=where).to_pylist() if files else []
-    return [row for row in rows if wanted.items() <= row.items()]
+    return [row for row in rows if wanted.items() <= row.items() and is_of(row, environment.git_commit)]
 
 
-def finished_cases(folder: Path, environment: Environment, *, failed: bool = False) -> dict[str, Record]:
+def finished_cases(
+    folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False
+) -> dict[str, Record]:
     """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
 
     Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
     """
-    found = rows_of(folder, environment) if failed else rows_of(folder, environment, status="ok")
+    found = rows_of(folder, environment, is_of, **({} if failed else {"status": "ok"}))
     return {row["case_id"]: Record(**row) for row in found if was_tried(row)}
 
 

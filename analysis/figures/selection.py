@@ -49,8 +49,9 @@ class Selection:
         tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
             lines over sequence length have most points.
         head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
-            peer's row at it (attention at its own 128) is shown at what it has. Of each operation one pair of head dims is
-            shown, that at which most points of ours and of a peer are of the same problem, else that with most points.
+            row at it (attention at its own 128) is shown at what it has, with None one without a peer's row too. Of
+            each operation one pair of head dims is shown, that at which most points of ours and of a peer are of the
+            same problem, else that with most points.
         head_dim_qk: query-key head dim, of operations that have one; None: as above.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
@@ -173,7 +174,7 @@ def choose(
         tunable = rows["measured"] & rows["chunk_size"].notna()
         chosen_dim = chosen_dim or _most_frequent(_points(rows[tunable], chunks=seq_len)["head_dim_v"])
         if chosen_dim is not None:
-            rows = rows[_at_head_dim(rows, chosen_dim)]
+            rows = rows[_at_head_dim(rows, chosen_dim, compared=selection.head_dim is None)]
             if not (rows["measured"] & (rows["head_dim_v"] == chosen_dim)).any():
                 chosen_dim = None
     along = () if head_dim else ("head_dim_v",) if channels else ("embedding_dim",)
@@ -249,12 +250,17 @@ def _only(values: pd.Series) -> int | None:
     return int(found.pop()) if len(found) == 1 else None
 
 
-def _at_head_dim(rows: pd.DataFrame, head_dim: int) -> pd.Series:
-    """Return a mask: rows at ``head_dim``, and all rows of operations without a measured peer, or row, there."""
-    at = rows["head_dim_v"] == head_dim
-    peers = rows["measured"] & (rows["provider"] != "lrbench")
-    compared = rows["measured"] & (peers | ~peers.groupby(rows["op"]).transform("any"))
-    return at | ~(at & compared).groupby(rows["op"]).transform("any")
+def _at_head_dim(rows: pd.DataFrame, head_dim: int, *, compared: bool) -> pd.Series:
+    """Return a mask: rows at ``head_dim``, and all rows of operations that were not measured there.
+
+    Args:
+        compared: whether what counts of an operation with peers are these.
+    """
+    at, measured = rows["head_dim_v"] == head_dim, rows["measured"]
+    if compared:
+        peers = measured & (rows["provider"] != "lrbench")
+        measured &= peers | ~peers.groupby(rows["op"]).transform("any")
+    return at | ~(at & measured).groupby(rows["op"]).transform("any")
 
 
 Dims = dict[tuple[Any, ...], tuple[float, float]]

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -95,12 +95,11 @@ class Found:
 
 
 class Store:
-    """The rows of a device, the newest good one of each case; ``commit``: of that commit alone.
+    """The rows of a device that are ``wanted``, the newest good one of each case. No device is the one of most rows."""
 
-    No device is the one of most rows.
-    """
-
-    def __init__(self, results: Sequence[Path], device: str | None = None, commit: str | None = None) -> None:
+    def __init__(
+        self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
+    ) -> None:
         """Read files and folders; ValueError for one that is not there or holds neither measured rows nor errors."""
         self.fitted: dict[tuple[str, str, str], tuple[list[dict[str, Any]], dict[tuple[str, str], Any]]] = {}
         files = result_files(results, ROW_SETS) if results else []
@@ -110,10 +109,13 @@ class Store:
         errors = [row for each in tables for row in each.to_pylist()]
         most = Counter(row["device_accelerator"] for row in (rows or errors) if row["device_accelerator"])
         self.device = device or next((key for key, _ in most.most_common(1)), "")
-        where = {"device_accelerator": self.device, **({"git_commit": commit} if commit else {})}
-        cases = grouped((row for row in rows if where.items() <= row.items()), itemgetter("case_id")).values()
+        rows, errors = (
+            [row for row in found if row["device_accelerator"] == self.device and wanted(row)]
+            for found in (rows, errors)
+        )
+        cases = grouped(rows, itemgetter("case_id")).values()
         self.cases = grouped(map(_newest, cases), itemgetter("op", "mode"))
-        self.errors = [row for row in errors if where.items() <= row.items()]
+        self.errors = errors
 
     def error(self, metric: str, terms: Terms) -> float | str:
         """Return the mean of an error over the draws, of the newest row that terms select, or that there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lrbench.bench import run as runner
-from lrbench.bench.environment import Environment
+from lrbench.bench.environment import Environment, is_of
 from lrbench.bench.executors import Executor, Outcomes, Queue
 from lrbench.bench.plan import PlannedCase
 from lrbench.bench.run import Outcome, Settings
@@ -65,6 +65,6 @@ def run(
     executor: Executor | None = None,
     **settings: object,
 ) -> Outcome:
-    done = finished_cases(folder, PROCESSOR) if resume else {}
+    done = finished_cases(folder, PROCESSOR, is_of) if resume else {}
     chosen = Settings(output=folder, budget_s=0.0, **settings)
     return runner.sweep(planned, PROCESSOR, chosen, progress or Silent(), executor=executor, done=done)

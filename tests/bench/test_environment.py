@@ -26,24 +26,23 @@ def test_probe_runs_in_a_process_of_its_own() -> None:
     assert finished.stdout.split() == ["False", kind, torch.__version__, __version__]
 
 
-def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
-        result = subprocess.run(
-            ("git", "-C", str(tmp_path), *identity, *arguments), capture_output=True, text=True, check=True
-        )
-        return result.stdout.strip()
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@example.com")
+    result = subprocess.run(("git", "-C", folder, *identity, *arguments), capture_output=True, text=True, check=True)
+    return result.stdout.strip()
 
+
+def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LRBENCH_GIT_COMMIT", raising=False)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "bench" / "environment.py"))
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.git_state() == (None, None)
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     (tmp_path / "results").mkdir()
     for name in ("kernel.py", "results/old.parquet"):
         (tmp_path / name).write_text("1")
-    git("add", ".")
-    git("commit", "-qm", "One")
-    head = git("rev-parse", "HEAD")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "One")
+    head = git(tmp_path, "rev-parse", "HEAD")
     assert environment.git_state() == (head, False)
     # Results that a sweep writes, and files git does not know, are no change to what is measured.
     (tmp_path / "results" / "old.parquet").write_text("2")
@@ -51,6 +50,30 @@ def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert environment.git_state() == (head, False)
     (tmp_path / "kernel.py").write_text("2")
     assert environment.git_state() == (head, True)
+
+
+def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Until a commit changes what they measured: the kernels, of peers how they are called, or what times both."""
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    git(tmp_path, "init", "-q")
+    commits = []
+    for name in ("kernels/baselines/fla.py", "docs/a.md", "kernels/wkv.py", "README.md", "bench/clock.py", "docs/b.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", name)
+        commits.append(git(tmp_path, "rev-parse", "HEAD"))
+
+    def same(commit: str, provider: str) -> list[int]:
+        rows = ({"provider": provider, "git_commit": each} for each in commits)
+        return [n for n, row in enumerate(rows) if environment.is_of(row, commit)]
+
+    assert [same(commit, "lrbench") for commit in commits] == [[0], [0, 1], [2], [2, 3], [4], [4, 5]]
+    assert [same(commit, "fla") for commit in commits[:5]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [4]]
+    row = {"provider": "fla", "git_commit": commits[0]}
+    assert environment.is_of(row, None)
+    # Where git knows nothing of a commit, rows of that commit alone are.
+    assert not environment.is_of(row, "c" * 40) and environment.is_of({**row, "git_commit": "c" * 40}, "c" * 40)
 
 
 def test_git_state_of_source_without_its_repository(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
-from lrbench.bench.environment import version_of
+from lrbench.bench.environment import is_of, version_of
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.session import where_time_went
@@ -156,7 +156,7 @@ def test_resume_runs_what_is_not_ok_at_this_commit(tmp_path: Path) -> None:
     again = run(tmp_path, planned, executor=Instant(), resume=True)
     assert [record.impl for record in again.resumed] == ["right"]
     assert [record.impl for record in again.records] == ["raises"]
-    assert finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40)) == {}
+    assert finished_cases(tmp_path, dataclasses.replace(PROCESSOR, git_commit="d" * 40), is_of) == {}
 
 
 def test_a_time_limit_leaves_the_rest(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_implementations_and_what_is_missing(results: Path) -> None:
     ours, torch, peer = implementation_rows([results], declared)
     assert ours == {
         "device": "h200_sxm", "kernel": "tfla", "op": "mlstm_sig", "impl": "fused_chunk", "ok": 2, "not_ok": "1 oom",
-        "older_rows": 1, "measured": "2026-01-01 to 2026-01-02", "commits": "bbbbbbb, aaaaaaa", "torch": "2.11",
+        "older_rows": 1, "measured": "2026-01-01 to 01-02", "commits": "bbbbbbb, aaaaaaa", "torch": "2.11",
         "triton": "3.6.0",
     }  # fmt: skip
     assert (torch["impl"], torch["ok"], torch["measured"]) == ("torch", 0, None)

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from lrbench.bench import plan
+from lrbench.bench.environment import is_of
 from lrbench.results import store
 from lrbench.results.folder import finished_cases
 from lrbench.results.names import RENAMED, current_names
@@ -73,7 +74,7 @@ def test_a_run_of_old_names_is_resumed(tmp_path: Path) -> None:
         for row in OLD:
             writer.append(row)
     here = Environment(device_kind="cpu", device_name=None, device_count=0, memory_bytes=0)  # type: ignore[arg-type]
-    assert set(finished_cases(tmp_path, here)) == {row.case_id for row in NEW}
+    assert set(finished_cases(tmp_path, here, is_of)) == {row.case_id for row in NEW}
     assert {row["case_id"] for row in load_rows(tmp_path, ["case_id"])} == {row.case_id for row in NEW}
 
 
