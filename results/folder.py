@@ -37,9 +37,7 @@ def rows_of(folder: Path, environment: Environment, is_of: IsOf, **wanted: Any) 
     return [row for row in rows if wanted.items() <= row.items() and is_of(row, environment.git_commit)]
 
 
-def finished_cases(
-    folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False
-) -> dict[str, Record]:
+def finished_cases(folder: Path, environment: Environment, is_of: IsOf, *, failed: bool = False) -> dict[str, Record]:
     """Return case id -> row of the cases that ``--resume`` need not run again, the last where there are several.
 
     Those are the cases of :func:`rows_of` with status ok, or with ``failed`` all that were tried.
