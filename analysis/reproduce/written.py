@@ -17,7 +17,7 @@ What the documents that lrbench implements claim, and what the committed rows an
 data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
 at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
 has no row yet: `lrbench reproduce ID --run` sweeps what is missing. A time on another accelerator *holds* if it lies in
-the 90 % interval of ours as the model translates it there ([how](accelerators.md#another-accelerator)); the command
+the 90 % interval of ours as the model translates it there ([how](choosing.md#another-accelerator)); the command
 prints it for each point. `analysis/reproduce/entries.py` says how to write a claim, `lrbench reproduce --format
 markdown` writes this page.
 """
