@@ -13,13 +13,17 @@ from .verdicts import HOLDS, NOT, PARTLY, UNMEASURED, VERDICTS, Found, Line, sho
 
 HEAD = """# Reproductions
 
-What the documents that lrbench implements claim, and what the committed rows and the counts say of it. The claims are
-data, a file a document in `analysis/reproduce/`; the verdicts are computed. *Holds in part*: at some of the points, or
-at all that have a row; the rest is named. *Not testable here* needs other hardware or trained weights. *Not measured*
-has no row yet: `lrbench reproduce ID --run` sweeps what is missing. A time on another accelerator *holds* if it lies in
-the 90 % interval of ours as the model translates it there ([how](choosing.md#another-accelerator)); the command
-prints it for each point. `analysis/reproduce/entries.py` says how to write a claim, `lrbench reproduce --format
-markdown` writes this page.
+Is it true on this GPU? Every claim of the documents that lrbench implements, with the document's number, ours from the
+committed rows or the counts, and a verdict. To see a claim's points, run its command; with `--run` it sweeps what is
+missing.
+
+- *Holds in part*: at some of the points, or at all that have a row; the rest is named.
+- *Not testable here*: needs other hardware or trained weights. *Not measured*: has no row yet.
+- A time on another accelerator *holds* if it lies in the 90 % interval of ours as the model translates it there
+  ([how](choosing.md#another-accelerator)).
+
+The claims are data, a file a document in `analysis/reproduce/` (`entries.py` says how to write one); `lrbench reproduce
+--format markdown` writes this page.
 """
 
 MAX_VALUES = 12
