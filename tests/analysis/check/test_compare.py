@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
+from lrbench.analysis.check.compare import as_dict, case_rows, compare, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
 from lrbench.results.select import describe, matching, newest, parse_terms, select
 
 from ..measured import failed, measured, run_of, samples
 from ..rows import write
-
-H200 = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
 
 
 @pytest.mark.parametrize(
@@ -173,14 +171,3 @@ def test_select_reads_files_and_folders(tmp_path: Path) -> None:
     assert len(select("op:mlstm_sig", [tmp_path])) == 1
     with pytest.raises(ValueError, match="does not exist"):
         select("missing.parquet", ())
-
-
-def test_committed_h200_runs_differ_where_they_are_known_to() -> None:
-    """Computing the denominators once made mLSTMexp's forward faster at wide heads."""
-    old, new = (select(f"run:{run}", [H200]) for run in ("ff7ac4fb", "c0d954a9"))
-    found = compare(old, new, by=("mode", "head_dim_v"))
-    wide = next(g for g in found.groups if g.values == {"mode": "fw", "head_dim_v": 512})
-    assert wide.verdicts["faster"] == wide.cases == 33
-    assert wide.interval.high < 0.8
-    assert {each.row["op"] for each in found.unmatched if each.side == "A"} == {"mlstm_sig", "mlstm_exp"}
-    assert len(case_rows(found)) == group_rows(found)[-1]["cases"] == 221
