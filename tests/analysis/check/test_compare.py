@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrbench.analysis.check.compare import as_dict, case_rows, compare, judge, unmatched_rows
+from lrbench.analysis.check.compare import as_dict, case_rows, compare, group_rows, judge, unmatched_rows
 from lrbench.analysis.check.statistics import Interval
 from lrbench.results.select import describe, matching, newest, parse_terms, select
 
@@ -43,6 +43,7 @@ def test_finds_what_is_slower_and_what_is_the_same() -> None:
     assert (forward.values, forward.cases, both.cases, everything.cases) == ({"op": "mlstm_sig", "mode": "fw"}, 3, 1, 4)
     assert forward.interval.low < 1.2 < forward.interval.high
     assert everything.ratio == pytest.approx((forward.ratio**3 * both.ratio) ** 0.25)
+    assert [row["cases"] for row in group_rows(found)] == [3, 1, 4]
     json.dumps(as_dict(found), allow_nan=False)
 
 
