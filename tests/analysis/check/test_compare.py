@@ -15,8 +15,6 @@ from lrbench.results.select import describe, matching, newest, parse_terms, sele
 from ..measured import failed, measured, run_of, samples
 from ..rows import write
 
-H200 = Path(__file__).resolve().parents[3] / "results" / "h200_sxm"
-
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
@@ -45,6 +43,7 @@ def test_finds_what_is_slower_and_what_is_the_same() -> None:
     assert (forward.values, forward.cases, both.cases, everything.cases) == ({"op": "mlstm_sig", "mode": "fw"}, 3, 1, 4)
     assert forward.interval.low < 1.2 < forward.interval.high
     assert everything.ratio == pytest.approx((forward.ratio**3 * both.ratio) ** 0.25)
+    assert [row["cases"] for row in group_rows(found)] == [3, 1, 4]
     json.dumps(as_dict(found), allow_nan=False)
 
 
@@ -116,7 +115,8 @@ def test_other_devices_compare_with_a_warning_but_common_ones_come_first() -> No
 def test_rows_without_samples_fall_back_on_their_intervals() -> None:
     row = measured(time_samples_ms=None, time_ms=2.0, time_ci_low_ms=1.9, time_ci_high_ms=2.1)
     found = compare([row], [row])
-    assert found.pairs[0].interval.low == pytest.approx(1.9 / 2.1)
+    interval = found.pairs[0].interval
+    assert (interval.low, interval.high) == pytest.approx((1.9 / 2.1, 2.1 / 1.9))
     assert found.pairs[0].verdict == "unclear"
     assert as_dict(found)["groups"][-1]["high"] is None
 
@@ -173,14 +173,3 @@ def test_select_reads_files_and_folders(tmp_path: Path) -> None:
     assert len(select("op:mlstm_sig", [tmp_path])) == 1
     with pytest.raises(ValueError, match="does not exist"):
         select("missing.parquet", ())
-
-
-def test_committed_h200_runs_differ_where_they_are_known_to() -> None:
-    """Computing the denominators once made mLSTMexp's forward faster at wide heads."""
-    old, new = (select(f"run:{run}", [H200]) for run in ("ff7ac4fb", "c0d954a9"))
-    found = compare(old, new, by=("mode", "head_dim_v"))
-    wide = next(g for g in found.groups if g.values == {"mode": "fw", "head_dim_v": 512})
-    assert wide.verdicts["faster"] == wide.cases == 33
-    assert wide.interval.high < 0.8
-    assert {each.row["op"] for each in found.unmatched if each.side == "A"} == {"mlstm_sig", "mlstm_exp"}
-    assert len(case_rows(found)) == group_rows(found)[-1]["cases"] == 221
