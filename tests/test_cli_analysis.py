@@ -230,7 +230,7 @@ def test_what_does_not_fit_in_memory_is_not_recommended(run: Run) -> None:
     """8 sequences of 1M tokens take 193 GiB of inputs and outputs alone; of 512k only the kernels that store little."""
     too_long = ("--gpu", "h100", "--seq-len", "1M")
     assert run("best", *too_long) == (
-        "nothing to use on h100_sxm: fused_chunk, which needs least memory, does not fit in 80 GB "
+        "nothing to use on h100_sxm: whole_state, which needs least memory, does not fit in 80 GB "
         "(needs 209 at least)\n"
     )
     assert "\ndoes not fit in 80 GB: whole_state 209, fused_chunk 209, " in run.err
