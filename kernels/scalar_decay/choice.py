@@ -49,6 +49,7 @@ class Costs:
             and by :mod:`.whole_state` for each tile of 128 x 128 (one at least).
         normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks; where the
             output's kernel makes them, it takes about as much longer.
+        alone: the same in a single chunk, where the output's kernel makes them and runs out of registers.
         gradient: times as long that dq and dk take, which also make the gates' gradients.
         launch: of the pass before the walk, whatever it computes.
         states, states_and_n: of a position that a program of this pass walks, without and, before :mod:`.fused_chunk`,
@@ -62,6 +63,7 @@ class Costs:
     walk: float = 0.04545
     whole_state: float = 0.02406
     normaliser: float = 0.02458
+    alone: float = 0.045
     gradient: float = 1.258
     launch: float = 6.258
     states: float = 0.01193
@@ -97,9 +99,14 @@ class Shape:
         total = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
         total += self._states_us(scheme, chunk, costs, with_n=self.normalised)
         if self.normalised:
-            blocks = -(-self.head_dim_qk // 128)
-            programs, columns = self.rows * -(-self.seq_len // chunk) * blocks, 2 * self.head_dim_qk / blocks
-            total += self._programs_us(programs, RESIDENT_WARPS // 4, chunk, costs.normaliser, columns, costs)
+            blocks, chunks = -(-self.head_dim_qk // 128), -(-self.seq_len // chunk)
+            alone = scheme == "whole_state" and chunks == 1
+            alone = alone and fit_whole_state(self.head_dim_qk, self.head_dim_v).makes_denominators
+            position = costs.alone if alone else costs.normaliser
+            columns = 2 * self.head_dim_qk / blocks
+            total += self._programs_us(
+                self.rows * chunks * blocks, RESIDENT_WARPS // 4, chunk, position, columns, costs
+            )
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:

@@ -101,6 +101,11 @@ class WholeStateConfig:
         return 2 if self.block_x > 128 or self.block_z > 64 * self.groups else 1
 
     @property
+    def makes_denominators(self) -> bool:
+        """Whether the program of mLSTMexp's output makes the denominators too: all keys' columns are in one tile."""
+        return self.groups == 2 and self.block_x <= 128
+
+    @property
     def max_registers(self) -> int | None:
         """Registers a thread where a multiprocessor is to hold two programs, which small tiles leave room for."""
         return 128 if self.groups == 1 and self.block_x <= 128 else None
@@ -270,7 +275,7 @@ def select_config(
     normaliser = NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3)
     fit = fit_fused if fused else fit_outputs
     output = fit(head_dim_qk, head_dim_v)
-    makes_denominators = isinstance(output, WholeStateConfig) and output.groups == 2 and k_pad <= 128
+    makes_denominators = isinstance(output, WholeStateConfig) and output.makes_denominators
     dq = fit(head_dim_v, head_dim_qk, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
         # With a state to load, four warps would spill.
