@@ -139,8 +139,12 @@ def _prepare(
     FUTURE: gl.constexpr = ROLE.future
     DIVIDED: gl.constexpr = denominators.log_denom is not None
     DTYPE: gl.constexpr = buffers.x.dtype
-    # Groups with two tiles of the state leave few registers: scores then come in halves, but for h of wide heads.
-    BS: gl.constexpr = BT if BX > 128 and not (FUTURE or ROLE.transposed) else BT // TILE.state_tiles
+    # Groups with two tiles of the state leave few registers: scores then come in parts, but for h of wide heads, and
+    # beside denominators the next gates are loaded when they are needed.
+    LATE: gl.constexpr = DIVIDED and TILE.state_tiles == 2
+    QUARTERS: gl.constexpr = LATE and denominators.n_states is None
+    WHOLE: gl.constexpr = BX > 128 and not (FUTURE or ROLE.transposed)
+    BS: gl.constexpr = BT // 4 if QUARTERS else BT if WHOLE else BT // TILE.state_tiles
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
     query_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, scores_layout)
@@ -164,7 +168,8 @@ def _prepare(
         vectors = buffers.gates.index(stage)
         next_t = t0 - BT if FUTURE else t0 + BT
         next_t = gl.where(tile + 1 < tiles, next_t, t0)
-        gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
+        if not LATE:
+            gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
         x = buffers.x.index(stage)
         y = buffers.y.index(stage)
@@ -201,6 +206,12 @@ def _prepare(
         fence_async_shared()
         barrier()
         mbarrier.arrive(buffers.ready.index(stage), count=1)
+        ahead = tile + STAGES - 1
+        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
+        mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
+        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
+        if LATE:
+            gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         if DIVIDED:
             at = pid_bh * T + t0 + offs_t
             gl.store(denominators.log_denom + at, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
@@ -209,10 +220,6 @@ def _prepare(
             entered = warpgroup_mma(y.permute((1, 0)), weight, zeros, is_async=True, use_acc=False)
             entered = warpgroup_mma_wait(0, deps=[entered])
             n = n * decay + gl.sum(entered, axis=1) * 0.25
-        ahead = tile + STAGES - 1
-        ahead_t = t0 - (STAGES - 1) * BT if FUTURE else t0 + (STAGES - 1) * BT
-        mbarrier.wait(buffers.freed.index(ahead % STAGES), (ahead // STAGES + 1) & 1, pred=tile > 0)
-        load_tiles(tensors, buffers, ahead % STAGES, ahead_t, chunk.x_col, chunk.z_col, ahead < tiles)
         t0 = next_t
         decay = _store_gates(buffers, (tile + 1) % STAGES, gates, n, DIVIDED)
     if DIVIDED and denominators.n_last is not None:
