@@ -100,6 +100,7 @@ class Run:
 
     Attributes:
         rows: batch x heads.
+        whole: those of them that are not cut into chunks, as the pass at hand takes them.
         chunk: chunk length in force; of a Lightning kernel the whole sequence, padded.
         qk_share: groups / heads where heads share q and k, else 1.
         bf16: whether inputs are bf16 and not fp16; partial results of two launches are then bf16 too.
@@ -109,6 +110,7 @@ class Run:
     op: str
     formulation: str
     rows: int
+    whole: int
     length: int
     d_qk: int
     d_v: int
@@ -125,8 +127,13 @@ class Run:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one chunk, so that states leave the chip."""
-        return self.chunk < self.length
+        """Whether any head has more than one chunk, so that states leave the chip."""
+        return self.chunk < self.length and self.whole < self.rows
+
+    @property
+    def cut(self) -> float:
+        """Share of the heads that are cut into chunks."""
+        return 1 if self.whole == 0 else 1 - self.whole / self.rows
 
     @property
     def chunks(self) -> int:
@@ -143,8 +150,8 @@ class Run:
         """Whether the backward pass has the forward pass's states: they fit its chunks and take little memory."""
         inputs = self.length * (2 * self.qk_share * self.d_qk + self.d_v) * self.widths.qkv
         states = self.chunks * self.d_qk * self.d_v * self.widths.state
-        same_chunks = self.formulation in WALKS and self.of_pass("backward").chunk == self.chunk
-        return same_chunks and KEPT_STATES * states <= inputs
+        same_chunks = self.formulation in WALKS and self.of_pass("backward") == self
+        return same_chunks and KEPT_STATES * states * self.cut <= inputs
 
     @property
     def vector_bytes(self) -> int:
@@ -195,8 +202,18 @@ class Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        shape = Shape(seq_len=self.length, rows=self.rows, head_dim_qk=self.d_qk, head_dim_v=self.d_v)
-        return dataclasses.replace(self, chunk=min(self.chunk, backward_chunk(shape, self.formulation)))
+        shape = _shape(self.op, self.length, self.rows, self.d_qk, self.d_v)
+        chunk = min(self.chunk, backward_chunk(shape, self.formulation))
+        return dataclasses.replace(self, chunk=chunk, whole=_whole(shape, self.formulation, chunk, backward=True))
+
+
+def _shape(op: str, length: int, rows: int, d_qk: int, d_v: int) -> Shape:
+    return Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
+
+
+def _whole(shape: Shape, formulation: str, chunk: int, *, backward: bool = False) -> int:
+    """Return how many heads are not cut; a single chunk is no matter of this."""
+    return shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
 
 
 def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:
@@ -226,10 +243,12 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
         config = select_config(
             scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=rows
         )
+    shape = _shape(problem.op, length, rows, problem.head_dim_qk, problem.head_dim_v)
     return Run(
         op=problem.op,
         formulation=problem.formulation,
         rows=rows,
+        whole=_whole(shape, problem.formulation, chunk),
         length=length,
         d_qk=problem.head_dim_qk,
         d_v=problem.head_dim_v,
@@ -368,7 +387,8 @@ def _again(name: str) -> str:
 def _walk(run: Run, role: Role, total: Executed) -> None:
     """Add a walk's products.
 
-    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), and for mLSTMexp's
+    Per tile, launch and column block, at padded sizes, 2 (2 BT BX BZ + BT^2 BX + BT^2 BZ), less what a program that
+    holds whole states leaves out of its last columns, and for mLSTMexp's
     denominators two products with a vector, of eight columns each. Of a whole role, a tile of t rows needs
     4 t DX DZ + 2 t^2 (DX + DZ).
     """
@@ -379,13 +399,14 @@ def _walk(run: Run, role: Role, total: Executed) -> None:
     needed = _role_products(role, rank, scores, outputs, columns)
     needed["recomputed_intra"] = (launches - 1) * outputs
     needed[role.state] += rank
-    widths = [block_x] * launches
+    widths, multiplied = [block_x] * launches, columns * block_z
     if isinstance(launch := _launch_of(run, role), WholeStateConfig):
-        widths = [launch.narrowed(dx - n * block_x).used_x for n in range(launches)]
-    per_tile = sum(2 * (2 * block_t * x * block_z + block_t**2 * (x + block_z)) for x in widths)
+        widths = [launch.narrowed(dx - n * block_x).block_x for n in range(launches)]
+        multiplied = launch.multiplied_columns(dz)
+    per_tile = sum(2 * (2 * block_t * x * multiplied + block_t**2 * (columns * x + multiplied)) for x in widths)
     if role.name == "h" and run.makes_denominators:
-        per_tile += 4 * VECTOR_COLUMNS * block_t * block_x
-    needed["padding"] = tiles * columns * per_tile - needed.total()
+        per_tile += columns * 4 * VECTOR_COLUMNS * block_t * block_x
+    needed["padding"] = tiles * per_tile - needed.total()
     _add(total.flops, role.name, needed)
 
 
@@ -480,7 +501,7 @@ def _sweep_grid(run: Run, role: Role) -> SweepGrid:
 
 
 def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normaliser: bool = False) -> None:
-    """Add the pass that makes the states between chunks, or their gradients: Y^T Z tile by tile.
+    """Add the pass that makes the states between the chunks of heads that are cut, or their gradients: Y^T Z by tiles.
 
     k and v (gradients: q and dh) are loaded and a state is stored per chunk. Chunks taken by themselves, of which the
     last one of the pass is left out, are merged in place. Sweeping, the gradients' pass also loads the states, for the
@@ -495,7 +516,7 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
     needed = Counter({_again(name) if recomputed else name: 2 * length * run.d_qk * run.d_v})
     padded = -(-length // block_t) * columns_k * columns_v * 2 * block_t * states.block_k * states.block_v
     needed["padding"] = padded - needed.total()
-    _add(total.flops, f"{name} pass", needed)
+    _add(total.flops, f"{name} pass", needed, run.cut)
 
     kept = run.chunks * run.d_qk * run.d_v * run.widths.state
     weights = length * (_query_bytes(run) if gradient else run.vector_bytes)
@@ -507,9 +528,9 @@ def _states(run: Run, total: Executed, name: str, *, recomputed: bool, normalise
         "merge": (run.contributing_chunks + run.chunks) * state_bytes * states.parallel,
         "decay gradient": kept if gradient and not run.walks and GATE_MODELS[run.op].gates else 0,
     }
-    _add(total.bytes, f"{name} pass", moved)
+    _add(total.bytes, f"{name} pass", moved, run.cut)
     issued = columns_v * keys + columns_k * values + columns_k * columns_v * weights
-    _add(total.rereads, f"{name} pass", {"load": issued - moved["load"]})
+    _add(total.rereads, f"{name} pass", {"load": issued - moved["load"]}, run.cut)
 
 
 def _role_traffic(run: Run, role: Role, total: Executed) -> None:
@@ -532,7 +553,7 @@ def _role_traffic(run: Run, role: Role, total: Executed) -> None:
         "load": 2 * share_x * x + share_z * (launches * z + pair) + launches * run.length * _gate_bytes(run, role),
         "store": z + (run.length * run.vector_bytes if normalises else 0),
         "partial results": 2 * (launches - 1) * run.length * dz * partial,
-        "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several,
+        "states": run.chunks * dx * (dz * run.widths.state + (FP32_BYTES if normalises else 0)) * run.several * run.cut,
         "row sums": _row_sums(run, role) * run.length * FP32_BYTES * sums,
         "anchors": -(-run.length // run.anchor_every) * blocks * block_x * dz * run.widths.qkv * (run.walks and sums),
         "sum over heads": (1 + run.qk_share) * z * (run.qk_share < 1 and role.gate_sums),
@@ -596,7 +617,7 @@ def _gates_backward(run: Run, total: Executed) -> None:
     _add(total.bytes, "gate gradients", moved)
 
 
-def _add(target: Counter[str], prefix: str, parts: Mapping[str, float]) -> None:
+def _add(target: Counter[str], prefix: str, parts: Mapping[str, float], share: float = 1) -> None:
     for name, value in parts.items():
         if value:
-            target[f"{prefix}: {name}"] += value  # type: ignore[assignment]
+            target[f"{prefix}: {name}"] += value * share  # type: ignore[assignment]

@@ -37,19 +37,30 @@ from .launch import (
 from .roles import DK, DQ, DV, Denominators, GateVectors, H
 
 
-def backward_chunk(problem: Problem, q: Tensor, v: Tensor) -> int:
-    """Return the fused kernel's chunk length in a backward pass: shorter than the forward one where that is faster.
+def backward_problem(problem: Problem, q: Tensor, v: Tensor) -> Problem:
+    """Return a fused problem as its backward pass takes it: with shorter chunks than forward where that is faster.
 
     dq and dk are as wide as q, often half of the output, and so have fewer programs.
     """
-    return min(problem.chunk, choice.backward_chunk(choice.shape_of_tensors(q, v), problem.scheme))
+    shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
+    chunk = min(problem.chunk, choice.backward_chunk(shape, problem.scheme))
+    return replace(problem, chunk=chunk, whole=shape.whole_heads(problem.scheme, chunk, backward=True))
 
 
 def keep_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
-    """Return the states if the backward pass gets them: they fit its chunks and take little memory."""
+    """Return the states if the backward pass gets them: they are those of its chunks and take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
-    return states if few and backward_chunk(problem, q, v) == problem.chunk else None
+    return states if few and backward_problem(problem, q, v) == problem else None
+
+
+def needs_states(problem: Problem, v: Tensor) -> bool:
+    """Return whether any head is cut into chunks, before which its states are needed."""
+    return problem.chunk < v.shape[1] and problem.whole < v.shape[0] * v.shape[2]
+
+
+def _state_like(q: Tensor, v: Tensor) -> Tensor:
+    return v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
 
 
 class Request(NamedTuple):
@@ -72,11 +83,12 @@ def make_problem(request: Request, q: Tensor, v: Tensor) -> Problem:
 
 @lru_cache(REMEMBERED)
 def _make_problem(request: Request, shape: choice.Shape, item_bytes: int) -> Problem:
-    scheme = request.scheme if is_fused(request.scheme, item_bytes) else "sweep"
-    chunk = request.chunk_size or choice.forward_chunk(shape, scheme)
+    fused = is_fused(request.scheme, item_bytes)
+    scheme = request.scheme if fused else "sweep"
+    chunk = fit_chunk(request.chunk_size or choice.forward_chunk(shape, scheme), shape.seq_len)
     return Problem(
-        gate=request.gate, scale=request.scale, chunk=fit_chunk(chunk, shape.seq_len), state_dtype=request.state_dtype,
-        inv_tau=request.inv_tau, scheme=request.scheme,
+        gate=request.gate, scale=request.scale, chunk=chunk, whole=shape.whole_heads(scheme, chunk) if fused else 0,
+        state_dtype=request.state_dtype, inv_tau=request.inv_tau, scheme=request.scheme,
     )  # fmt: skip
 
 
@@ -100,33 +112,32 @@ def _forward(
     gates, m_last = run_gates(
         problem, stretch, v, decay, input_gate, head, m_initial, dtype=torch.float32 if fused else torch.float64
     )
-    states, n_states = c_initial, n_initial
-    last = n_last = None
-    several = problem.chunk < v.shape[1]
-    if several or (want_last and not fused):
+    states, n_states = (None, None) if fused else (c_initial, n_initial)
+    last = _state_like(q, v) if want_last else None
+    n_last = None if last is None or not exp else v.new_empty(last.shape[:3], dtype=torch.float32)
+    over_chunks = needs_states(problem, v) or (want_last and not fused)
+    if over_chunks:
         chunks = run_chunk_h(
-            problem, config.states, k, v, gates, stretch, c_initial,
-            n_initial=n_initial, want_last=want_last, want_n=exp,
+            problem, config.states, k, v, gates, stretch, c_initial, n_initial=n_initial, last=last, n_last=n_last,
+            want_n=exp,
         )  # fmt: skip
-        states, n_states, last, n_last = chunks.states, chunks.n_states, chunks.last, chunks.n_last
+        states, n_states = chunks.states, chunks.n_states
     if fused:
-        alone = want_last and not several
-        denominators = None
-        if exp:
-            n_last = v.new_empty((v.shape[0], heads, q.shape[3]), dtype=torch.float32) if alone else n_last
-            denominators = Denominators(n_states, n_last if alone else None, gates.log_denom)
-            if config.normaliser is not None:
-                run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch, heads=heads)
-                denominators = None
+        # Those of heads that are not cut.
+        whole_last, whole_n_last = (last, n_last) if problem.whole else (None, None)
+        denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom) if exp else None
+        if denominators is not None and config.normaliser is not None:
+            run_normaliser(problem, config.normaliser, q, k, gates, denominators, stretch, heads=heads)
+            denominators = None
         output = run_fused_chunk(
-            problem, config.output, H, q, k, v, states, gates, heads=heads, want_last=alone, denominators=denominators
-        )
-        last = output.last if alone else last
+            problem, config.output, H, q, k, v, states, gates, heads=heads, initial=c_initial, last=whole_last,
+            denominators=denominators,
+        )  # fmt: skip
     else:
         output = run_chunk_o(
             problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
         )
-    kept = keep_states(problem, q, v, states) if fused and several else None
+    kept = keep_states(problem, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
 
@@ -183,8 +194,7 @@ def _backward(
     if d_last is not None:
         d_last = d_last.float().contiguous()
     if config.is_fused:
-        chunk = backward_chunk(problem, q, v)
-        problem = problem if chunk == problem.chunk else replace(problem, chunk=chunk)
+        problem = backward_problem(problem, q, v)
     dq, dk, dv, d_initial, anchors = _main_gradients(
         problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last, want_initial=needs[6],
         want_gates=any(needs[3:6]),
@@ -266,32 +276,35 @@ def _main_gradients(
 ) -> tuple[Product, Product, Product, Tensor | None, Tensor | None]:
     """Return dq, dk and dv, the gradient of the initial state and the anchors of the decay's.
 
-    The fused kernel materialises states only where there is more than one chunk, and takes anchors on its way; the
-    parallel one starts from the states of every chunk, and takes its anchors there. ``kept`` are the forward pass's
-    states, or None.
+    The fused kernel needs states only of heads that are cut into chunks, and takes anchors on its way; the parallel one
+    starts from the states of every chunk, and takes its anchors there. ``kept`` are the forward pass's states, or None.
     """
-    fused, several = config.is_fused, problem.chunk < v.shape[1]
-    run = partial(run_fused_chunk if fused else run_chunk_o, problem, heads=v.shape[2])
-    over_chunks = several or (not fused and (c_initial is not None or d_last is not None))
+    fused = config.is_fused
+    over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
     q_pair, k_pair = (q, k) if want_gates else (None, None)
-    states, d_states = (c_initial, d_last) if fused else (None, None)
-    d_initial = anchors = None
+    states = d_states = anchors = None
+    d_initial = _state_like(q, v) if want_initial else None
     if over_chunks:
         states = run_chunk_h(problem, config.states, k, v, gates, stretch, c_initial).states if kept is None else kept
-    dq = run(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
+    if fused:
+        run = partial(run_fused_chunk, problem, heads=v.shape[2])
+        dq = run(config.dq, DQ, dh, v, k, states, gates, initial=c_initial, pair=q_pair)
+    else:
+        run = partial(run_chunk_o, problem, heads=v.shape[2])
+        dq = run(config.dq, DQ, dh, v, k, states, gates, pair=q_pair)
     if over_chunks:
         chunks = run_chunk_h(
-            problem, config.states, q, dh, gates, stretch, d_last, want_last=want_initial, reverse=True,
+            problem, config.states, q, dh, gates, stretch, d_last, last=d_initial, reverse=True,
             forward_states=states if want_gates and not fused else None,
         )  # fmt: skip
-        d_states, d_initial, anchors = chunks.states, chunks.last, chunks.anchors
+        d_states, anchors = chunks.states, chunks.anchors
     del states
     if fused:
-        alone = want_initial and not several
+        run = partial(run, initial=d_last)
         dk = run(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair, anchor_states=dq.anchor_states)
         dq.anchor_states = dk.anchor_states = None
-        dv = run(config.dv, DV, k, q, dh, d_states, gates, want_last=alone)
-        return dq, dk, dv, dv.last if alone else d_initial, dk.anchors
+        dv = run(config.dv, DV, k, q, dh, d_states, gates, last=d_initial if problem.whole else None)
+        return dq, dk, dv, d_initial, dk.anchors
     dk = run(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
     dv = run(config.dv, DV, k, q, dh, d_states, gates)
     return dq, dk, dv, d_initial, anchors

@@ -49,7 +49,6 @@ class Costs:
             and by :mod:`.whole_state` for each tile of 128 x 128 (one at least).
         normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks; where the
             output's kernel makes them, it takes about as much longer.
-        alone: the same in a single chunk, where the output's kernel makes them and runs out of registers.
         gradient: times as long that dq and dk take, which also make the gates' gradients.
         launch: of the pass before the walk, whatever it computes.
         states, states_and_n: of a position that a program of this pass walks, without and, before :mod:`.fused_chunk`,
@@ -63,7 +62,6 @@ class Costs:
     walk: float = 0.04545
     whole_state: float = 0.02406
     normaliser: float = 0.02458
-    alone: float = 0.045
     gradient: float = 1.258
     launch: float = 6.258
     states: float = 0.01193
@@ -88,64 +86,96 @@ class Shape:
     multiprocessors: int = MULTIPROCESSORS
 
     def chunks(self) -> list[int]:
-        """Return the chunk lengths to choose from: powers of two up to the one that holds the sequence."""
+        """Return the chunk lengths to choose from: powers of two, first the one that holds the sequence."""
         longest = max(WHOLE_STATE_BLOCK_T, next_power_of_two(self.seq_len))
         if self.seq_len <= ONE_CHUNK:
             return [longest]
-        return [1 << n for n in range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length())]
+        return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the forward pass's walks, and of the pass before them."""
-        total = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
-        total += self._states_us(scheme, chunk, costs, with_n=self.normalised)
+        whole = self.whole_heads(scheme, chunk)
+        total = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
+        total += self._states_us(scheme, chunk, self.rows - whole, costs, with_n=self.normalised)
         if self.normalised:
-            blocks, chunks = -(-self.head_dim_qk // 128), -(-self.seq_len // chunk)
-            alone = scheme == "whole_state" and chunks == 1
-            alone = alone and fit_whole_state(self.head_dim_qk, self.head_dim_v).makes_denominators
-            position = costs.alone if alone else costs.normaliser
+            blocks = -(-self.head_dim_qk // 128)
             columns = 2 * self.head_dim_qk / blocks
-            total += self._programs_us(
-                self.rows * chunks * blocks, RESIDENT_WARPS // 4, chunk, position, columns, costs
-            )
+            for rows, length in self._walks(whole, chunk):
+                programs = rows * -(-self.seq_len // length) * blocks
+                total += self._programs_us(programs, RESIDENT_WARPS // 4, length, costs.normaliser, columns, costs)
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the backward pass: dq and dk, dv, the states' gradients, and states that are not kept."""
-        dq = self._walk_us(scheme, chunk, self.head_dim_v, self.head_dim_qk, costs, gates=True)
-        dv = self._walk_us(scheme, chunk, self.head_dim_qk, self.head_dim_v, costs)
+        whole = self.whole_heads(scheme, chunk, backward=True)
+        dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
+        dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         stored = self.head_dim_qk * self.head_dim_v * 4 * -(-self.seq_len // chunk)
         kept = KEPT_STATES * stored <= self.seq_len * (2 * self.head_dim_qk + self.head_dim_v) * 2
-        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, costs)
+        return 2 * dq + dv + (1 if kept else 2) * self._states_us(scheme, chunk, self.rows - whole, costs)
 
-    def _walk_us(self, scheme: str, chunk: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False) -> float:
+    def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
+        """Return how many heads are not cut into chunks.
+
+        With several chunks that is none but for :mod:`.whole_state`, whose programs take equally long: as many as fill
+        the multiprocessors a whole number of times are as fast without the pass before them. Only the rest are cut. A
+        pass has one number for all of its products. One kernel of denominators beside the output's needs the states of
+        all heads.
+        """
+        if chunk >= self.seq_len:
+            return self.rows
+        if scheme != "whole_state" or whole_state_reason(self.head_dim_qk, self.head_dim_v, chunk):
+            return 0
+        whole = self.rows
+        dims = (self.head_dim_qk, self.head_dim_v)
+        if self.normalised and not fit_whole_state(*dims).makes_denominators:
+            return 0
+        for tile, dim_z in (
+            (fit_whole_state(*dims), dims[1]),
+            *([(fit_whole_state(*dims[::-1], sums=True), dims[0])] if backward else ()),
+        ):
+            slots, blocks = RESIDENT_WARPS // (4 * tile.groups) * self.multiprocessors, -(-dim_z // tile.block_z)
+            whole = min(whole, self.rows * blocks // slots * slots // blocks)
+        return whole
+
+    def _walks(self, whole: int, chunk: int) -> list[tuple[int, int]]:
+        """Return how many heads are walked in stretches of which length."""
+        return [walk for walk in ((whole, max(chunk, self.seq_len)), (self.rows - whole, chunk)) if walk[0]]
+
+    def _walk_us(
+        self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
+    ) -> float:
         """Return the time of a product with head dims DX and DZ (roles.py), of dq or dk with the gates' gradients."""
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
             blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.groups
-            position = costs.whole_state * max(1.0, tile.used_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
+            position = costs.whole_state * max(1.0, tile.block_x * tile.block_z / 128**2) * -(-dim_x // tile.block_x)
         else:
             blocks, num_warps = -(-dim_z // 64), 4
             position = costs.walk * -(-dim_x // 128)
-        programs = self.rows * -(-self.seq_len // chunk) * blocks
         columns = 2 * dim_x + (3 if gates else 2) * dim_z / blocks
         position *= costs.gradient if gates else 1.0
-        return self._programs_us(programs, RESIDENT_WARPS // num_warps, chunk, position, columns, costs)
+        total = 0.0
+        for rows, length in self._walks(whole, chunk):
+            programs = rows * -(-self.seq_len // length) * blocks
+            total += self._programs_us(programs, RESIDENT_WARPS // num_warps, length, position, columns, costs)
+        return total
 
-    def _states_us(self, scheme: str, chunk: int, costs: Costs, *, with_n: bool = False) -> float:
-        """Return the time of the pass that computes the chunks' states, where there are several."""
+    def _states_us(self, scheme: str, chunk: int, rows: int, costs: Costs, *, with_n: bool = False) -> float:
+        """Return the time of the pass that computes the chunks' states of heads that are cut."""
         num_chunks = -(-self.seq_len // chunk)
-        if num_chunks == 1:
+        if num_chunks == 1 or rows == 0:
             return 0.0
         whole = scheme == "whole_state"
         blocks_k, blocks_v = -(-self.head_dim_qk // 128), -(-self.head_dim_v // (128 if whole else 64))
-        programs, length, merge = self.rows * blocks_k * blocks_v, self.seq_len, 0.0
+        programs, length, merge = rows * blocks_k * blocks_v, self.seq_len, 0.0
         if whole or programs < MIN_PROGRAMS:
             # The last chunk of the pass contributes to nothing.
             programs, length, merge = programs * (num_chunks - 1), chunk, costs.merge * num_chunks
         position = costs.states_and_n if with_n and not whole else costs.states
         columns = self.head_dim_qk / blocks_k + self.head_dim_v / blocks_v
         walk = self._programs_us(programs, 2 if whole else 3, length, position, columns, costs)
-        stored = self.rows * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
+        stored = rows * num_chunks * self.head_dim_qk * self.head_dim_v * 4 / 2**20
         return costs.launch + walk + costs.store * stored + merge
 
     def _programs_us(

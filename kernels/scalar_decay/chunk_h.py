@@ -177,7 +177,7 @@ def chunk_h_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["T", "L", "N", "LG"])
+@triton.jit(do_not_specialize=["T", "L", "N", "LG", "whole"])
 def chunk_h_merge_kernel(
     g_ptr,
     edge_ptr,
@@ -191,6 +191,7 @@ def chunk_h_merge_kernel(
     L,
     N,
     LG,
+    whole,
     K: tl.constexpr,
     V: tl.constexpr,
     REVERSE: tl.constexpr,
@@ -202,14 +203,15 @@ def chunk_h_merge_kernel(
 
     A chunk multiplies the state by one scalar, so the merge is exact.
 
-    Grid: (ceil(K V / BLOCK_E) * B * H,).
-    Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [B, H, N, K, V] and n [B, H, N, K].
+    Grid: (ceil(K V / BLOCK_E) * heads,) for the heads of the batch from number ``whole`` on.
+    Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [heads, N, K, V] and n [heads, N, K].
     """
     WITH_N: tl.constexpr = n_states_ptr is not None
     blocks: tl.constexpr = (K * V + BLOCK_E - 1) // BLOCK_E
     pid = tl.program_id(0)
     pid_e = pid % blocks
-    pid_bh = (pid // blocks).to(tl.int64)
+    row = (pid // blocks).to(tl.int64) * N
+    pid_bh = (pid // blocks + whole).to(tl.int64)
     offs = pid_e * BLOCK_E + tl.arange(0, BLOCK_E)
     mask = offs < K * V
     offs_k = tl.arange(0, BLOCK_K)
@@ -235,12 +237,12 @@ def chunk_h_merge_kernel(
             log_decay += tl.load(edge_ptr + pid_bh * (NG + 1) + first)
             log_decay -= tl.load(edge_ptr + pid_bh * (NG + 1) + first + count)
         decay = tl.math.exp2(log_decay.to(tl.float32))
-        here = states_ptr + (pid_bh * N + chunk) * K * V + offs
+        here = states_ptr + (row + chunk) * K * V + offs
         local = tl.load(here, mask=mask & (step < contributing), other=0.0).to(tl.float32)
         tl.store(here, state.to(states_ptr.dtype.element_ty), mask=mask)
         state = state * decay + local
         if WITH_N:
-            n_here = n_states_ptr + (pid_bh * N + chunk) * K + offs_k
+            n_here = n_states_ptr + (row + chunk) * K + offs_k
             n_local = tl.load(n_here, mask=mask_k & (pid_e == 0) & (step < contributing), other=0.0)
             tl.store(n_here, n_state, mask=mask_k & (pid_e == 0))
             n_state = n_state * decay + n_local

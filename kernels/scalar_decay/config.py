@@ -84,36 +84,46 @@ class FusedChunkConfig:
 class WholeStateConfig:
     """Launch of the kernel that holds a whole state.
 
-    Time tile, contraction and output columns of a program, columns of the contraction that are multiplied (the others
-    are empty), groups of four warps that share the output's columns, steps whose tiles are in shared memory.
+    Time tile, widths of the contraction's parts (of two the first has 128 columns), output columns of a program, groups
+    of four warps that share these, steps whose tiles are in shared memory.
     """
 
     block_t: int
-    block_x: int
-    used_x: int
+    widths: tuple[int, ...]
     block_z: int
     groups: int
     num_stages: int
 
     @property
-    def state_tiles(self) -> int:
-        """Tiles of the state that a group of warps holds, side by side: one or two."""
-        return 2 if self.block_x > 128 or self.block_z > 64 * self.groups else 1
+    def block_x(self) -> int:
+        """Columns of the contraction."""
+        return sum(self.widths)
+
+    @property
+    def state_registers(self) -> int:
+        """Registers in which a thread of a walking group holds its state."""
+        return self.block_x * self.block_z // self.groups // 128
 
     @property
     def makes_denominators(self) -> bool:
-        """Whether the program of mLSTMexp's output makes the denominators too: all keys' columns are in one tile."""
-        return self.groups == 2 and self.block_x <= 128
+        """Whether the program of mLSTMexp's output makes the denominators too: all keys' columns are in one part."""
+        return self.groups == 2 and len(self.widths) == 1
 
     @property
     def max_registers(self) -> int | None:
         """Registers a thread where a multiprocessor is to hold two programs, which small tiles leave room for."""
         return 128 if self.groups == 1 and self.block_x <= 128 else None
 
+    def multiplied_columns(self, dim_z: int) -> int:
+        """Return how many output columns the programs of a head compute, of which the last may be empty."""
+        columns = self.block_z // self.groups
+        if self.groups == 2 and dim_z <= self.block_z:
+            return columns + (64 if dim_z <= columns + 64 else columns)
+        return columns * -(-dim_z // columns)
+
     def narrowed(self, columns: int) -> WholeStateConfig:
         """Return the launch for the contraction's last ``columns`` columns."""
-        block_x = min(self.block_x, max(64, next_power_of_two(columns)))
-        return replace(self, block_x=block_x, used_x=_used_columns(block_x, columns))
+        return replace(self, widths=_widths(min(columns, self.block_x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +178,11 @@ def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | N
     return None
 
 
-def _used_columns(block_x: int, columns: int) -> int:
-    """Return how many columns of a block are multiplied: beyond 128 a tile of their own, of 32, 64 or 128."""
-    return block_x if block_x <= 128 or columns > 192 else 192 if columns > 160 else 160
+def _widths(columns: int) -> tuple[int, ...]:
+    """Return the widths of the parts of at most 256 columns of a contraction: powers of two."""
+    if columns <= 128:
+        return (max(64, next_power_of_two(columns)),)
+    return (128, max(32, next_power_of_two(columns - 128)))
 
 
 def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeStateConfig:
@@ -179,15 +191,15 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     Args:
         sums: whether rows are summed for the gates' gradients (dq, dk): a program then has one tile of the output.
     """
-    block_x = min(256, max(64, next_power_of_two(dim_x)))
+    widths = _widths(min(dim_x, 256))
+    block_x = sum(widths)
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
     groups = 1 if block_z == 64 else 2
     # Three steps where a multiprocessor has room for them, with the other tiles; of single groups it holds two.
     num_stages = 3 if 2 * block_x + block_z <= 192 * groups else 2
     return WholeStateConfig(
-        block_t=WHOLE_STATE_BLOCK_T, block_x=block_x, used_x=_used_columns(block_x, dim_x), block_z=block_z,
-        groups=groups, num_stages=num_stages,
-    )  # fmt: skip
+        block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, groups=groups, num_stages=num_stages
+    )
 
 
 def is_fused(scheme: str, item_bytes: int) -> bool:

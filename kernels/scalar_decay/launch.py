@@ -52,11 +52,13 @@ def has_u(gate: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Everything about one call but its tensors: gate function, scale, chunk length, state dtype, scheme, 1 / tau."""
+    """Everything about one call but its tensors: gate function, scale, chunk length, how many heads of the batch are
+    not cut into chunks (:meth:`.choice.Shape.whole_heads`), state dtype, scheme, 1 / tau."""
 
     gate: str
     scale: float
     chunk: int
+    whole: int
     state_dtype: torch.dtype
     scheme: str
     inv_tau: float = 1.0
@@ -151,17 +153,14 @@ class ChunkStates:
     """The results of a pass over the chunks.
 
     Attributes:
-        states: [B, H, N, K, V], the state before each chunk; in a pass backward in time, its gradient after the chunk.
-        n_states: n before each chunk [B, H, N, K].
-        last: [B, H, K, V], after the last step of the pass.
-        n_last: [B, H, K].
+        states: [heads, N, K, V], the state before each chunk of the heads of the batch that are cut, in a pass backward
+            in time its gradient after the chunk.
+        n_states: n before each chunk [heads, N, K].
         anchors: <C, dC> at each chunk's start [tiles, B, H, N].
     """
 
     states: Tensor
     n_states: Tensor | None = None
-    last: Tensor | None = None
-    n_last: Tensor | None = None
     anchors: Tensor | None = None
 
 
@@ -176,34 +175,34 @@ def run_chunk_h(
     initial: Tensor | None,
     *,
     n_initial: Tensor | None = None,
-    want_last: bool = False,
+    last: Tensor | None = None,
+    n_last: Tensor | None = None,
     want_n: bool = False,
     reverse: bool = False,
     forward_states: Tensor | None = None,
 ) -> ChunkStates:
     """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh). If ``forward_states`` are given
-    it computes anchors from them. Gate vectors are cumulative over ``stretch`` positions."""
+    it computes anchors from them. Gate vectors are cumulative over ``stretch`` positions. ``last`` [B, H, K, V] and
+    ``n_last`` [B, H, K] take the state after the last step of the pass, of the heads that are cut."""
     B, T, H, V = values.shape
     K = keys.shape[3]
     N = cdiv(T, problem.chunk)
-    result = ChunkStates(states=_empty(B, H, N, K, V, like=values, dtype=problem.state_dtype))
+    heads = B * H - problem.whole
+    result = ChunkStates(states=_empty(heads, N, K, V, like=values, dtype=problem.state_dtype))
     if want_n:
-        result.n_states = _empty(B, H, N, K, like=values)
-    if want_last:
-        result.last = _empty(B, H, K, V, like=values)
-        result.n_last = _empty(B, H, K, like=values) if want_n else None
-    ends = (initial, n_initial, result.states, result.n_states, result.last, result.n_last)
+        result.n_states = _empty(heads, N, K, like=values)
+    ends = (initial, n_initial, result.states, result.n_states, last, n_last)
     shape = Shape(H, K, V, H // keys.shape[2], 1)
     tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
     local = config.parallel and N > 1 and forward_states is None
     # The pass's last chunk contributes to nothing but the last state.
-    chunks = (N if want_last else N - 1) if local else 1
-    grid = (tiles * B * H * chunks,)
+    chunks = 1 if not local else N if last is not None else N - 1
+    grid = (tiles * heads * chunks,)
     if local and config.whole_state:
         triton.set_allocator(scratch)
         whole_state_h_kernel[grid](
-            keys, values, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, B * H,
-            SHAPE=shape, FUTURE=reverse, TILE=config, num_warps=config.num_warps,
+            keys, values, gates, result.states, result.n_states, math.log2(problem.scale), T, problem.chunk, N, heads,
+            problem.whole, SHAPE=shape, FUTURE=reverse, TILE=config, num_warps=config.num_warps,
         )  # fmt: skip
     else:
         if forward_states is not None:
@@ -218,9 +217,9 @@ def run_chunk_h(
         # Long chunks share a binary: how many gates a chunk has is compiled in.
         per_chunk = next_power_of_two(problem.chunk // stretch)
         block_g = per_chunk if per_chunk <= 32 else max(256, per_chunk)
-        chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * B * H,)](
-            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, K=K, V=V, REVERSE=reverse, BLOCK_E=MERGE_BLOCK_E,
-            BLOCK_G=block_g, BLOCK_K=next_power_of_two(K), num_warps=4,
+        chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * heads,)](
+            gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole, K=K, V=V, REVERSE=reverse,
+            BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_K=next_power_of_two(K), num_warps=4,
         )  # fmt: skip
     return result
 
@@ -242,9 +241,10 @@ def run_normaliser(
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
     n_q = _empty(blocks, B, heads, T, like=q)
+    n_states = denominators.n_states if N > 1 else denominators.n_initial
     triton.set_allocator(scratch)
     normaliser_kernel[(blocks * N * B * heads,)](
-        q, k, gates, denominators.n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * heads,
+        q, k, gates, n_states, n_q, denominators.n_last, problem.scale, T, problem.chunk, N, B * heads,
         H=heads, K=K, GROUP=heads // q.shape[2], BLOCK_T=stretch, BLOCK_K=config.block_k, STAGES=config.num_stages,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
@@ -260,14 +260,12 @@ class Product:
     Attributes:
         out: [B, T, H, DZ] in z's dtype.
         row_sums: row sums of out * pair [tiles, B, H, T], if a pair was given.
-        last: the state after the last step of a single chunk, in the layout of the states.
         anchor_states: states at the anchors, from a past role with a pair.
         anchors: <C, dC> at the anchors [tiles, B, H, ceil(T / every)], from a future role with a pair.
     """
 
     out: Tensor
     row_sums: Tensor | None = None
-    last: Tensor | None = None
     anchor_states: Tensor | None = None
     anchors: Tensor | None = None
 
@@ -317,16 +315,21 @@ def run_fused_chunk(
     gates: GateVectors,
     *,
     heads: int,
+    initial: Tensor | None = None,
+    last: Tensor | None = None,
     pair: Tensor | None = None,
-    want_last: bool = False,
     anchor_states: Tensor | None = None,
     denominators: Denominators | None = None,
 ) -> Product:
     """Launch a kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
-    ``anchor_states`` and returns the anchors. ``want_last`` needs a single chunk. ``denominators`` of mLSTMexp are for
-    a kernel that makes them itself.
+    ``anchor_states`` and returns the anchors. ``denominators`` of mLSTMexp are for a kernel that makes them itself.
+
+    Args:
+        states: before each chunk of the heads that are cut, [heads, N, ...].
+        initial: before the first step of the others [B, H, ...]; None is zero.
+        last: takes the state after their last step [B, H, ...].
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
@@ -347,8 +350,6 @@ def run_fused_chunk(
         else:
             columns = tiles_z * config.block_z if whole else DZ
             result.anchor_states = _empty(blocks, B, H, num_anchors, config.block_x, columns, like=z, dtype=z.dtype)
-    if want_last:
-        result.last = _empty(B, H, *((DZ, DX) if role.transposed else (DX, DZ)), like=z)
     if not whole and B * H * num_anchors * config.block_x >= 2**31:
         expected = f"below 2^31 / {config.block_x} at anchors every {every} positions"
         raise ValueError(f"batch * num_heads * seq_len / {every} must be {expected}, got {B * H * num_anchors}")
@@ -369,16 +370,16 @@ def run_fused_chunk(
         if isinstance(config, WholeStateConfig):
             column = block * config.block_x
             tile = config.narrowed(DX - column)
-            whole_state_kernel[(tiles_z * N * B * H,)](
-                x, y, z, states, partial if block else None, result.out if last_block else partial, gates,
-                pair if last_block else None, result.row_sums if last_block else None, result.last, *at_block,
-                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H, every, column,
-                SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
+            whole_state_kernel[(tiles_z * (problem.whole + N * (B * H - problem.whole)),)](
+                x, y, z, states, initial, partial if block else None, result.out if last_block else partial, gates,
+                pair if last_block else None, result.row_sums if last_block else None, last, *at_block,
+                denominators or Denominators(), math.log2(problem.scale), T, problem.chunk, N, B * H, problem.whole,
+                every, column, SHAPE=shape, ROLE=role, TILE=tile, num_warps=4, maxnreg=tile.max_registers,
             )  # fmt: skip
         else:
             fused_chunk_kernel[(tiles_z * N * B * H,)](
-                x, y, z, states, partial, result.out, gates, pair, result.row_sums, result.last, *at_block,
-                problem.scale, T, problem.chunk, N, B * H, every, block,
+                x, y, z, states if N > 1 else initial, partial, result.out, gates, pair, result.row_sums, last,
+                *at_block, problem.scale, T, problem.chunk, N, B * H, every, block,
                 SHAPE=shape, ROLE=role, FIRST=block == 0, LAST=last_block, TILE=config,
                 num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip

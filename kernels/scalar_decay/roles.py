@@ -74,11 +74,13 @@ class Denominators(NamedTuple):
     """What is taken and left where mLSTMexp's denominators are made.
 
     Attributes:
-        n_states: n before each chunk [B, H, N, K]; None means zero.
-        n_last: n after the last step of a single chunk [B, H, K]; None if nobody asks.
+        n_states: n before each chunk of the heads that are cut [heads, N, K]; None where there are none.
+        n_initial: n before the first step of the others [B, H, K]; None means zero.
+        n_last: n after their last step [B, H, K]; None if nobody asks.
         log_denom: log2 of the denominators [B, H, T]; None where a kernel does not make them.
     """
 
     n_states: Tensor | None = None
+    n_initial: Tensor | None = None
     n_last: Tensor | None = None
     log_denom: Tensor | None = None

@@ -9,9 +9,9 @@ with S^T as the left operand, which Hopper's tensor cores take from registers: t
 memory, and X and Y are read once. The work is split between groups of four warps that run side by side. One prepares
 the steps: it has the bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores
 Y X^T * W^T (and mLSTMexp's denominators). One or two others walk: each has the state of half of the columns, takes from
-shared memory what was prepared, and stores the output. A walking group has one tile of S^T, of 64 x 128, or two side by
-side: along Z (h and dv, whose Z is wide) or along X (dq and dk). A wider contraction takes two launches: O^T is a sum
-over blocks of X and Y, and the second launch adds what the first one stored.
+shared memory what was prepared, and stores the output. X, Y and S^T come in parts of at most 128 columns of X, and a
+walking group has 64 rows of S^T, or twice 64 (h and dv, whose Z is wide). A wider contraction takes two launches: O^T
+is a sum over blocks of X and Y, and the second launch adds what the first one stored.
 
 Written in Gluon, Triton's language of explicit layouts; `whole_state_reason` in config.py says where it runs.
 """
@@ -52,31 +52,125 @@ from .whole_state_tiles import (
 )
 
 
+@gluon.constexpr_function
+def _state_layout(width):
+    """Return the layout of a part of the state, [BZ, width]."""
+    return gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, width, 16])
+
+
 @gluon.jit
-def _flatten(state, BX: gl.constexpr):
-    """Return a state tile's elements in an order in which every thread has 16 bytes side by side, as it holds them."""
+def _columns(buffer, stage, WIDTH: gl.constexpr):
+    """Return a stage's tile [BT, WIDTH] of a part; tiles in shared memory have 64 columns at least."""
+    return buffer.index(stage).slice(0, WIDTH, dim=1)
+
+
+@gluon.jit
+def _part(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr):
+    """Return pointers to a part of the state in memory and which of its elements there are.
+
+    Args:
+        start: the whole state, of which a group has columns from ``x_col`` and ``z_col`` on.
+        index: of the part among those of the group.
+    """
+    NX: gl.constexpr = len(TILE.widths)
+    layout: gl.constexpr = _state_layout(TILE.widths[index % NX])
+    offs_z = z_col + index // NX * BZ + gl.arange(0, BZ, gl.SliceLayout(1, layout))
+    offs_x = x_col + index % NX * 128 + gl.arange(0, TILE.widths[index % NX], gl.SliceLayout(0, layout))
+    mask = (offs_z < SHAPE.dim_z)[:, None] & (offs_x < SHAPE.dim_x)[None, :]
+    return elements(start, offs_z, offs_x, SHAPE.dim_x, SHAPE.dim_z, ROLE.transposed), mask
+
+
+@gluon.jit
+def _load(
+    states, number, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
+):
+    """Return a part of one of many states, in float32."""
+    at, there = _part(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
+    return gl.load(at, mask=there, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def _load_part(
+    pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
+):
+    """Return a part of the state with which a chunk starts."""
+    width: gl.constexpr = TILE.widths[index % len(TILE.widths)]
+    part = gl.zeros([BZ, width], gl.float32, _state_layout(width))
+    if pointers.states is not None:
+        if chunk.whole == 0:
+            part = _load(pointers.states, chunk.number, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
+    if pointers.initial is not None:
+        if chunk.whole:
+            part = _load(pointers.initial, chunk.pid_bh, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
+    return part
+
+
+@gluon.jit
+def _flat(anchor, part: gl.constexpr, TILE: gl.constexpr):
+    """Return pointers to a part's elements among those of an anchor, in the order of :func:`_flatten`."""
+    layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
+    return anchor + part * BZ * 128 + gl.arange(0, BZ * TILE.widths[part], layout=layout)
+
+
+@gluon.jit
+def _flatten(state):
+    """Return a part's elements in an order in which every thread has 16 bytes side by side, as it holds them."""
     # A thread of the layout has rows lane / 4 and lane / 4 + 8 of its warp's sixteen, and of every eight columns the
     # pair lane % 4: rows are (warp, half, lane / 4), columns (which 32, which 8 of them, lane % 4, which of the pair).
+    BX: gl.constexpr = state.shape[1]
     parts = state.reshape([WARPS, 2, 8, BX // 32, 4, 4, 2])
     flat = parts.permute((1, 3, 0, 2, 5, 4, 6)).reshape([BZ * BX])
     return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [WARPS], [0]))
 
 
 @gluon.jit
-def _multiply(state, x, out, use_acc: gl.constexpr, layout: gl.constexpr):
-    """Return ``out + state @ x`` [BZ, BT] for a tile of S^T [BZ, BX] and of X^T [BX, BT].
+def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
+    """Return ``out + state @ x`` [BZ, BT] for a part of S^T [BZ, width] and of X^T [width, BT]; it is under way.
 
     In two steps, so that only half of the rounded state is in registers at a time.
     """
-    BX: gl.constexpr = state.shape[1]
-    halves = state.reshape([BZ, 2, BX // 2]).permute((0, 2, 1)).split()
+    HALF: gl.constexpr = state.shape[1] // 2
+    halves = state.reshape([BZ, 2, HALF]).permute((0, 2, 1)).split()
     for half in gl.static_range(2):
-        operand = gl.convert_layout(halves[half].to(x.dtype), layout)
-        columns = x.slice(half * (BX // 2), BX // 2)
-        out = warpgroup_mma(operand, columns, out, is_async=True, use_acc=use_acc or half == 1)
-        if half == 0:
+        if not (FIRST and half == 0):
             out = warpgroup_mma_wait(0, deps=[out])
+        operand = gl.convert_layout(halves[half].to(x.dtype), gl.DotOperandLayout(0, layout, 2))
+        columns = x.slice(half * HALF, HALF)
+        out = warpgroup_mma(operand, columns, out, is_async=True, use_acc=not FIRST or half == 1)
     return out
+
+
+@gluon.jit
+def _multiply(state, x, stage, layout: gl.constexpr):
+    """Return S^T X^T [BZ, BT] for the parts of S^T and those of X; it is under way."""
+    BT: gl.constexpr = x[0].shape[1]
+    out = gl.zeros([BZ, BT], gl.float32, layout)
+    for part in gl.static_range(len(state)):
+        columns = _columns(x[part], stage, state[part].shape[1])
+        out = _multiply_part(state[part], columns.permute((1, 0)), out, part == 0, layout)
+    return out
+
+
+@gluon.jit
+def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
+    """Return ``decay state + weighted @ y`` for a part of S^T and of Y; it is under way."""
+    layout: gl.constexpr = _state_layout(state.shape[1])
+    decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, layout))[:, None]
+    operand = gl.convert_layout(weighted, gl.DotOperandLayout(0, layout, 2))
+    return warpgroup_mma(operand, y, state * decay, is_async=True)
+
+
+@gluon.jit
+def _enter(z_t, y, stage, state, gates, BT: gl.constexpr):
+    """Return what the parts of S^T are after the step; it is under way."""
+    layout: gl.constexpr = gl.DotOperandLayout(0, _state_layout(state[0].shape[1]), 2)
+    enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
+    weighted = (z_t.load(layout).to(gl.float32) * enters).to(z_t.dtype)
+    entered = ()
+    for part in gl.static_range(len(state)):
+        columns = _columns(y[part], stage, state[part].shape[1])
+        entered += (_enter_part(weighted, columns, state[part], gates, BT),)
+    return entered
 
 
 @gluon.jit
@@ -111,6 +205,34 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
     return decay
 
 
+@gluon.constexpr_function
+def _pieces(tile, role, zero_n):
+    """Return in how many pieces a step's scores are made: the more, the fewer registers are left."""
+    if tile.state_registers <= 64:
+        return 1
+    if zero_n:
+        return 4
+    return 2 if role.future or role.transposed or len(tile.widths) == 1 else 1
+
+
+@gluon.constexpr_function
+def _registers(tile, divided):
+    """Return a thread's registers in the second group that walks and in the one that prepares; the first gets what they
+    leave. As measured: where the state takes many, more for those who walk until the other one spills."""
+    if tile.state_registers <= 64:
+        return [176, 152]
+    return [208, 88] if divided else [216, 72]
+
+
+@gluon.jit
+def _wait(tiles):
+    """Wait for products and return what they make."""
+    if len(tiles) == 1:
+        return (warpgroup_mma_wait(0, deps=tiles),)
+    else:
+        return warpgroup_mma_wait(0, deps=tiles)
+
+
 @gluon.jit
 def _prepare(
     tensors,
@@ -132,19 +254,16 @@ def _prepare(
     """
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
-    BX: gl.constexpr = TILE.block_x
-    # Of wide blocks the tile of the columns beyond 128, of which the last may be empty.
-    BEYOND: gl.constexpr = max(TILE.used_x - 128, 0)
+    NX: gl.constexpr = len(TILE.widths)
+    # Denominators are made where there is one part.
+    BX: gl.constexpr = TILE.widths[0]
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     DIVIDED: gl.constexpr = denominators.log_denom is not None
-    DTYPE: gl.constexpr = buffers.x.dtype
-    # Groups with two tiles of the state leave few registers: scores then come in parts, but for h of wide heads, and
-    # beside denominators the next gates are loaded when they are needed.
-    LATE: gl.constexpr = DIVIDED and TILE.state_tiles == 2
-    QUARTERS: gl.constexpr = LATE and denominators.n_states is None
-    WHOLE: gl.constexpr = BX > 128 and not (FUTURE or ROLE.transposed)
-    BS: gl.constexpr = BT // 4 if QUARTERS else BT if WHOLE else BT // TILE.state_tiles
+    DTYPE: gl.constexpr = buffers.x[0].dtype
+    # Beside a large state and denominators there are no registers for the next gates until they are needed.
+    LATE: gl.constexpr = DIVIDED and TILE.state_registers > 64
+    BS: gl.constexpr = BT // _pieces(TILE, ROLE, DIVIDED and denominators.n_states is None)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
     query_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, scores_layout)
@@ -158,7 +277,10 @@ def _prepare(
     offs_x = gl.arange(0, BX, n_layout)
     n = gl.zeros([BX], gl.float32, n_layout)
     if DIVIDED and denominators.n_states is not None:
-        n += gl.load(denominators.n_states + chunk.state // SHAPE.dim_z + offs_x, mask=offs_x < DX, other=0.0)
+        n_states = denominators.n_states + chunk.number * DX
+        n += gl.load(n_states + offs_x, mask=(offs_x < DX) & (chunk.whole == 0), other=0.0)
+    if DIVIDED and denominators.n_initial is not None:
+        n += gl.load(denominators.n_initial + pid_bh * DX + offs_x, mask=(offs_x < DX) & chunk.whole, other=0.0)
     tiles = gl.cdiv(end - start, BT)
     t0 = start + (tiles - 1) * BT if FUTURE else start
     gates = load_gates(pointers.gates, pid_bh, t0, T, log_scale, FUTURE, BT)
@@ -171,31 +293,29 @@ def _prepare(
         if not LATE:
             gates = load_gates(pointers.gates, pid_bh, next_t, T, log_scale, FUTURE, BT)
         mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
-        x = buffers.x.index(stage)
-        y = buffers.y.index(stage)
         if DIVIDED:
             zeros = gl.zeros([BT, 8], gl.float32, vector_layout)
-            past = warpgroup_mma(x, buffers.n.permute((1, 0)), zeros, is_async=True, use_acc=False)
+            past = warpgroup_mma(
+                buffers.x[0].index(stage), buffers.n.permute((1, 0)), zeros, is_async=True, use_acc=False
+            )
             n_q = gl.zeros([BT], gl.float32, query_layout)
         rows = vectors.slice((KEY if FUTURE else QUERY) * BT, BT).load(query_layout)
-        for part in gl.static_range(BT // BS):
-            zeros = gl.zeros([BT, BS], gl.float32, scores_layout)
-            keys = y.slice(part * BS, BS).permute((1, 0))
-            if BEYOND == 0 or BEYOND == 128:
-                scores = warpgroup_mma(x, keys, zeros, is_async=True, use_acc=False)
-            else:
-                past_128 = x.slice(128, BEYOND, dim=1)
-                scores = warpgroup_mma(x.slice(0, 128, dim=1), keys.slice(0, 128), zeros, is_async=True, use_acc=False)
-                scores = warpgroup_mma(past_128, keys.slice(128, BEYOND), scores, is_async=True)
-            columns = vectors.slice((QUERY if FUTURE else KEY) * BT + part * BS, BS).load(key_layout)
-            if DIVIDED and part == 0:
+        for piece in gl.static_range(BT // BS):
+            scores = gl.zeros([BT, BS], gl.float32, scores_layout)
+            for part in gl.static_range(NX):
+                x = _columns(buffers.x[part], stage, TILE.widths[part])
+                y = _columns(buffers.y[part], stage, TILE.widths[part])
+                keys = y.slice(piece * BS, BS).permute((1, 0))
+                scores = warpgroup_mma(x, keys, scores, is_async=True, use_acc=part > 0)
+            columns = vectors.slice((QUERY if FUTURE else KEY) * BT + piece * BS, BS).load(key_layout)
+            if DIVIDED and piece == 0:
                 scores, past = warpgroup_mma_wait(0, deps=[scores, past])
             else:
                 scores = warpgroup_mma_wait(0, deps=[scores])
-            there = part * BS + offs_s
+            there = piece * BS + offs_s
             kept = (offs_t[:, None] <= there[None, :]) if FUTURE else (offs_t[:, None] >= there[None, :])
             scores = gl.where(kept, scores * gl.exp2(rows[:, None] + columns[None, :]), 0.0)
-            buffers.scores.index(stage).slice(part * BS, BS, dim=1).store(scores.to(DTYPE))
+            buffers.scores.index(stage).slice(piece * BS, BS, dim=1).store(scores.to(DTYPE))
             if DIVIDED:
                 n_q += gl.sum(scores, axis=1)
         if DIVIDED:
@@ -217,13 +337,14 @@ def _prepare(
             gl.store(denominators.log_denom + at, gl.log2(denominator), mask=(t0 + offs_t < end) & (chunk.z_col == 0))
             zeros = gl.zeros([BX, 8], gl.float32, vector_layout)
             weight = buffers.weight.permute((1, 0))
-            entered = warpgroup_mma(y.permute((1, 0)), weight, zeros, is_async=True, use_acc=False)
+            keys = buffers.y[0].index(stage).permute((1, 0))
+            entered = warpgroup_mma(keys, weight, zeros, is_async=True, use_acc=False)
             entered = warpgroup_mma_wait(0, deps=[entered])
             n = n * decay + gl.sum(entered, axis=1) * 0.25
         t0 = next_t
         decay = _store_gates(buffers, (tile + 1) % STAGES, gates, n, DIVIDED)
     if DIVIDED and denominators.n_last is not None:
-        gl.store(denominators.n_last + pid_bh * DX + offs_x, n, mask=(offs_x < DX) & (chunk.z_col == 0))
+        gl.store(denominators.n_last + pid_bh * DX + offs_x, n, mask=(offs_x < DX) & (chunk.z_col == 0) & chunk.whole)
 
 
 @gluon.jit
@@ -245,52 +366,31 @@ def _walk(
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
-    BX: gl.constexpr = min(TILE.block_x, 128)
-    NX: gl.constexpr = TILE.block_x // BX
-    # Columns of the second tile, where there is one.
-    OTHER: gl.constexpr = TILE.used_x - BX if NX == 2 else BX
-    NZ: gl.constexpr = TILE.block_z // (BZ * TILE.groups)
-    TWO: gl.constexpr = NX * NZ == 2
+    NX: gl.constexpr = len(TILE.widths)
+    TILES: gl.constexpr = TILE.block_z // (BZ * TILE.groups)
+    Z: gl.constexpr = group * TILES * BZ
+    # Where all of DZ is one block, a group leaves out a tile that has no columns.
+    NZ: gl.constexpr = 1 if min(TILE.block_z, Z + BZ) >= DZ else TILES
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     SUMS: gl.constexpr = pointers.sums is not None
     ANCHORS: gl.constexpr = pointers.anchor_states is not None
     PARTIAL: gl.constexpr = tensors.partial is not None
-    DTYPE: gl.constexpr = buffers.x.dtype
+    DTYPE: gl.constexpr = buffers.x[0].dtype
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
-    x_col, z_col = chunk.x_col, chunk.z_col
+    z_col = chunk.z_col
     gl.static_assert(not (SUMS or PARTIAL) or NZ == 1, "row sums and partial results are those of one tile")
-    COLUMNS: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z
-    STATE: gl.constexpr = COLUMNS * TILE.block_z * TILE.block_x
-    Z: gl.constexpr = group * NZ * BZ
+    SHARES: gl.constexpr = (DZ + TILE.block_z - 1) // TILE.block_z * TILE.groups
 
-    state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
-    other_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, OTHER, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
-    operand_layout: gl.constexpr = gl.DotOperandLayout(0, out_layout, 2)
-    weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
-    other_weighted_layout: gl.constexpr = gl.DotOperandLayout(0, other_layout, 2)
     sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
-    flat_layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
 
-    offs_z = z_col + Z + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
-    offs_x = gl.arange(0, BX, gl.SliceLayout(0, state_layout))
-    other_z = z_col + Z + (BZ if NZ == 2 else 0) + gl.arange(0, BZ, gl.SliceLayout(1, other_layout))
-    other_x = (BX if NX == 2 else 0) + gl.arange(0, OTHER, gl.SliceLayout(0, other_layout))
-    mask = (offs_z < DZ)[:, None] & (offs_x < DX - x_col)[None, :]
-    other_mask = (other_z < DZ)[:, None] & (other_x < DX - x_col)[None, :]
-    corner = x_col if ROLE.transposed else x_col * DZ
-    state = gl.zeros([BZ, BX], gl.float32, state_layout)
-    other = gl.zeros([BZ, OTHER], gl.float32, other_layout)
-    if pointers.state is not None:
-        entry = pointers.state + chunk.state + corner
-        at = elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed)
-        state += gl.load(at, mask=mask, other=0.0).to(gl.float32)
-        if TWO:
-            at = elements(entry, other_z, other_x, DX, DZ, ROLE.transposed)
-            other += gl.load(at, mask=other_mask, other=0.0).to(gl.float32)
+    # Tiles [BZ, width] of the contraction's parts, for one tile of Z after the other.
+    state = ()
+    for n in gl.static_range(NZ * NX):
+        state += (_load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
 
-    share = z_col // (NZ * BZ) + group
+    share = z_col // (TILES * BZ) + group
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
     tiles = gl.cdiv(end - start, BT)
@@ -307,14 +407,10 @@ def _walk(
         count = gl.where(is_last, tiles - (stretches - 1) * per_stretch, per_stretch)
         if ANCHORS:
             index = pid_bh * num_anchors + start // every + (stretches - 1 - stretch if FUTURE else stretch)
-            anchor = pointers.anchor_states + index * STATE + share * NX * BZ * BX
-            if TWO:
-                other_anchor = anchor + BZ * BX + gl.arange(0, BZ * OTHER, layout=flat_layout)
-            anchor += gl.arange(0, BZ * BX, layout=flat_layout)
+            anchor = pointers.anchor_states + (index * SHARES + share) * (BZ * TILE.block_x)
             if not FUTURE:
-                gl.store(anchor, _flatten(state.to(DTYPE), BX))
-                if TWO:
-                    gl.store(other_anchor, _flatten(other.to(DTYPE), OTHER))
+                for part in gl.static_range(NX):
+                    gl.store(_flat(anchor, part, TILE), _flatten(state[part].to(DTYPE)))
         for _ in range(count):
             stage = tile % STAGES
             gates = buffers.gates.index(stage)
@@ -329,42 +425,29 @@ def _walk(
             if PARTIAL:
                 load_async(tensors.partial, [t0, z_col + Z], extra, buffers.out.index(group))
             mbarrier.wait(buffers.loaded.index(stage), (tile // STAGES) & 1)
-            x = buffers.x.index(stage)
-            y = buffers.y.index(stage)
             z = buffers.z.index(stage)
-            x_t = x.permute((1, 0))
             scores_t = buffers.scores.index(stage).permute((1, 0))
 
-            zeros = gl.zeros([BZ, BT], gl.float32, out_layout)
-            out = _multiply(state, x_t.slice(0, BX), zeros, False, operand_layout)
-            if NX == 2:
-                out = warpgroup_mma_wait(0, deps=[out])
-                out = _multiply(other, x_t.slice(BX, OTHER), out, True, operand_layout)
+            out = _multiply(state[:NX], buffers.x, stage, out_layout)
             mbarrier.wait(buffers.ready.index(stage), (tile // STAGES) & 1)
             mbarrier.wait(buffers.loaded_z.index(stage), (tile // STAGES) & 1)
-            decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, state_layout))[:, None]
-            other_decay = gl.convert_layout(decay, other_layout)
+            entered = ()
             for half in gl.static_range(NZ):
                 if half == 1:
-                    out = _multiply(other, x_t, zeros, False, operand_layout)
+                    out = _multiply(state[NX:], buffers.x, stage, out_layout)
                 z_t = z.slice(Z + half * BZ, BZ, dim=1).permute((1, 0))
                 row_factor = gates.slice(ROW * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 out = warpgroup_mma_wait(0, deps=[out])
                 out = warpgroup_mma(z_t, scores_t, out * row_factor, is_async=True)
-                enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, weighted_layout))[None, :]
-                weighted = (z_t.load(weighted_layout).to(gl.float32) * enters).to(DTYPE)
-                if NX == 2:
-                    state = warpgroup_mma(weighted, y.slice(0, BX, dim=1), state * decay, is_async=True)
-                    weighted = gl.convert_layout(weighted, other_weighted_layout)
-                    other = warpgroup_mma(weighted, y.slice(BX, OTHER, dim=1), other * other_decay, is_async=True)
-                    out = warpgroup_mma_wait(2, deps=[out])
-                elif half == 0:
-                    state = warpgroup_mma(weighted, y, state * decay, is_async=True)
-                    out, state = warpgroup_mma_wait(0, deps=[out, state])
+                parts = _enter(z_t, buffers.y, stage, state[half * NX : half * NX + NX], gates, BT)
+                if NX == 2 or half == 1:
+                    # The state's products go on while the output is stored.
+                    out = warpgroup_mma_wait(NX, deps=[out])
+                    entered += parts
                 else:
-                    other = warpgroup_mma(weighted, y, other * other_decay, is_async=True)
-                    out = warpgroup_mma_wait(1, deps=[out])
-                out_s = buffers.out.index(group * NZ + half)
+                    out, only = warpgroup_mma_wait(0, deps=[out, parts[0]])
+                    entered += (only,)
+                out_s = buffers.out.index(group * TILES + half)
                 if SUMS or PARTIAL:
                     mbarrier.wait(extra, tile & 1)
                 tma.store_wait(NZ - 1)
@@ -385,10 +468,7 @@ def _walk(
                 fence_async_shared()
                 barrier()
                 store_async(tensors.out, [t0, z_col + Z + half * BZ], out_s)
-            if TWO:
-                state, other = warpgroup_mma_wait(0, deps=[state, other])
-            else:
-                state = warpgroup_mma_wait(0, deps=[state])
+            state = _wait(entered)
             barrier()
             mbarrier.arrive(buffers.freed.index(stage), count=1)
             if group == 0 and TILE.groups == 2:
@@ -396,26 +476,30 @@ def _walk(
             t0 = t0 - BT if FUTURE else t0 + BT
             tile += 1
         if ANCHORS and FUTURE:
-            dot = gl.sum(gl.load(anchor).to(gl.float32) * _flatten(state, BX), axis=0)
-            if TWO:
-                dot += gl.sum(gl.load(other_anchor).to(gl.float32) * _flatten(other, OTHER), axis=0)
+            dot = 0.0
+            for part in gl.static_range(NX):
+                kept = gl.load(_flat(anchor, part, TILE)).to(gl.float32)
+                dot += gl.sum(kept * _flatten(state[part]), axis=0)
             gl.store(pointers.anchors + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 
     if pointers.last is not None:
-        entry = pointers.last + pid_bh * DX * DZ + corner
-        gl.store(elements(entry, offs_z, offs_x, DX, DZ, ROLE.transposed), state, mask=mask)
-        if TWO:
-            gl.store(elements(entry, other_z, other_x, DX, DZ, ROLE.transposed), other, mask=other_mask)
+        if chunk.whole:
+            # Addresses that only the end knows: otherwise registers hold those of the start until then.
+            x_col = chunk.x_col + tile - tiles
+            for n in gl.static_range(NZ * NX):
+                at, there = _part(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
+                gl.store(at, state[n], mask=there)
 
 
 @remember_launches
-@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale", "every", "x_col"])
+@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "whole", "log_scale", "every", "x_col"])
 def whole_state_kernel(
     x_ptr,
     y_ptr,
     z_ptr,
-    state_ptr,
+    states_ptr,
+    initial_ptr,
     partial_ptr,
     out_ptr,
     gates,
@@ -430,6 +514,7 @@ def whole_state_kernel(
     L,
     N,
     BH,
+    whole,
     every,
     x_col,
     SHAPE: gl.constexpr,
@@ -438,8 +523,10 @@ def whole_state_kernel(
 ):
     """Process one chunk for block_z columns of the output and block_x of the contraction, from column ``x_col`` on.
 
-    Grid: (ceil(DZ / block_z) * N * B * H,).
-    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too. ``partial_ptr`` is
+    Grid: (ceil(DZ / block_z) * (whole + N * (B * H - whole)),): the first ``whole`` heads of the batch are not cut.
+    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too, but for the states
+    before the chunks of heads that are cut [B * H - whole, N, ...] and, before the first step of the others, the
+    initial state [B, H, ...]; only of these it writes the last. ``partial_ptr`` is
     the ``out_ptr`` of the launch for the contraction's first columns; ``log_scale`` is the scale's logarithm to base 2;
     the row sums are those of every warp, [shares * 4, B, H, T] with a share for every 64 columns; the states at the
     anchors are [B, H, ceil(T / every)] tiles in the order of :func:`_flatten`, padded to whole blocks.
@@ -453,9 +540,7 @@ def whole_state_kernel(
     STAGES: gl.constexpr = TILE.num_stages
     GROUPS: gl.constexpr = TILE.groups
     DIVIDED: gl.constexpr = denominators.log_denom is not None
-    # A thread's registers in the second group that walks and in the one that prepares; the first gets what they leave.
-    # As measured: where the state takes many, more for those who walk until the other one spills.
-    REGISTERS: gl.constexpr = [176, 152] if TILE.state_tiles == 1 else [208, 88] if DIVIDED else [216, 72]
+    REGISTERS: gl.constexpr = _registers(TILE, DIVIDED)
     PREPARES_ALONE: gl.constexpr = [112 if TILE.block_x == 64 else 88]
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     X_ROW: gl.constexpr = (H // SHAPE.group_x) * DX
@@ -465,18 +550,36 @@ def whole_state_kernel(
 
     pid = gl.program_id(0)
     z_col = pid % COLUMNS * TILE.block_z
-    pid_n = (pid // COLUMNS) % N
-    pid_bh = (pid // (COLUMNS * N)).to(gl.int64)
+    index = pid // COLUMNS
+    number = index - whole
+    is_whole = number < 0
+    pid_bh = gl.where(is_whole, index, whole + number // N).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
-    start = pid_n * L
+    start = gl.where(is_whole, 0, number % N * L)
     x_offset = batch * T * X_ROW + (head // SHAPE.group_x) * DX
     z_offset = batch * T * Z_ROW + (head // SHAPE.group_z) * DZ
     out_offset = batch * T * OUT_ROW + head * DZ
 
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    x_desc = tma.make_tensor_descriptor(x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
-    y_desc = tma.make_tensor_descriptor(y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, TILE.block_x], layout)
+    x_desc, y_desc, x_s, y_s = (), (), (), ()
+    for part in gl.static_range(len(TILE.widths)):
+        if part == 1 and TILE.widths[1] == TILE.widths[0]:
+            x_desc += x_desc
+            y_desc += y_desc
+        else:
+            x_desc += (
+                tma.make_tensor_descriptor(
+                    x_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, max(64, TILE.widths[part])], layout
+                ),
+            )
+            y_desc += (
+                tma.make_tensor_descriptor(
+                    y_ptr + x_offset, [T, DX], [X_ROW, 1], [BT, max(64, TILE.widths[part])], layout
+                ),
+            )
+        x_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, max(64, TILE.widths[part])], layout),)
+        y_s += (gl.allocate_shared_memory(DTYPE, [STAGES, BT, max(64, TILE.widths[part])], layout),)
     z_desc = tma.make_tensor_descriptor(z_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, TILE.block_z], layout)
     out_s = gl.allocate_shared_memory(DTYPE, [TILE.block_z // BZ, BT, BZ], layout)
     pair_s = out_s
@@ -489,8 +592,8 @@ def whole_state_kernel(
         weight_s = gl.allocate_shared_memory(DTYPE, [8, BT], layout)
     barriers: gl.constexpr = mbarrier.MBarrierLayout()
     buffers = Buffers(
-        gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
-        gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_x], layout),
+        x_s,
+        y_s,
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_z], layout),
         gl.allocate_shared_memory(DTYPE, [STAGES, BT, BT], layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, VECTORS * BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0])),
@@ -515,7 +618,7 @@ def whole_state_kernel(
             mbarrier.init(buffers.extra_loaded.index(group), count=1)
     fence_async_shared()
     barrier()
-    end = gl.minimum(start + L, T)
+    end = gl.where(is_whole, T, gl.minimum(start + L, T))
     tensors = Tensors(x_desc, y_desc, z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
     # The other descriptors are made while these copies are under way.
@@ -528,8 +631,9 @@ def whole_state_kernel(
         pair_desc = tma.make_tensor_descriptor(pair_ptr + z_offset, [T, DZ], [Z_ROW, 1], [BT, BZ], layout)
     tensors = Tensors(x_desc, y_desc, z_desc, out_desc, partial_desc, pair_desc)
 
-    pointers = Pointers(gates, state_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
-    chunk = Chunk(start, end, pid_bh, (pid_bh * N + pid_n) * DX * DZ, x_col, z_col, z_col + TILE.block_z // GROUPS < DZ)
+    pointers = Pointers(gates, states_ptr, initial_ptr, sums_ptr, last_ptr, anchor_states_ptr, anchor_ptr)
+    two_groups = z_col + TILE.block_z // GROUPS < DZ
+    chunk = Chunk(start, end, pid_bh, is_whole, number.to(gl.int64), x_col, z_col, two_groups)
     if GROUPS == 1:
         gl.warp_specialize(
             [

@@ -33,7 +33,7 @@ from .whole_state_tiles import (
 
 
 @remember_launches
-@gluon.jit(do_not_specialize=["T", "L", "N", "BH", "log_scale"])
+@gluon.jit(do_not_specialize=["T", "L", "N", "heads", "whole", "log_scale"])
 def whole_state_h_kernel(
     y_ptr,
     z_ptr,
@@ -44,17 +44,19 @@ def whole_state_h_kernel(
     T,
     L,
     N,
-    BH,
+    heads,
+    whole,
     SHAPE: gl.constexpr,
     FUTURE: gl.constexpr,
     TILE: gl.constexpr,
 ):
     """Compute the contribution of one chunk to block_k rows and block_v columns of the state.
 
-    Grid: (ceil(DX / block_k) * ceil(DZ / block_v) * chunks * B * H,) for ``chunks`` of N or N - 1: the last chunk of
-    the pass, which is the first one in time if it runs backward (FUTURE), adds to nothing but the last state.
+    Grid: (ceil(DX / block_k) * ceil(DZ / block_v) * chunks * heads,) for the heads of the batch from number ``whole``
+    on and ``chunks`` of N or N - 1: the last chunk of the pass, which is the first one in time if it runs backward
+    (FUTURE), adds to nothing but the last state.
     Reads Y [B, T, H / group_x, DX] and Z [B, T, H / group_z, DZ], which are k and v or, backward in time, q and dh, and
-    the gate vectors; writes the contributions [B, H, N, DX, DZ] and, where asked for, those to n [B, H, N, DX].
+    the gate vectors; writes the contributions [heads, N, DX, DZ] and, where asked for, those to n [heads, N, DX].
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -71,13 +73,14 @@ def whole_state_h_kernel(
     COLUMNS: gl.constexpr = (DZ + TILE.block_v - 1) // TILE.block_v
 
     pid = gl.program_id(0)
-    chunks = gl.num_programs(0) // (ROWS * COLUMNS * BH)
+    chunks = gl.num_programs(0) // (ROWS * COLUMNS * heads)
     z_col = pid % COLUMNS * TILE.block_v
     x_col = pid // COLUMNS % ROWS * BX
     pid_n = pid // (COLUMNS * ROWS) % chunks
     if FUTURE:
         pid_n += N - chunks
-    pid_bh = (pid // (COLUMNS * ROWS * chunks)).to(gl.int64)
+    row = (pid // (COLUMNS * ROWS * chunks)).to(gl.int64) * N + pid_n
+    pid_bh = (pid // (COLUMNS * ROWS * chunks) + whole).to(gl.int64)
     batch = pid_bh // H
     head = pid_bh % H
     y_offset = batch * T * Y_ROW + (head // SHAPE.group_x) * DX
@@ -90,8 +93,8 @@ def whole_state_h_kernel(
     z_s = gl.allocate_shared_memory(DTYPE, [STAGES, BT, TILE.block_v], layout)
     weights_s = gl.allocate_shared_memory(gl.float32, [2, BT], gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
     loaded = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    tensors = Tensors(y=y_desc, z=z_desc)
-    buffers = Buffers(y=y_s, z=z_s, gates=weights_s, loaded=loaded)
+    tensors = Tensors(y=(y_desc,), z=z_desc)
+    buffers = Buffers(y=(y_s,), z=z_s, gates=weights_s, loaded=loaded)
     for step in gl.static_range(STAGES):
         mbarrier.init(loaded.index(step), count=1)
     fence_async_shared()
@@ -147,7 +150,6 @@ def whole_state_h_kernel(
         t0 = next_t
         barrier()
 
-    row = pid_bh * N + pid_n
     offs_x = x_col + gl.arange(0, BX, gl.SliceLayout(0, state_layout))
     offs_z = z_col + gl.arange(0, BZ, gl.SliceLayout(1, state_layout))
     other_z = offs_z + BZ

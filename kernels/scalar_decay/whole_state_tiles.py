@@ -72,7 +72,8 @@ class Pointers(NamedTuple):
     """What is read and written without the bulk copy engine; see fused_chunk.fused_chunk_kernel."""
 
     gates: Any
-    state: Any
+    states: Any
+    initial: Any
     sums: Any
     last: Any
     anchor_states: Any
@@ -80,13 +81,15 @@ class Pointers(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where a program works: positions of its chunk, batch times head, first element of its state, first columns, and
-    whether the second group that walks has columns."""
+    """Where a program works: positions of its chunk, batch times head, whether this head is not cut into chunks and if
+    it is, the state's number among those of all chunks, first columns, and whether the second group that walks has
+    columns."""
 
     start: Any
     end: Any
     pid_bh: Any
-    state: Any
+    whole: Any
+    number: Any
     x_col: Any
     z_col: Any
     two_groups: Any
@@ -101,7 +104,9 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
     # Elements are of 16 bits.
-    bytes_y: gl.constexpr = 2 * tensors.y.block_shape[0] * tensors.y.block_shape[1]
+    parts: gl.constexpr = len(tensors.y)
+    columns: gl.constexpr = 128 * (parts - 1) + tensors.y[parts - 1].block_shape[1]
+    bytes_y: gl.constexpr = 2 * tensors.z.block_shape[0] * columns
     bytes_z: gl.constexpr = 2 * tensors.z.block_shape[0] * tensors.z.block_shape[1]
     if tensors.x is None:
         mbarrier.expect(loaded, bytes_y + bytes_z, pred=pred)
@@ -109,8 +114,10 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
         loaded_z = buffers.loaded_z.index(stage)
         mbarrier.expect(loaded, 2 * bytes_y, pred=pred)
         mbarrier.expect(loaded_z, bytes_z, pred=pred)
-        load_async(tensors.x, [t0, x_col], loaded, buffers.x.index(stage), pred=pred)
-    load_async(tensors.y, [t0, x_col], loaded, buffers.y.index(stage), pred=pred)
+        for part in gl.static_range(parts):
+            load_async(tensors.x[part], [t0, x_col + part * 128], loaded, buffers.x[part].index(stage), pred=pred)
+    for part in gl.static_range(parts):
+        load_async(tensors.y[part], [t0, x_col + part * 128], loaded, buffers.y[part].index(stage), pred=pred)
     load_async(tensors.z, [t0, z_col], loaded_z, buffers.z.index(stage), pred=pred)
 
 

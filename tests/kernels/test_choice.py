@@ -24,12 +24,34 @@ def shape(seq_len: int, rows: int, dims: tuple[int, int] = (128, 256), multiproc
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dims", [(16, 16), (80, 160), (128, 256), (512, 512)])
 def test_few_sequences_are_cut_and_many_are_not(scheme: str, dims: tuple[int, int]) -> None:
-    """Several chunks where one row would leave the device idle, and never more of them for more rows."""
+    """Several chunks where one row would leave the device idle, fewer of them for more rows, and of many rows at most
+    those are cut that are left over."""
     for choose in (forward_chunk, backward_chunk):
-        chosen = [choose(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64, 1024)]
+        chosen = [choose(shape(32768, rows, dims), scheme) for rows in (1, 4, 16, 64)]
         assert chosen[0] < 8192
         assert chosen == sorted(chosen)
-        assert chosen[-1] == 32768
+        many = shape(32768, 1024, dims)
+        assert many.whole_heads(scheme, choose(many, scheme)) > 900
+
+
+def test_heads_are_cut_that_do_not_fill_the_device() -> None:
+    """A device with 132 multiprocessors holds the states of 132 heads of 128/256, forward; dq and dk take no more."""
+    assert [shape(8192, rows).whole_heads("whole_state", 1024) for rows in (1, 131, 132, 200, 300)] == [
+        0,
+        0,
+        132,
+        132,
+        264,
+    ]
+    assert shape(8192, 200).whole_heads("whole_state", 8192) == 200
+    assert shape(8192, 200).whole_heads("walk", 1024) == 0
+    # Three programs a head forward, two of dq and dk; two programs on a multiprocessor for heads of 64.
+    assert shape(8192, 100, (160, 320)).whole_heads("whole_state", 64) == 88
+    assert shape(8192, 100, (160, 320)).whole_heads("whole_state", 64, backward=True) == 66
+    assert shape(8192, 300, (64, 64)).whole_heads("whole_state", 64) == 264
+    # The kernel of the denominators needs every head's states.
+    exp = replace(shape(8192, 100, (160, 320)), normalised=True)
+    assert exp.whole_heads("whole_state", 64) == 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -43,8 +43,8 @@ SCAN_STACK_BYTES = 128
 """168 registers cost RG-LRU's kernels a few words of stack."""
 
 
-WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (256, 512))
-WHOLE_STATE_STACK_BYTES = 160
+WHOLE_STATE_DIMS = ((128, 256), (64, 64), (80, 160), (160, 320), (256, 512))
+WHOLE_STATE_STACK_BYTES = 112
 """A state takes half of a program's registers, and what the loop over tiles hardly uses goes to the stack."""
 
 

@@ -268,6 +268,12 @@ PORTABLE_SHAPES = {
         )
         for dtype in (F16, BF16)
     ),
+    # More heads than multiprocessors: those that are left over are cut into chunks.
+    *(
+        on_gpu(op, "whole_state", BF16, sizes=heads(*sizes), kwargs={"chunk_size": 64})
+        for op in (*MLSTM, "retention")
+        for sizes in ((5, 200, 30, 128, 256), (1, 200, 70, 160, 320), (3, 200, 100, 64, 64))
+    ),
     on_gpu(
         "mamba2_ssd", "whole_state", BF16, sizes=heads(1, 300, 4, 128, 64, num_groups=2), kwargs={"chunk_size": 128}
     ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from lrbench.analysis.counts import Count, count, count_case
 from lrbench.analysis.counts.executed import parse_tiles
 from lrbench.analysis.counts.executed_mlp import GATED_MLP
 from lrbench.kernels import get_operation, resolve
-from lrbench.kernels.scalar_decay.autograd import backward_chunk
+from lrbench.kernels.scalar_decay.autograd import backward_problem
 from lrbench.kernels.scalar_decay.config import fit_chunk
 from lrbench.kernels.scalar_decay.declare import SCHEMES
+from lrbench.kernels.scalar_decay.launch import Problem
 
 RAGGED = {"batch": 1, "seq_len": 200, "num_heads": 2, "head_dim_qk": 72, "head_dim_v": 136}
 ALIGNED = {"batch": 1, "seq_len": 256, "num_heads": 1, "head_dim_qk": 128, "head_dim_v": 256}
@@ -229,12 +229,14 @@ def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len
     sizes = {"batch": batch, "seq_len": seq_len, "num_heads": 2, "head_dim_qk": 64, "head_dim_v": 128}
     q = torch.empty(batch, seq_len, 2, 64, device="meta")
     v = torch.empty(batch, seq_len, 2, 128, device="meta")
-    problem = SimpleNamespace(chunk=fit_chunk(chunk_size, seq_len), scheme=SCHEMES[impl])
-    chunk = backward_chunk(problem, q, v)
+    problem = Problem(
+        gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole=0, state_dtype=torch.float32,
+        scheme=SCHEMES[impl],
+    )  # fmt: skip
+    problem = backward_problem(problem, q, v)
     parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "dq: states")
-    expected = -(-seq_len // chunk) * batch * 2 * 64 * 128 * 4
-    assert states == (expected if chunk < seq_len else 0)
+    assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole) * 64 * 128 * 4
 
 
 @pytest.mark.parametrize("mode", ["fw", "bw", "fwbw"])
