@@ -198,8 +198,15 @@ class LocalExecutor:
             session.start()
 
     def ask(self, function: str, **arguments: Any) -> dict[str, Any]:
-        """Return what a function finds out, see :func:`.workers.ask_machine`; of one device, its worker does."""
-        return ask_machine(function, self._sessions[0] if self.devices == 1 else None, **arguments)
+        """Return what a function finds out, see :func:`.workers.ask_machine`.
+
+        The worker of one device is asked itself. Of several, each sees only its own device: they start while another
+        process is asked.
+        """
+        if self.devices == 1:
+            return ask_machine(function, self._sessions[0], **arguments)
+        self.start()
+        return ask_machine(function, **arguments)
 
     def environment(self) -> Environment:
         """See :class:`Executor`."""

@@ -33,6 +33,7 @@ from .launch import (
     run_gates_backward,
     run_normaliser,
     run_step,
+    run_sum,
 )
 from .roles import DK, DQ, DV, Denominators, GateVectors, H
 
@@ -211,7 +212,8 @@ def _backward(
             dn_last, gates, gates.edge, stretch, k, n_initial, dk.out, decay, d_decay, d_input
         )
     return (
-        _sum_groups(dq.out, q), _sum_groups(dk.out, k), dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
+        *(x if x.shape == like.shape else run_sum(x, like) for x, like in ((dq.out, q), (dk.out, k))),
+        dv.out, d_decay, d_input, d_head, d_initial, dn_initial, None,
     )  # fmt: skip
 
 
@@ -308,14 +310,6 @@ def _main_gradients(
     dk = run(config.dk, DK, v, dh, q, d_states, gates, pair=k_pair)
     dv = run(config.dv, DV, k, q, dh, d_states, gates)
     return dq, dk, dv, d_initial, anchors
-
-
-def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:
-    """Add the per-head gradients of heads that share a key or query head."""
-    if gradient.shape == like.shape:
-        return gradient
-    B, T, G, D = like.shape
-    return gradient.view(B, T, G, -1, D).sum(3)
 
 
 def _add_normaliser_gradients(

@@ -270,7 +270,7 @@ def gates_backward_kernel(
 
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
-    gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over L [B, H, N].
+    gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over L [B, N, H].
     """
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)
@@ -353,4 +353,21 @@ def gates_backward_kernel(
                 du = c.to(tl.float32) / (1.0 + tl.exp(x))
                 tl.store(d_input_ptr + offs_gate, du.to(d_input_ptr.dtype.element_ty), mask=mask)
     if GATE == "slope" or GATE == "ssd":
-        tl.store(d_head_ptr + at_stretch, d_head.to(tl.float32), mask=mask_h)
+        tl.store(d_head_ptr + (batch * N + pid_n) * H + head, d_head.to(tl.float32), mask=mask_h)
+
+
+@remember_launches
+@triton.jit(do_not_specialize=["count", "M"])
+def sum_kernel(x_ptr, out_ptr, count, M, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum over the middle one of three axes, in float32.
+
+    Grid: (ceil(count / BLOCK),) for ``count`` results.
+    Reads x [count / INNER, M, INNER]; writes [count / INNER, INNER].
+    """
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < count
+    at = x_ptr + offs // INNER * M * INNER + offs % INNER
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for step in tl.range(0, M, num_stages=4):
+        total += tl.load(at + step * INNER, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)

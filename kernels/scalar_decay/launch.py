@@ -20,6 +20,7 @@ from .config import (
     GATES_TILE,
     MERGE_BLOCK_E,
     SCAN_BLOCK_N,
+    SUM_BLOCK,
     ChunkOutputsConfig,
     EngineConfig,
     FusedChunkConfig,
@@ -31,7 +32,13 @@ from .config import (
 )
 from .declare import GLUON_TRITON
 from .fused_chunk import fused_chunk_kernel
-from .gates import gates_backward_kernel, gates_forward_kernel, stabiliser_finish_kernel, stabiliser_scan_kernel
+from .gates import (
+    gates_backward_kernel,
+    gates_forward_kernel,
+    stabiliser_finish_kernel,
+    stabiliser_scan_kernel,
+    sum_kernel,
+)
 from .normaliser import denominator_kernel, normaliser_kernel
 from .roles import Denominators, GateVectors, Role, Shape
 from .step import step_kernel
@@ -409,7 +416,7 @@ def run_gates_backward(
     N = 1 if anchors is None else anchors.shape[3]
     d_decay = None if decay is None else torch.empty_like(decay)
     d_input = None if input_gate is None else torch.empty_like(input_gate)
-    d_head = None if head is None else _empty(B, H, N, like=q_dq)
+    d_head = None if head is None else _empty(B, N, H, like=q_dq)
     stretch = T if anchors is None else every
     tile = _gates_tile(H, stretch)
     gates_backward_kernel[(cdiv(H, tile["BLOCK_H"]) * N * B,)](
@@ -418,9 +425,19 @@ def run_gates_backward(
         H=H, GATE=problem.gate, NUM_SUMS=NUM_SUMS, NUM_ANCHORS=0 if anchors is None else anchors.shape[0],
         END_IS_KNOWN=end_is_known, **tile,
     )  # fmt: skip
-    if d_head is not None and head is not None:
-        d_head = d_head.sum((0, 2)).to(head.dtype)
-    return d_decay, d_input, d_head
+    return d_decay, d_input, None if d_head is None or head is None else run_sum(d_head, head)
+
+
+@on_device_of("x")
+def run_sum(x: Tensor, like: Tensor) -> Tensor:
+    """Launch the sum over the axes before the last that x has more of: [B, N, H] to [H], [B, T, H, D] to [B, T, G, D].
+
+    torch's own sum would keep the pass without a plan (remember.py).
+    """
+    result = torch.empty_like(like)
+    inner, count = x.shape[-1], like.numel()
+    sum_kernel[(cdiv(count, SUM_BLOCK),)](x, result, count, x.numel() // count, INNER=inner, BLOCK=SUM_BLOCK)
+    return result
 
 
 @on_device_of("v")

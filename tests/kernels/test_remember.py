@@ -506,7 +506,7 @@ CASES = [
 Span = tuple[int, int]
 COMPUTED = {
     "forward": [("wkv4", True)],
-    "backward": [("wkv4", True), ("mlstm_exp", True), ("mamba2_ssd", False), ("mamba2_ssd", True)],
+    "backward": [("wkv4", True), ("mlstm_exp", True)],
 }
 """Passes in which torch computes something: of which operation, and whether a state is carried."""
 
