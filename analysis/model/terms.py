@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...kernels.baselines import get_implementation, get_operation
-from ...kernels.scalar_decay.choice import shape_of
+from ...kernels.scalar_decay.choice import backward_chunk, shape_of
 from ..accelerators.known import Accelerator
 from ..counts import FORMULATIONS, chunk_of, count_case, formulation_of
 from .runtime_model import launch_count, runtime_model
@@ -105,6 +105,7 @@ def sequential_steps(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[s
     if formulation == "whole_state" and "chunk_size" in sizes:
         shape, chunk = shape_of(sizes, normalised=op == "mlstm_exp"), sizes["chunk_size"]
         forward_us = shape.forward_us(formulation, chunk) if mode != "bw" else 0.0
+        chunk = min(chunk, backward_chunk(shape, formulation))
         return forward_us + (shape.backward_us(formulation, chunk) if mode != "fw" else 0.0)
     if op in ("attention", "gated_mlp", "projections") or mode == "step" or formulation == "parallel":
         return 1

@@ -151,7 +151,8 @@ def browser_command(browser: str, profile: str | Path, *arguments: str, proxy: s
     quiet = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
     quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"]
     quiet += [
-        "--disable-features=NetworkTimeServiceQuerying,OptimizationHints",
+        "--disable-features=NetworkTimeServiceQuerying,OptimizationHints,PreconnectToSearch,"
+        "AimServerRequestOnStartupEnabled",
         "--component-updater=url-source=file:///dev/null",
     ]
     quiet += [f"--proxy-server=http://{proxy}", "--proxy-bypass-list=<-loopback>", f"--user-data-dir={profile}"]

@@ -38,21 +38,26 @@ from .launch import (
 from .roles import DK, DQ, DV, Denominators, GateVectors, H
 
 
-def backward_problem(problem: Problem, q: Tensor, v: Tensor) -> Problem:
-    """Return a fused problem as its backward pass takes it: with shorter chunks than forward where that is faster.
+def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor) -> Problem:
+    """Return a fused problem as its backward pass takes it, whose dq and dk have fewer programs: they are as wide as q,
+    often half of the output.
 
-    dq and dk are as wide as q, often half of the output, and so have fewer programs.
+    Args:
+        chunk_size: as a call names it; chunks are then no longer than that.
     """
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
-    chunk = min(problem.chunk, choice.backward_chunk(shape, problem.scheme))
+    chunk = choice.backward_chunk(shape, problem.scheme)
+    chunk = chunk if chunk_size is None else min(problem.chunk, chunk)
     return replace(problem, chunk=chunk, whole=shape.whole_heads(problem.scheme, chunk, backward=True))
 
 
-def keep_states(problem: Problem, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
+def keep_states(
+    problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None
+) -> Tensor | None:
     """Return the states if the backward pass gets them: they are those of its chunks and take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
-    return states if few and backward_problem(problem, q, v) == problem else None
+    return states if few and backward_problem(problem, chunk_size, q, v) == problem else None
 
 
 def needs_states(problem: Problem, v: Tensor) -> bool:
@@ -138,7 +143,7 @@ def _forward(
         output = run_chunk_o(
             problem, config.output, H, q, k, v, states, gates, heads=heads, n_states=n_states, normalise=exp
         )
-    kept = keep_states(problem, q, v, states) if fused and over_chunks else None
+    kept = keep_states(problem, request.chunk_size, q, v, states) if fused and over_chunks else None
     return (output.out, last, n_last, m_last if want_last else None), (*gates, kept)
 
 
@@ -195,7 +200,7 @@ def _backward(
     if d_last is not None:
         d_last = d_last.float().contiguous()
     if config.is_fused:
-        problem = backward_problem(problem, q, v)
+        problem = backward_problem(problem, request.chunk_size, q, v)
     dq, dk, dv, d_initial, anchors = _main_gradients(
         problem, config, q, k, v, dh, gates, stretch, c_initial, kept, d_last, want_initial=needs[6],
         want_gates=any(needs[3:6]),

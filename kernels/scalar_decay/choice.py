@@ -1,4 +1,4 @@
-"""Which chunk length a call takes that names none: the fastest by a model.
+"""Which chunk length a call takes that names none, the fastest by a model, and which heads are cut into chunks.
 
 A program walks a chunk and takes as long as the chunk is, or as memory takes for all that walk at once; the device
 holds only so many. Short chunks make more programs. But where there are several chunks, a pass before the walk computes
@@ -8,6 +8,9 @@ chunk where sequences and heads fill the device, and otherwise shortens it until
 gains:
 
     time = waves of programs * chunk * max(walk, memory) + [several chunks] (launch + the pass's walk + states + merges)
+
+Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
+cuts only those that are left over, in this example 8.
 
 :data:`COSTS` holds what these cost, fitted to measured times by ``python -m lrbench.tests.tools.fit_choice``.
 """
@@ -38,6 +41,11 @@ LONGEST_SQUARE = 256
 ONE_CHUNK = 512
 """Longest sequence that is always one chunk, so that no pass over the chunks is launched: launching that takes the host
 longer than the device takes for the few tiles, however they are split."""
+
+
+WORTH_CUTTING = 0.03
+"""Share of its forward time that whole_state must gain by the model where it cuts heads into shorter chunks: with few
+programs the pass before the walk takes longer than modelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +94,18 @@ class Shape:
     multiprocessors: int = MULTIPROCESSORS
 
     def chunks(self) -> list[int]:
-        """Return the chunk lengths to choose from: powers of two, first the one that holds the sequence."""
+        """Return the chunk lengths to choose from, powers of two: first the one that holds the sequence."""
         longest = max(WHOLE_STATE_BLOCK_T, next_power_of_two(self.seq_len))
         if self.seq_len <= ONE_CHUNK:
             return [longest]
         return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
+
+    def best_chunk(self, scheme: str, costs: Costs = COSTS, *, backward: bool = False) -> int:
+        """Return the chunk length that takes least time, or the longest one that takes hardly more."""
+        time_us = self.backward_us if backward else self.forward_us
+        times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
+        enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and not backward else 1)
+        return next(chunk for chunk, time in times.items() if time <= enough)
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
         """Return the time of the forward pass's walks, and of the pass before them."""
@@ -203,13 +218,13 @@ def forward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a call takes; ``scheme`` as of :func:`.config.select_config`."""
     if scheme == "sweep":
         return sweep_chunk(shape.head_dim_qk, shape.head_dim_v)
-    return min(shape.chunks(), key=lambda chunk: shape.forward_us(scheme, chunk))
+    return shape.best_chunk(scheme)
 
 
 @functools.lru_cache(REMEMBERED)
 def backward_chunk(shape: Shape, scheme: str) -> int:
     """Return the chunk length that a backward pass takes, where that of the forward pass is no shorter."""
-    return min(shape.chunks(), key=lambda chunk: shape.backward_us(scheme, chunk))
+    return shape.best_chunk(scheme, backward=True)
 
 
 def preferred_chunk(sizes: Mapping[str, int], *, impl: str) -> int:

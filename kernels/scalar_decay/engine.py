@@ -20,6 +20,7 @@ and these keywords:
     chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses the fastest (choice.py;
                        limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
                        fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
+                       whole_state cuts only the heads that are left over when the others fill the device.
     state_dtype        of the states between chunks: torch.float32 (None), or torch.bfloat16 in the first four, which
                        halves their traffic.
     initial_state      C [B, H, K, V] before the first step, float32; mLSTMexp: (C, n [B, H, K], m [B, H]), C and n

@@ -6,10 +6,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lrbench.analysis.check.statistics import median
 from lrbench.kernels import get_operation
+from lrbench.kernels.scalar_decay.autograd import backward_problem
 from lrbench.kernels.scalar_decay.choice import COSTS, Shape, backward_chunk, forward_chunk
+from lrbench.kernels.scalar_decay.launch import Problem
 from lrbench.tests.tools import fit_choice
 
 SCHEMES = ("walk", "whole_state")
@@ -73,7 +76,20 @@ def test_an_implementation_says_what_it_chooses() -> None:
             assert get_operation(op).implementation(impl).chosen_chunk(sizes) == forward_chunk(made, scheme)
 
 
-def test_choices_lose_little_at_67_shapes() -> None:
+def test_a_backward_pass_chooses_for_itself() -> None:
+    """Where few heads are cut forward into short chunks, the backward pass has too few programs for that; where a call
+    names a chunk length, no chunk is longer."""
+    q, v = torch.empty(8, 2048, 6, 192, device="meta"), torch.empty(8, 2048, 6, 384, device="meta")
+    chunk = forward_chunk(shape(2048, 48, (192, 384)), "whole_state")
+    forward = Problem(
+        gate="sig", scale=1.0, chunk=chunk, whole=44, state_dtype=torch.float32, scheme="whole_state"
+    )  # fmt: skip
+    assert (chunk, backward_problem(forward, None, q, v).chunk) == (512, 2048)
+    bound = backward_problem(forward, chunk, q, v)
+    assert (bound.chunk, bound.whole) == (512, 0)
+
+
+def test_choices_lose_little() -> None:
     """Against the fastest chunk length of the same implementation, as `lrbench bars default-choice` measured them."""
     problems = list(fit_choice.read_times([Path(__file__).parent / "default_choice_h200.parquet"]).values())
     assert len(problems) >= 60
@@ -81,9 +97,7 @@ def test_choices_lose_little_at_67_shapes() -> None:
         lost = list(fit_choice.regrets(problems, COSTS, direction))
         assert len(lost) >= 90
         assert median(lost) <= 0.01
-        # One shape loses more; docs/performance.md says which.
-        *others, worst = sorted(lost)
-        assert others[-1] <= 0.1 and worst <= 0.14
+        assert max(lost) <= 0.1
 
 
 def test_costs_are_found_again() -> None:

@@ -105,7 +105,7 @@ def regrets(problems: Sequence[tuple[Shape, Times]], costs: Costs, direction: st
         cells = times[direction]
         for scheme in {scheme for scheme, _ in cells}:
             measured = {chunk: time for (other, chunk), time in cells.items() if other == scheme}
-            chosen = min(shape.chunks(), key=lambda chunk: getattr(shape, direction)(scheme, chunk, costs))
+            chosen = shape.best_chunk(scheme, costs, backward=direction == BACKWARD)
             if shape.seq_len > ONE_CHUNK and chosen in measured and len(measured) > 1:
                 yield measured[chosen] / min(measured.values()) - 1
 

@@ -233,7 +233,7 @@ def test_a_backward_walk_takes_the_engines_chunks(impl: str, batch: int, seq_len
         gate="sig", scale=1.0, chunk=fit_chunk(chunk_size, seq_len), whole=0, state_dtype=torch.float32,
         scheme=SCHEMES[impl],
     )  # fmt: skip
-    problem = backward_problem(problem, q, v)
+    problem = backward_problem(problem, chunk_size, q, v)
     parts = counted("mlstm_sig", impl, "bw", sizes, chunk_size).executed_byte_parts
     states = sum(n for name, n in parts.items() if name == "dq: states")
     assert states == -(-seq_len // problem.chunk) * (batch * 2 - problem.whole) * 64 * 128 * 4
