@@ -51,9 +51,7 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
     return replace(problem, chunk=chunk, whole=shape.whole_heads(problem.scheme, chunk, backward=True))
 
 
-def keep_states(
-    problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None
-) -> Tensor | None:
+def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
     """Return the states if the backward pass gets them: they are those of its chunks and take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
