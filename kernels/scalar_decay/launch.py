@@ -221,9 +221,9 @@ def run_chunk_h(
             PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
-        # Long chunks share a binary: how many gates a chunk has is compiled in.
-        per_chunk = next_power_of_two(problem.chunk // stretch)
-        block_g = per_chunk if per_chunk <= 32 else max(256, per_chunk)
+        # How many gates a chunk has is compiled in: chunks of several lengths share a binary.
+        per_chunk = problem.chunk // stretch
+        block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
         chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * heads,)](
             gates.g, gates.edge, *ends, T, problem.chunk, N, stretch, problem.whole, K=K, V=V, REVERSE=reverse,
             BLOCK_E=MERGE_BLOCK_E, BLOCK_G=block_g, BLOCK_K=next_power_of_two(K), num_warps=4,
