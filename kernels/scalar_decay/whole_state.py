@@ -27,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..common.remember import remember_launches
+from .whole_state_parts import columns_of, elements_of, enter, flat_elements, flatten, load_part, multiply, wait_for
 from .whole_state_tiles import (
     BZ,
-    DECAY,
     DIVISOR,
     FLOOR,
     KEY,
@@ -37,140 +37,17 @@ from .whole_state_tiles import (
     ROW,
     VECTORS,
     WARPS,
-    WEIGHT,
     Buffers,
     Chunk,
     Pointers,
     Tensors,
     barrier,
-    elements,
     load_async,
     load_first_tiles,
     load_gates,
     load_tiles,
     store_async,
 )
-
-
-@gluon.constexpr_function
-def _state_layout(width):
-    """Return the layout of a part of the state, [BZ, width]."""
-    return gl.NVMMADistributedLayout([3, 0], [WARPS.value, 1], [16, width, 16])
-
-
-@gluon.jit
-def _columns(buffer, stage, WIDTH: gl.constexpr):
-    """Return a stage's tile [BT, WIDTH] of a part; tiles in shared memory have 64 columns at least."""
-    return buffer.index(stage).slice(0, WIDTH, dim=1)
-
-
-@gluon.jit
-def _part(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr):
-    """Return pointers to a part of the state in memory and which of its elements there are.
-
-    Args:
-        start: the whole state, of which a group has columns from ``x_col`` and ``z_col`` on.
-        index: of the part among those of the group.
-    """
-    NX: gl.constexpr = len(TILE.widths)
-    layout: gl.constexpr = _state_layout(TILE.widths[index % NX])
-    offs_z = z_col + index // NX * BZ + gl.arange(0, BZ, gl.SliceLayout(1, layout))
-    offs_x = x_col + index % NX * 128 + gl.arange(0, TILE.widths[index % NX], gl.SliceLayout(0, layout))
-    mask = (offs_z < SHAPE.dim_z)[:, None] & (offs_x < SHAPE.dim_x)[None, :]
-    return elements(start, offs_z, offs_x, SHAPE.dim_x, SHAPE.dim_z, ROLE.transposed), mask
-
-
-@gluon.jit
-def _load(
-    states, number, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
-):
-    """Return a part of one of many states, in float32."""
-    at, there = _part(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
-    return gl.load(at, mask=there, other=0.0).to(gl.float32)
-
-
-@gluon.jit
-def _load_part(
-    pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
-):
-    """Return a part of the state with which a chunk starts."""
-    width: gl.constexpr = TILE.widths[index % len(TILE.widths)]
-    part = gl.zeros([BZ, width], gl.float32, _state_layout(width))
-    if pointers.states is not None:
-        if chunk.whole == 0:
-            part = _load(pointers.states, chunk.number, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
-    if pointers.initial is not None:
-        if chunk.whole:
-            part = _load(pointers.initial, chunk.pid_bh, index, chunk.x_col, z_col, SHAPE, ROLE, TILE)
-    return part
-
-
-@gluon.jit
-def _flat(anchor, part: gl.constexpr, TILE: gl.constexpr):
-    """Return pointers to a part's elements among those of an anchor, in the order of :func:`_flatten`."""
-    layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
-    return anchor + part * BZ * 128 + gl.arange(0, BZ * TILE.widths[part], layout=layout)
-
-
-@gluon.jit
-def _flatten(state):
-    """Return a part's elements in an order in which every thread has 16 bytes side by side, as it holds them."""
-    # A thread of the layout has rows lane / 4 and lane / 4 + 8 of its warp's sixteen, and of every eight columns the
-    # pair lane % 4: rows are (warp, half, lane / 4), columns (which 32, which 8 of them, lane % 4, which of the pair).
-    BX: gl.constexpr = state.shape[1]
-    parts = state.reshape([WARPS, 2, 8, BX // 32, 4, 4, 2])
-    flat = parts.permute((1, 3, 0, 2, 5, 4, 6)).reshape([BZ * BX])
-    return gl.convert_layout(flat, gl.BlockedLayout([8], [32], [WARPS], [0]))
-
-
-@gluon.jit
-def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Return ``out + state @ x`` [BZ, BT] for a part of S^T [BZ, width] and of X^T [width, BT]; it is under way.
-
-    In two steps, so that only half of the rounded state is in registers at a time.
-    """
-    HALF: gl.constexpr = state.shape[1] // 2
-    halves = state.reshape([BZ, 2, HALF]).permute((0, 2, 1)).split()
-    for half in gl.static_range(2):
-        if not (FIRST and half == 0):
-            out = warpgroup_mma_wait(0, deps=[out])
-        operand = gl.convert_layout(halves[half].to(x.dtype), gl.DotOperandLayout(0, layout, 2))
-        columns = x.slice(half * HALF, HALF)
-        out = warpgroup_mma(operand, columns, out, is_async=True, use_acc=not FIRST or half == 1)
-    return out
-
-
-@gluon.jit
-def _multiply(state, x, stage, layout: gl.constexpr):
-    """Return S^T X^T [BZ, BT] for the parts of S^T and those of X; it is under way."""
-    BT: gl.constexpr = x[0].shape[1]
-    out = gl.zeros([BZ, BT], gl.float32, layout)
-    for part in gl.static_range(len(state)):
-        columns = _columns(x[part], stage, state[part].shape[1])
-        out = _multiply_part(state[part], columns.permute((1, 0)), out, part == 0, layout)
-    return out
-
-
-@gluon.jit
-def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
-    """Return ``decay state + weighted @ y`` for a part of S^T and of Y; it is under way."""
-    layout: gl.constexpr = _state_layout(state.shape[1])
-    decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, layout))[:, None]
-    operand = gl.convert_layout(weighted, gl.DotOperandLayout(0, layout, 2))
-    return warpgroup_mma(operand, y, state * decay, is_async=True)
-
-
-@gluon.jit
-def _enter(z_t, y, stage, state, gates, BT: gl.constexpr):
-    """Return what the parts of S^T are after the step; it is under way."""
-    layout: gl.constexpr = gl.DotOperandLayout(0, _state_layout(state[0].shape[1]), 2)
-    enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
-    weighted = (z_t.load(layout).to(gl.float32) * enters).to(z_t.dtype)
-    entered = ()
-    for part in gl.static_range(len(state)):
-        columns = _columns(y[part], stage, state[part].shape[1])
-        entered += (_enter_part(weighted, columns, state[part], gates, BT),)
-    return entered
 
 
 @gluon.jit
@@ -222,15 +99,6 @@ def _registers(tile, divided):
     if tile.state_registers <= 64:
         return [176, 152]
     return [208, 88] if divided else [216, 72]
-
-
-@gluon.jit
-def _wait(tiles):
-    """Wait for products and return what they make."""
-    if len(tiles) == 1:
-        return (warpgroup_mma_wait(0, deps=tiles),)
-    else:
-        return warpgroup_mma_wait(0, deps=tiles)
 
 
 @gluon.jit
@@ -303,8 +171,8 @@ def _prepare(
         for piece in gl.static_range(BT // BS):
             scores = gl.zeros([BT, BS], gl.float32, scores_layout)
             for part in gl.static_range(NX):
-                x = _columns(buffers.x[part], stage, TILE.widths[part])
-                y = _columns(buffers.y[part], stage, TILE.widths[part])
+                x = columns_of(buffers.x[part], stage, TILE.widths[part])
+                y = columns_of(buffers.y[part], stage, TILE.widths[part])
                 keys = y.slice(piece * BS, BS).permute((1, 0))
                 scores = warpgroup_mma(x, keys, scores, is_async=True, use_acc=part > 0)
             columns = vectors.slice((QUERY if FUTURE else KEY) * BT + piece * BS, BS).load(key_layout)
@@ -388,7 +256,7 @@ def _walk(
     # Tiles [BZ, width] of the contraction's parts, for one tile of Z after the other.
     state = ()
     for n in gl.static_range(NZ * NX):
-        state += (_load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
+        state += (load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
 
     share = z_col // (TILES * BZ) + group
     planes = BH.to(gl.int64) * T
@@ -410,7 +278,7 @@ def _walk(
             anchor = pointers.anchor_states + (index * SHARES + share) * (BZ * TILE.block_x)
             if not FUTURE:
                 for part in gl.static_range(NX):
-                    gl.store(_flat(anchor, part, TILE), _flatten(state[part].to(DTYPE)))
+                    gl.store(flat_elements(anchor, part, TILE), flatten(state[part].to(DTYPE)))
         for _ in range(count):
             stage = tile % STAGES
             gates = buffers.gates.index(stage)
@@ -428,18 +296,18 @@ def _walk(
             z = buffers.z.index(stage)
             scores_t = buffers.scores.index(stage).permute((1, 0))
 
-            out = _multiply(state[:NX], buffers.x, stage, out_layout)
+            out = multiply(state[:NX], buffers.x, stage, out_layout)
             mbarrier.wait(buffers.ready.index(stage), (tile // STAGES) & 1)
             mbarrier.wait(buffers.loaded_z.index(stage), (tile // STAGES) & 1)
             entered = ()
             for half in gl.static_range(NZ):
                 if half == 1:
-                    out = _multiply(state[NX:], buffers.x, stage, out_layout)
+                    out = multiply(state[NX:], buffers.x, stage, out_layout)
                 z_t = z.slice(Z + half * BZ, BZ, dim=1).permute((1, 0))
                 row_factor = gates.slice(ROW * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 out = warpgroup_mma_wait(0, deps=[out])
                 out = warpgroup_mma(z_t, scores_t, out * row_factor, is_async=True)
-                parts = _enter(z_t, buffers.y, stage, state[half * NX : half * NX + NX], gates, BT)
+                parts = enter(z_t, buffers.y, stage, state[half * NX : half * NX + NX], gates, BT)
                 if NX == 2 or half == 1:
                     # The state's products go on while the output is stored.
                     out = warpgroup_mma_wait(NX, deps=[out])
@@ -468,7 +336,7 @@ def _walk(
                 fence_async_shared()
                 barrier()
                 store_async(tensors.out, [t0, z_col + Z + half * BZ], out_s)
-            state = _wait(entered)
+            state = wait_for(entered)
             barrier()
             mbarrier.arrive(buffers.freed.index(stage), count=1)
             if group == 0 and TILE.groups == 2:
@@ -478,8 +346,8 @@ def _walk(
         if ANCHORS and FUTURE:
             dot = 0.0
             for part in gl.static_range(NX):
-                kept = gl.load(_flat(anchor, part, TILE)).to(gl.float32)
-                dot += gl.sum(kept * _flatten(state[part]), axis=0)
+                kept = gl.load(flat_elements(anchor, part, TILE)).to(gl.float32)
+                dot += gl.sum(kept * flatten(state[part]), axis=0)
             gl.store(pointers.anchors + share * BH.to(gl.int64) * num_anchors + index, dot)
     tma.store_wait(0)
 
@@ -488,7 +356,7 @@ def _walk(
             # Addresses that only the end knows: otherwise registers hold those of the start until then.
             x_col = chunk.x_col + tile - tiles
             for n in gl.static_range(NZ * NX):
-                at, there = _part(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
+                at, there = elements_of(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
                 gl.store(at, state[n], mask=there)
 
 
@@ -529,7 +397,7 @@ def whole_state_kernel(
     initial state [B, H, ...]; only of these it writes the last. ``partial_ptr`` is
     the ``out_ptr`` of the launch for the contraction's first columns; ``log_scale`` is the scale's logarithm to base 2;
     the row sums are those of every warp, [shares * 4, B, H, T] with a share for every 64 columns; the states at the
-    anchors are [B, H, ceil(T / every)] tiles in the order of :func:`_flatten`, padded to whole blocks.
+    anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole blocks.
     With ``denominators`` (roles.Denominators) the program makes those of mLSTMexp, divides by them and writes them;
     all of DX is then one block.
     """
