@@ -76,7 +76,7 @@ class Costs:
     states_and_n: float = 0.04006
     memory: float = 0.2395
     store: float = 1.716
-    merge: float = 0.1002
+    merge: float = 0.24
 
 
 COSTS = Costs()
