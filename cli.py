@@ -1068,7 +1068,7 @@ def report(
     from .analysis.accelerators.known import default_key
     from .analysis.report import export
     from .analysis.report.subject import load_subjects
-    from .bench.session import check_file
+    from .results.arguments import check_file
 
     export.check_extra()
     if output.suffix.lower() not in (".html", ".htm"):
@@ -1197,10 +1197,11 @@ def check(
 
     Exit 2 if fewer of the run's cases than --min-compared could be compared, or a report could not be written.
     """
+    from .analysis.check import regression
     from .analysis.check.findings import junit_xml, markdown
     from .analysis.check.thresholds import load_thresholds
-    from .bench import session
     from .bench.shown import show_check
+    from .results.arguments import check_file, not_written
     from .results.contents import cases_left
     from .results.select import is_path
     from .results.store import HERE
@@ -1211,29 +1212,32 @@ def check(
     reports = [("--junit", junit, "w", junit_xml)] if junit else []
     reports += [("--summary", Path(summary_file), "a", markdown)] if summary_file else []
     for flag, path, _, _ in reports:
-        session.check_file(path, flag)
-    again = functools.partial(session.measure_again, timeout_s=timeout, budget_s=budget)
+        check_file(path, flag)
     left = cases_left(Path(new)) if is_path(new) else 0
     if left:
         note(f"warning: the run was stopped: at least {left} of its cases have no row")
     rows = _selected(new, results)
-    found = session.run_check(
-        rows,
-        _selected(baseline, results, newest=True, without={row["run_id"] for row in rows}),
-        load_thresholds(thresholds or HERE / "thresholds.toml"),
-        rerun=again if rerun else None,
-        allow_missing=allow_missing,
-        fail_unclear=fail_unclear,
-        min_compared=min_compared,
-        left=left,
-    )
+    own = {row["run_id"] for row in rows}
+    before = _selected(baseline, results, newest=True, without=own)
+    # A folder may hold the run itself too.
+    before = [row for row in before if row["run_id"] not in own] or before
+    judge = regression.check
+    if rerun:
+        from .bench.session import measure_again
+
+        again = functools.partial(measure_again, timeout_s=timeout, budget_s=budget)
+        judge = functools.partial(regression.check_twice, measure=again)
+    found = judge(
+        rows, before, load_thresholds(thresholds or HERE / "thresholds.toml"), allow_missing=allow_missing,
+        fail_unclear=fail_unclear, min_compared=min_compared, left=left,
+    )  # fmt: skip
     unwritten = False
     for flag, path, mode, text in reports:
         try:
             with path.open(mode, encoding="utf-8") as file:
                 print(text(found), file=file)
         except OSError as error:
-            note(f"lrbench: {session.not_written(path, flag, error)}")
+            note(f"lrbench: {not_written(path, flag, error)}")
             unwritten = True
     show_check(found, every=every, output_format=format)
     raise typer.Exit(2 if unwritten or found.too_few else int(not found.passed))

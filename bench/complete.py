@@ -28,6 +28,8 @@ from .run import separate
 from .workers import probe_environment
 
 FILE = HERE / "sweeps.toml"
+CHOICE = "default-choice"
+"""Bars that are no part of a set: their rows, of odd problems at every chunk length, are there to fit the choice to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
     folder = folder or Path("results") / device
     session.check_folder(folder)
     families = {n: each for n, each in bars.load_bars().items() if each.device == environment.device_kind}
+    families.pop(CHOICE, None)
     for line in recovered_notes(recover(folder)):
         note(line)
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []

@@ -16,17 +16,15 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..analysis.accelerators import known as accelerators
 from ..analysis.accelerators.roofs import FILE_NAME, check_output, write_roofs
-from ..analysis.check.regression import CheckResult, check, replace_rows, worth_measuring_again
-from ..analysis.check.thresholds import Thresholds
 from ..kernels import baselines
 from ..kernels.spec import Implementation
 from ..results import store
+from ..results.arguments import check_file, not_written
 from ..results.folder import finished_cases, stored_cases
 from ..results.lock import LOCK_FILE, HeldError, hold
 from ..results.schema import CASE_COLUMNS, Record
@@ -59,23 +57,6 @@ def check_folder(output: Path) -> None:
         tempfile.TemporaryFile(dir=output).close()
     except OSError as error:
         raise ValueError(f"--output must be a folder that can be written, got {output}: {error.strerror}") from error
-
-
-def check_file(output: Path, what: str) -> None:
-    """Check that the file an option names can be written, and leave it as it is; ValueError where it cannot."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        new = not (output.exists() or output.is_symlink())
-        output.open("a").close()
-        if new:
-            output.unlink()
-    except OSError as error:
-        raise not_written(output, what, error) from error
-
-
-def not_written(output: Path, what: str, error: OSError) -> ValueError:
-    """Return the error that says which file cannot be written and why."""
-    return ValueError(f"{what} must be a file that can be written, got {output}: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -496,29 +477,6 @@ def _why_unmatched(planned: Sequence[PlannedCase], ignore: Sequence[str], enviro
         if _matched(planned, (*ignore, column)):
             return f"they differ in {column}; --ignore {column} leaves it out"
     return "--ignore COLUMN leaves a column out"
-
-
-def run_check(
-    rows: Sequence[Row],
-    baseline: Sequence[Row],
-    thresholds: Thresholds,
-    rerun: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Row]] | None = None,
-    **options: Any,
-) -> CheckResult:
-    """Compare a run with a baseline; what a second measurement may settle is measured again where ``rerun`` is given.
-
-    Args:
-        baseline: its rows; those of the run itself, which a folder may hold too, are left out.
-        rerun: measures the cases of rows again and returns the new rows by case id.
-        options: of :func:`.regression.check`.
-    """
-    own = {row["run_id"] for row in rows}
-    old = [row for row in baseline if row["run_id"] not in own] or baseline
-    judge: Callable[..., CheckResult] = partial(check, **options)
-    found = judge(rows, old, thresholds)
-    unsettled = worth_measuring_again(found) if rerun else []
-    again = rerun(unsettled) if rerun and unsettled else {}
-    return judge(replace_rows(rows, again), old, thresholds, measured_again=again) if again else found
 
 
 def measure_again(rows: Sequence[Mapping[str, Any]], *, timeout_s: float, budget_s: float) -> Mapping[str, Row]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ..analysis.check import compare, findings
 from ..analysis.check.compare import Comparison
 from ..analysis.check.regression import CheckResult, summary
-from ..analysis.counts import Count
-from ..analysis.model import validation
+from ..results.schema import ProfileRow
 from ..results.select import grouped
-from . import note, profiling
+from . import note
 from .display import reader_may_leave, show
-from .profiling import ProfileRow
 
 if TYPE_CHECKING:
+    from ..analysis.counts import Count
+    from ..analysis.model import validation
     from ..analysis.reproduce.verdicts import Found
 
 SCREEN = 10
@@ -80,6 +80,8 @@ def show_check(found: CheckResult, *, every: bool, output_format: str) -> None:
 
 def show_coverage(found: Sequence[validation.Coverage], *, every: bool, output_format: str) -> None:
     """Print how often the intervals of predictions hold, in a table those of the implementations that do so least."""
+    from ..analysis.model import validation
+
     if output_format != "table":
         show([dataclasses.asdict(each) for each in found], output_format)
         return
@@ -89,6 +91,8 @@ def show_coverage(found: Sequence[validation.Coverage], *, every: bool, output_f
 
 def show_profile(rows: Sequence[ProfileRow], output_format: str) -> None:
     """Print profiled cases."""
+    from . import profiling
+
     if output_format == "json":
         show([dataclasses.asdict(row) for row in rows], "json")
         return

@@ -1,4 +1,4 @@
-"""Sizes, lists and names as they are written on the command line: 8k, or a,b."""
+"""What is written on the command line: sizes (8k), lists (a,b), names, and files to write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 MAX_SIZE = 2**31 - 1
 """The largest size taken: kernels hold sizes in 32 bits, and products of two fit a column of the results."""
@@ -95,3 +96,20 @@ def one_of(what: str, given: str, known: Collection[str], where: str = "") -> No
     """Raise what :func:`unknown` returns unless a name is known."""
     if given not in known:
         raise unknown(what, given, known, where)
+
+
+def check_file(output: Path, what: str) -> None:
+    """Check that the file an option names can be written, and leave it as it is; ValueError where it cannot."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        new = not (output.exists() or output.is_symlink())
+        output.open("a").close()
+        if new:
+            output.unlink()
+    except OSError as error:
+        raise not_written(output, what, error) from error
+
+
+def not_written(output: Path, what: str, error: OSError) -> ValueError:
+    """Return the error that says which file cannot be written and why."""
+    return ValueError(f"{what} must be a file that can be written, got {output}: {error.strerror}")

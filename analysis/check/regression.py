@@ -24,8 +24,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...results.select import Row, describe, device_of, environment_differences, newest, with_slowness
 from .compare import NOISY, is_noisy, time_interval
@@ -310,3 +311,23 @@ def summary(found: CheckResult) -> str:
 def describe_case(case: CaseResult) -> str:
     """Return a case in a few words, marked where it was measured again."""
     return describe(case.row) + (" (measured again)" if case.measured_again else "")
+
+
+def check_twice(
+    new: Sequence[Row],
+    old: Sequence[Row],
+    thresholds: Thresholds,
+    *,
+    measure: Callable[[Sequence[Row]], Mapping[str, Row]],
+    **options: Any,
+) -> CheckResult:
+    """Compare as :func:`check` does, and once more with what a second measurement may settle measured again.
+
+    Args:
+        measure: measures the cases of rows again and returns the new rows by case id, or none if it cannot.
+        options: of :func:`check`.
+    """
+    found = check(new, old, thresholds, **options)
+    unsettled = worth_measuring_again(found)
+    again = measure(unsettled) if unsettled else {}
+    return check(replace_rows(new, again), old, thresholds, measured_again=again, **options) if again else found

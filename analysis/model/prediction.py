@@ -18,6 +18,9 @@ from .fit import OTHER_SOFTWARE, ROW_COLUMNS, Fit, Row, accelerator_of, newest_c
 from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
 from .terms import LAUNCHES, Case
 
+SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
+"""Of two modes or dtypes, rows that agree in these are of one problem."""
+
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",
     "measured_at", "reason", "noise",
@@ -60,21 +63,21 @@ def rows_by_status(results: Sequence[Path], mode: str, dtype: str) -> dict[str, 
     files = current_files(results) if results else ()
     rows = load_rows(files, columns, {"mode": mode, "dtype": dtype}, newest=True) if files else ()
     found = grouped(rows, itemgetter("status"))
-    measured = {(row["op"], row["impl"]) for row in found.get("ok", [])}
-    added = [row for row in _stand_ins(results, mode, dtype) if (row["op"], row["impl"]) not in measured]
+    case = itemgetter(*SAME_PROBLEM)
+    measured = set(map(case, found.get("ok", [])))
+    added = [row for row in _stand_ins(results, mode, dtype) if case(row) not in measured]
     return found | {"ok": [*found.get("ok", []), *added]} if added else found
 
 
 def _stand_ins(results: Sequence[Path], mode: str, dtype: str) -> list[dict[str, Any]]:
-    """Return rows of other modes and dtypes for what has none of its own, each with ``stands_in``, how it came about.
+    """Return rows of other modes and dtypes for cases without one of their own; ``stands_in`` says how each came about.
 
     A backward call takes what a forward and backward call takes longer than a forward one; fp16 as long as bf16, whose
     elements are as large and multiply at the same rate.
     """
     if mode == "bw":
-        columns = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
         fw, both = (
-            {tuple(row[name] for name in columns): row for row in newest_cases(stored_rows(results, each, dtype))}
+            {itemgetter(*SAME_PROBLEM)(row): row for row in newest_cases(stored_rows(results, each, dtype))}
             for each in ("fw", "fwbw")
         )
         found = []
