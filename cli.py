@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import io
 import os
@@ -1464,6 +1465,8 @@ def main() -> None:
     Exit 0 when all is well, 1 when a check failed, a sweep timed nothing or a device does not work, 2 on bad usage or
     input and where something cannot be written, 130 on Ctrl-C.
     """
+    # Commands make many objects, hardly any in cycles: looking for these often takes a tenth of a second.
+    gc.set_threshold(100_000)
     if sys.stdout is None:
         # Closed by the caller (>&-): what is printed is not wanted. print takes None, csv and others do not.
         sys.stdout = io.StringIO()
