@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from lrbench.analysis.accelerators.known import known_accelerators
 from lrbench.bench import session, workers
 from lrbench.bench.plan import Request
 from lrbench.bench.run import Outcome
@@ -43,7 +44,13 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(autouse=True, scope="module")
 def one_look_at_the_machine() -> Iterator[None]:
     """Ask a worker once what this machine is: each answer takes seconds. Commands in processes of their own ask."""
-    once = functools.cache(workers.probe_environment)
+    found = functools.cache(workers.probe_environment)
+
+    def once(*asked: object) -> object:
+        # A bad file of accelerators is said every time.
+        known_accelerators()
+        return found(*asked)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "probe_environment", once)
         patch.setattr(session, "probe_environment", once)
