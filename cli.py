@@ -1218,10 +1218,7 @@ def check(
     if left:
         note(f"warning: the run was stopped: at least {left} of its cases have no row")
     rows = _selected(new, results)
-    own = {row["run_id"] for row in rows}
-    before = _selected(baseline, results, newest=True, without=own)
-    # A folder may hold the run itself too.
-    before = [row for row in before if row["run_id"] not in own] or before
+    before = _selected(baseline, results, newest=True, without={row["run_id"] for row in rows})
     judge = regression.check
     if rerun:
         from .bench.session import measure_again
@@ -1365,7 +1362,7 @@ def results(
 ) -> None:
     """List stored results: files, and the cases of each operation; --all: implementations, commits, what is missing.
 
-    A complete set is what results/sweeps.toml lists, what the documents' claims compare, and the bars. Exit 1 if --run
+    A complete set is what results/sweeps.toml lists, what the documents' claims compare, and bars. Exit 1 if --run
     left something.
     """
     from .bench import display, inventory

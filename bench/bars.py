@@ -159,6 +159,7 @@ class Family:
         kernel: the kernel family of their rows.
         overall: bars on the geometric mean of the ratios of all problems; of those of :data:`BEST`, on their median.
         rounds: samples of every case.
+        complete: whether its rows are part of a complete set of results, see complete.py.
     """
 
     kernel: str
@@ -166,6 +167,7 @@ class Family:
     rounds: int = 20
     device: Literal["cuda", "cpu"] = "cuda"
     overall: tuple[Bar, ...] = ()
+    complete: bool = True
 
 
 Families = Mapping[str, Family]

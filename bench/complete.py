@@ -28,8 +28,6 @@ from .run import separate
 from .workers import probe_environment
 
 FILE = HERE / "sweeps.toml"
-CHOICE = "default-choice"
-"""Bars that are no part of a set: their rows, of odd problems at every chunk length, are there to fit the choice to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +65,8 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
         raise ValueError(f"{environment.device_name} is no accelerator that lrbench knows: lrbench gpus")
     folder = folder or Path("results") / device
     session.check_folder(folder)
-    families = {n: each for n, each in bars.load_bars().items() if each.device == environment.device_kind}
-    families.pop(CHOICE, None)
+    known = bars.load_bars().items()
+    families = {n: each for n, each in known if each.device == environment.device_kind and each.complete}
     for line in recovered_notes(recover(folder)):
         note(line)
     measured = [folder] if files_in(folder, verdicts.ROW_SETS) else []

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -117,7 +117,7 @@ def is_path(text: str) -> bool:
 
 
 def select(
-    text: str, pool: Sequence[str | Path], *, newest: bool = False, without: Iterable[str] = ()
+    text: str, pool: Sequence[str | Path], *, newest: bool = False, without: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows that a selector names.
 
@@ -137,7 +137,8 @@ def select(
     for others in ([[("run_id", "not in", list(without))]] if without else [], []):
         rows = load_rows(pool if terms else text, passing=[*where, *others], newest=newest)
         if rows:
-            return matching(rows, terms)
+            found = matching(rows, terms)
+            return [row for row in found if row["run_id"] not in without] or found
     taken: dict[str, str] = {}
     for key, wanted in terms.items():
         before = ",".join(map(":".join, taken.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from lrbench.analysis.reproduce import entries
 from lrbench.bench import bars, complete
 from lrbench.bench.environment import current_environment
-from lrbench.bench.plan import plan
+from lrbench.bench.plan import Request, plan
+from lrbench.kernels import FAMILIES
 from lrbench.results.select import load_rows
 from lrbench.tests.command_line import Lrbench
 
@@ -98,10 +100,16 @@ def test_calls_go_on_where_the_last_one_ended(
     assert {row["git_commit"] for row in load_rows(folder / "wkv.parquet")} == {"b" * 40}
 
 
-def test_the_committed_sweeps_have_cases_and_cover_every_family() -> None:
+def test_the_committed_sweeps_have_cases_and_hold_what_the_default_sweep_of_every_family_measures() -> None:
+    """Every implementation in every mode, at one length at least."""
+
+    def measured(requests: Iterable[Request]) -> set[tuple[str, ...]]:
+        cases = [item.case for each in requests for item in plan(each, device_kind="cuda")]
+        return {(case.kernel, case.op, case.impl, case.mode) for case in cases}
+
     sweeps = complete.load_sweeps()
     assert all(plan(each, device_kind="cuda") for each in sweeps)
-    assert {each.kernel for each in sweeps} == {"tfla", "lightning", "rglru", "wkv", "gated-mlp"}
+    assert measured(Request(kernel=kernel) for kernel in FAMILIES) <= measured(sweeps)
 
 
 def test_what_does_not_fit_a_file_of_sweeps_is_refused(tmp_path: Path) -> None:

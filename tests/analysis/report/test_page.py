@@ -110,8 +110,7 @@ def test_data_holds_the_rows(text: str) -> None:
 
 
 def test_the_page_of_the_committed_results_is_small(text: str) -> None:
-    """It holds all rows, about 150 bytes each, and 25 figures twice, for wide and narrow screens."""
-    assert len(text.encode()) < 4e6
+    assert len(text.encode()) < 3e6
 
 
 def browser() -> str:
