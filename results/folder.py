@@ -56,7 +56,7 @@ def merge(folder: Path) -> list[str]:
     """Put the rows of a folder's runs into one file for each family and ``history.parquet``, and remove the others.
 
     A family's file has the newest row of every case on every device, ``history.parquet`` all others that were measured.
-    A case that was not tried, since its package was not there, supersedes none that was. Calibrations, copies, profiles
+    Rows which only say that a package was not there are left out. Calibrations, copies, profiles
     and errors go to a file of each kind. Subfolders are left as they are. Killed in between, it leaves every row in a
     file; the next call ends what was begun.
 
@@ -101,7 +101,8 @@ def _by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Return file name -> rows: of each family the newest of every case, and the older ones."""
     newest: dict[str, list[Row]] = {}
     older: list[Row] = []
-    for (kernel, *_), group in grouped(rows, itemgetter("kernel", "case_id", "device_name")).items():
+    said = (row for row in rows if was_tried(row) or row["status"] != "unavailable")
+    for (kernel, *_), group in grouped(said, itemgetter("kernel", "case_id", "device_name")).items():
         *others, last = sorted(group, key=lambda row: (was_tried(row), row["measured_at"]))
         newest.setdefault(kernel, []).append(last)
         older += filter(was_tried, others)

@@ -45,8 +45,8 @@ _OPERATION_COLOURS: Mapping[str, str] = {
 _MARKERS: Mapping[str, str] = {
     "mlstm_kernels.xl": "s", "mlstm_kernels.limit": "p", "mlstm_kernels.parallel": "X", "native_custbw": "<",
     "native_autograd": ">", "lightning_attn.": "X", "fla.fused_recurrent": "^", "fla.fused": "<", "fla.": "v",
-    "mamba_ssm": "<", "flash_attn.v2": "v", "flash_attn.v3": "<", "flash_attn": "^", "sdpa_flash": "P",
-    "sdpa_cudnn": "X", "torch.sdpa": "s", "torch.eager": "P", "torch.compile": "X", "torch.inplace": "D",
+    "mamba_ssm.state_update": ">", "mamba_ssm": "<", "flash_attn.v2": "v", "flash_attn.v3": "<", "flash_attn": "^",
+    "sdpa_flash": "P", "sdpa_cudnn": "X", "torch.sdpa": "s", "torch.eager": "P", "torch.compile": "X", "torch.inplace": "D",
     "torch.gemms": "s", "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<", "liger_kernel": "v",
     "xformers": "p", "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p", "associative_scan": "*",
     "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p", "lightning2": "s",

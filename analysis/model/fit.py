@@ -59,6 +59,10 @@ FAR_APART, WORSE = 10.0, 1.5
 """Longest over shortest time, and the error by the usual launch over that by a fitted one, of rows that tell the time
 of a launch from that of the work."""
 
+SPILLS = 1.5
+"""Work grows at most as the chunk length: a kernel that takes so many times longer than that by a longer chunk spills
+its registers, say, which no model of the work tells. No fit is about it."""
+
 TINY_MS = 1e-9
 """In place of a predicted time of 0, where rows have only terms that others do not."""
 
@@ -192,8 +196,9 @@ def fit_rows(
 ) -> Fit | None:
     """Fit an implementation's measured rows, where they are few together with those of others of its kind.
 
-    Of several rows of one case the newest counts; suspect and noisy ones are left out. None where there are too few
-    rows, or where these say too little: an interval beyond :data:`USELESS` times the prediction.
+    Of several rows of one case the newest counts; suspect and noisy ones are left out, and those of a chunk length at
+    which the kernel :data:`SPILLS`. None where there are too few rows, or where these say too little: an interval
+    beyond :data:`USELESS` times the prediction.
 
     Args:
         rows: measured rows of this mode and dtype, of any implementation, with :data:`ROW_COLUMNS`.
@@ -202,6 +207,8 @@ def fit_rows(
         models: to take the first of that there are rows for.
     """
     newest = newest_cases(row for row in rows if not is_set(row["noise"]))
+    problems = grouped(newest, lambda row: (row["op"], row["impl"], row["device_name"], *_problem(row))).values()
+    newest = [row for same in problems for row in same if not _spills(row, same)]
     fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 
@@ -259,6 +266,20 @@ def _fit(
     )
 
 
+def _problem(row: Row) -> tuple[str, ...]:
+    """Return a row's sizes but for the chunk length; as text, in which what is not a number equals itself."""
+    return tuple(str(row[name]) for name in PROBLEM_SIZES)
+
+
+def _spills(row: Row, others: Sequence[Row]) -> bool:
+    """Whether a row takes :data:`SPILLS` times longer than a shorter chunk of the problem explains."""
+    chunk = row["chunk_size"]
+    if not is_set(chunk):
+        return False
+    per_step = [each["time_ms"] / each["chunk_size"] for each in others if each["chunk_size"] < chunk]
+    return bool(per_step) and row["time_ms"] / chunk > SPILLS * min(per_step)
+
+
 def _extent(sizes: Row) -> dict[str, int]:
     """Return the sizes that a fit is extrapolated in."""
     names = ("seq_len", "context", "head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff")
@@ -273,7 +294,7 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
     cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
     terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
-    problems = [tuple(str(row[name]) for name in PROBLEM_SIZES) for _, row in counted]
+    problems = [_problem(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
     matrix = np.array([found for found, _ in counted]).reshape(-1, len(model.constants))
     return _Sample([row for _, row in counted], matrix, times, problems)

@@ -71,6 +71,17 @@ def test_errors_are_those_of_rows_left_out() -> None:
     assert 0.85 < fit.low_ratio < 1 < fit.high_ratio < 1.15
 
 
+@pytest.mark.parametrize(("times_as_long", "rows"), [(1.4, 30), (1.6, 24)])
+def test_chunks_at_which_a_kernel_spills_are_left_out(times_as_long: float, rows: int) -> None:
+    """Twice the chunk takes over twice as long, by this factor, at each of the six problems."""
+    frame = measured(0.0)
+    per_step = frame[frame.chunk_size == 512].time_ms.to_numpy() / 512
+    frame.loc[frame.chunk_size == 1024, "time_ms"] = 1024 * times_as_long * per_step
+    fit = fit_of(frame)
+    assert fit.rows == rows
+    assert (fit.worst_error < 1e-6) == (rows == 24)
+
+
 def test_an_interval_covers_what_was_measured() -> None:
     frame = measured(0.1)
     fit = fit_of(frame)
