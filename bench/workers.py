@@ -311,7 +311,8 @@ class ReplaceableWorker:
             self._worker, self._spare = self._spare or WorkerProcess(self._environ), None
 
     def start_spare(self) -> None:
-        """Start the worker that will replace this one."""
+        """Start the worker, unless there is one, and the one that will replace it."""
+        self.start()
         self._spare = self._spare or WorkerProcess(self._environ)
 
     def close(self) -> None:

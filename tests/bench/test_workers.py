@@ -92,6 +92,33 @@ def named(item: PlannedCase, name: str, *, autotunes: bool = False) -> PlannedCa
     return PlannedCase(case=dataclasses.replace(item.case, provider=name), target=target)
 
 
+def test_on_a_gpu_the_next_process_starts_before_the_first_case_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So none but the first is waited for."""
+    started: list[object] = []
+
+    class Process:
+        waited_s = 0.0
+
+        def __init__(self, environ: object) -> None:
+            started.append(self)
+
+        def ask(self, *_: object, stop: object) -> dict[str, object]:
+            asked.append((started.index(self), len(started)))
+            return {"status": "ok", "usable": True}
+
+        def close(self) -> None: ...
+
+        kill = close
+
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(workers, "WorkerProcess", Process)
+    item = faults.planned("right")
+    cases = Queue([item, named(item, "b"), named(item, "c"), named(item, "d")])
+    with ReplaceableWorker() as session:
+        list(executors.run_cases(cases, Limits(timeout_s=1.0, device_kind="cuda"), lambda _: None, session))
+    assert asked == [(0, 2), (1, 3), (2, 4), (3, 4)]
+
+
 def test_a_queue_keeps_processes_together_and_lets_workers_help() -> None:
     items = [faults.planned("right", seq_len=32 + n) for n in range(9)]
     ours, other, theirs = (
