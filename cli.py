@@ -491,7 +491,7 @@ def sweep(
         bool, option("Print the cases and how long they take, with --all each; measure nothing.", "--dry-run")
     ] = False,
     every: Every = False,
-    jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores / 2].", min=0)] = None,
+    jobs: Annotated[int | None, option("Processes that compile ahead on a GPU [cores, at most 16].", min=0)] = None,
     executor: Annotated[str, option("local or ray.")] = "local",
     devices: Annotated[int, option("GPUs to spread the cases over.", min=1)] = 1,
     output: Folder = LOCAL,
