@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lrbench.analysis.counts import FORMULATIONS
+from lrbench.analysis.model.runtime_model import LAUNCH_MS
 from lrbench.results import store
 from lrbench.results.schema import Case
 from lrbench.results.select import load_rows
@@ -351,7 +352,7 @@ def test_other_numbers_of_tokens_are_predicted_at_the_same_efficiency(problem: s
     assert many["high_ms"] / many["low_ms"] > 1.3 * few["high_ms"] / few["low_ms"]
     heads = () if problem == "selective_scan" else ("--num-heads", "1")
     tiny = run.json("predict", *problem.split(), "--gpu", "h200", "--seq-len", "64", "--batch", "1", *heads)
-    assert 0.005 <= tiny["low_ms"] <= tiny["time_ms"] < tiny["high_ms"]
+    assert LAUNCH_MS <= tiny["low_ms"] <= tiny["time_ms"] < tiny["high_ms"]
 
 
 @pytest.mark.parametrize(
@@ -379,8 +380,9 @@ def test_best_marks_what_was_not_measured(run: Run) -> None:
     """A kernel without a row is not preferred to one that was measured, however fast it might be."""
     printed = run("best", "gated-mlp", "--gpu", "h200").splitlines()
     sizes = {"batch": 1, "seq_len": 65536, "d_model": 4096, "d_ff": 14336}
-    fused = made.stored("gated_mlp", "fused", **sizes)
-    assert printed[0] == f"use fused: {fused['time_ms']:.4g} ms measured on h200_sxm"
+    impls = ("fused", "torch.inplace", "torch.compile", "torch.eager")
+    fastest = min((made.stored("gated_mlp", impl, **sizes) for impl in impls), key=lambda row: row["time_ms"])
+    assert printed[0] == f"use {fastest['impl']}: {fastest['time_ms']:.4g} ms measured on h200_sxm"
     predicted = next(line for line in printed if line.startswith("fused_save "))
     assert re.search(r" ~\d+(\.\d)? +\d+", predicted)
     assert any(" >" in line for line in printed), "bounds of what has no rows"
