@@ -202,18 +202,20 @@ class Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        shape = _shape(self.op, self.length, self.rows, self.d_qk, self.d_v)
-        chunk = min(self.chunk, backward_chunk(shape, self.formulation))
-        return dataclasses.replace(self, chunk=chunk, whole=_whole(shape, self.formulation, chunk, backward=True))
+        sizes = (self.length, self.rows, self.d_qk, self.d_v)
+        chunk, whole = as_cut(self.op, self.formulation, direction, self.chunk, *sizes)
+        return dataclasses.replace(self, chunk=chunk, whole=whole)
 
 
-def _shape(op: str, length: int, rows: int, d_qk: int, d_v: int) -> Shape:
-    return Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
-
-
-def _whole(shape: Shape, formulation: str, chunk: int, *, backward: bool = False) -> int:
-    """Return how many heads are not cut; a single chunk is no matter of this."""
-    return shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
+def as_cut(
+    op: str, formulation: str, direction: str, chunk: int, length: int, rows: int, d_qk: int, d_v: int
+) -> tuple[int, int]:
+    """Return the chunk length that a pass takes, and how many heads it does not cut, none where a chunk holds all."""
+    shape = Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
+    backward = direction == "backward"
+    if backward:
+        chunk = min(chunk, backward_chunk(shape, formulation))
+    return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < length else 0
 
 
 def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:
@@ -243,12 +245,12 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
         config = select_config(
             scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=rows
         )
-    shape = _shape(problem.op, length, rows, problem.head_dim_qk, problem.head_dim_v)
+    _, whole = as_cut(problem.op, problem.formulation, "forward", chunk, length, rows, *dims.values())
     return Run(
         op=problem.op,
         formulation=problem.formulation,
         rows=rows,
-        whole=_whole(shape, problem.formulation, chunk),
+        whole=whole,
         length=length,
         d_qk=problem.head_dim_qk,
         d_v=problem.head_dim_v,

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import executed, run_of, sweep_tile
+from .executed import as_cut, executed, run_of, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
@@ -340,9 +341,11 @@ def _scalar_decay(problem: Problem, direction: str) -> Passed:
             return mlstm.chunk(op, piece, published=problem.published)
         return scalar_decay.chunk_forward(op, piece)
 
+    if problem.formulation == "walk":
+        return _walk(problem, chunk, problem.chunks(chunk), least), least
+    if problem.formulation == "whole_state":
+        return _whole_state(problem, direction, chunk, least), least
     tally = problem.chunks(chunk)
-    if problem.formulation in scalar_decay.WALKS:
-        return _walk(problem, chunk, tally, least), least
     return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 
 
@@ -359,6 +362,34 @@ def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least
     repeated = {f"{name}, of chunks": work for name, work in made.items() if name in ("state", "state gradient")}
     states = Tally(recomputed_work=repeated)
     return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
+
+
+def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally], least: Any) -> Tally:
+    """Return a walk that cuts only the heads which do not fill the device, the mean of all heads.
+
+    Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
+    """
+    rows = problem.batch * problem.num_heads
+    sizes = (problem.seq_len, rows, problem.head_dim_qk, problem.head_dim_v)
+    length, whole = as_cut(problem.op, "whole_state", direction, problem.chunk_size, *sizes)
+    cut = dataclasses.replace(problem, chunk_size=length)
+    chunks, last = cut.chunks(chunk), problem.seq_len % length or length
+    unneeded = chunk(dataclasses.replace(problem.head, length=last if direction == "forward" else length))
+
+    def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: each - part[name] if name.startswith("recurrent") else each for name, each in traffic.items()}
+
+    chunks = dataclasses.replace(
+        chunks,
+        traffic=without(chunks.traffic, unneeded.traffic),
+        recomputed_traffic=without(chunks.recomputed_traffic, unneeded.recomputed_traffic),
+    )
+    tally = _walk(cut, chunk, chunks, least)
+    if not whole:
+        return tally
+    uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
+    share = Fraction(whole, rows)
+    return tally * (1 - share) + _walk(uncut, chunk, uncut.chunks(chunk), least) * share
 
 
 def _executed(

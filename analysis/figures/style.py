@@ -50,8 +50,8 @@ _MARKERS: Mapping[str, str] = {
     "torch.inplace": "D", "torch.gemms": "s", "liger_kernel.silu_mul_joint": ">", "liger_kernel.silu_mul": "<",
     "liger_kernel": "v", "xformers": "p", "accelerated_scan": ">", "jax": "s", "torch_associative_scan": "p",
     "associative_scan": "*", "fused_chunk": "D", "xl_chunk": "*", "limit_chunk": "h", "lightning1": "p",
-    "lightning2": "s", "fused_save": "D", "parallel": "d", "chunked": "D",
-    "naive": "d", "torch": "H",
+    "lightning2": "s", "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d",
+    "chunked": "D", "naive": "d", "torch": "H",
 }  # fmt: skip
 """Of implementations, by a part of their names, the first that is in them; a circle for our other ones, and of an
 author without one a spare one, by the name."""

@@ -55,8 +55,23 @@ def test_counts_scale_with_heads_and_batch_and_parts_add_up(op: str, mode: str) 
         if op in WITH_WEIGHTS:
             assert one.bytes < many.bytes < 2 * one.bytes, "weights and parameters are read once"
             continue
+        if formulation == "whole_state" and mode != "fw":
+            continue  # its backward pass chooses shorter chunks for fewer heads
         constants = sum(n for name, n in many.byte_parts.items() if name.endswith("per-head constants"))
         assert many.bytes - constants == pytest.approx(2 * heads * (one.bytes - constants / heads))
+
+
+def test_whole_state_cuts_only_the_heads_that_do_not_fill_the_device() -> None:
+    """Of 1024 heads, a program each, 7 times 132 fill an H200's multiprocessors; the other 100 are cut."""
+    sizes = {"formulation": "whole_state", "seq_len": 1024, "head_dim_qk": 128, "head_dim_v": 256}
+    all_heads = count("mlstm_sig", num_heads=1024, chunk_size=256, **sizes)
+    cut, uncut = (count("mlstm_sig", num_heads=n, chunk_size=c, **sizes) for n, c in ((100, 256), (924, 1024)))
+    assert all_heads.bytes == pytest.approx(cut.bytes + uncut.bytes)
+    assert uncut.bytes == uncut.compulsory_bytes
+    # Three of four chunks are read for their states, of 128 x 256 numbers.
+    assert cut.byte_parts["recurrent load"] == 100 * 768 * ((128 + 256) * 2 + 2 * 2)
+    assert cut.byte_parts["recurrent store"] == 100 * 3 * 128 * 256 * 4
+    assert all_heads.bytes <= all_heads.executed_bytes
 
 
 @pytest.mark.parametrize("op", sorted(FORMULATIONS))
