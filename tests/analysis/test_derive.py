@@ -29,6 +29,13 @@ def test_columns_are_derived_anew() -> None:
     assert row["suspect"] is None
 
 
+def test_no_committed_row_is_above_its_roof() -> None:
+    """Else a count has FLOPs or bytes that the kernel leaves out."""
+    shares = derive_anew(latest_rows(load_results(committed_results())))["roofline_fraction"].dropna()
+    assert len(shares) > 3000
+    assert shares.max() < 1
+
+
 @pytest.mark.parametrize(
     ("changed", "kept"),
     [
