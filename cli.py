@@ -303,7 +303,7 @@ class Axes:
     contexts: Annotated[
         Lengths, axis("--context", "Tokens in attention's key-value cache, of mode step: 1k,128k.", parse_sizes)
     ]
-    layers: Annotated[int | None, axis("--layers", "Layers of a model, of mode train [as published].", kind=int, min=1)]
+    layers: Annotated[int | None, axis("--layers", "Layers of a model, of mode train [by its width].", kind=int, min=1)]
     modes: Annotated[Names, axis("--mode", "fw, fwbw, bw, step, train.", parse_names)]
     dtypes: Annotated[Names, axis("--dtype", "bf16, fp16, fp32, fp64.", parse_names)]
     state_dtypes: Annotated[
@@ -978,9 +978,9 @@ def plot(
     kind: Annotated[
         str,
         typer.Argument(
-            help="From results: runtime, memory, runtime-memory, chunk-size, trade-off, head-dim, rate. "
-            "From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes both. "
-            "From definitions: transfer, kv-savings."
+            help="From results: runtime, memory, runtime-memory, throughput, chunk-size, trade-off, head-dim, rate, "
+            "context. From the counts: flops, flop-optimal, runtime-optimal, intensity-optimal, intensity; model takes "
+            "both. From definitions: transfer, kv-savings."
         ),
     ],
     results: Annotated[

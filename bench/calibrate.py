@@ -1,4 +1,4 @@
-"""Calibration: the rates this device reaches, to stand beside its specification (:mod:`..analysis.roofs`).
+"""Calibration: the rates this device reaches, beside its specification (:mod:`..analysis.accelerators.roofs`).
 
 Measured as cases are, with the suite's clock: a copy much larger than the last cache, a square matrix product of each
 dtype on random data, and on a GPU chains of fp32 fused multiply-adds. Matrices are 8192 a side where a product of that

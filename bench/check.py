@@ -7,11 +7,11 @@ Where channels do not mix, large problems' references are computed some channels
 time: every element of outputs and gradients is still checked, those of parameters too, which are sums over both.
 
 The bound of a tensor's relative error ``||x - ref|| / ||ref||`` is not chosen by hand: it is twice the error that a
-plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon (fp32 and fp64, where one
-form's error is the luck of its order of summation: epsilon times the largest magnitude in every element, the rule of
-the law suite). States kept in a lower precision than fp32 add twice their own epsilon. Outside packages are not ours to
-mend: they are held to :data:`PEER_FACTOR` times the bound, which still catches a wrong result, and the row's rel_error
-shows the rest.
+plain torch form makes on the same rounded inputs in the same dtype, plus the dtype's epsilon. In fp32 and fp64, where
+one form's error is the luck of its order of summation, the addition is what an error of epsilon times the largest
+magnitude in every element comes to (the rule of the law suite), at least 16 epsilon. States kept in a lower precision
+than fp32 add twice their own epsilon. Outside packages are not ours to mend: they are held to :data:`PEER_FACTOR` times
+the bound, which still catches a wrong result, and the row's rel_error shows the rest.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def run_complete(folder: Path | None, *, timeout_s: float, time_limit_s: float |
 def unfinished(families: bars.Families, folder: Path, environment: Environment) -> bars.Families:
     """Return the problems of which no run in a folder has all cases, of the same code on the same device.
 
-    What cannot be tried here is left out: where a case has other rows, that is no row of it that is kept.
+    Cases that cannot be tried here are not asked for: merging drops their rows where a package is missing or the case
+    has another row, so they would be missing for ever.
     """
     # Rows of the bars name no accelerator that the analysis is about, those of sweeps do.
     runs = [

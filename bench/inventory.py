@@ -208,7 +208,7 @@ def gpu_tables(rows: list[Row]) -> dict[str, list[Row]]:
             "key": "key", "also": "also", "bf16": "bf16_tflops", **vector, "GB": "memory_gb", "SMs": "sms",
             "part": "part",
         },
-        "dense TFLOP/s by dtype, shared memory of a multiprocessor in KiB": {
+        "dense TFLOP/s by dtype, shared memory of a block in KiB": {
             "key": "key", **rates, **vector, "smem": "smem_kib",
         },
         "as measured": {

@@ -7,10 +7,11 @@
 | rglru | Hawk | RMSNorm, causal convolution and RG-LRU beside a GELU branch; RMSNorm, GeGLU |
 | wkv4 | RWKV-4 | LayerNorm, time mixing with token shift; LayerNorm, channel mixing with token shift |
 
-Around the blocks are an embedding, a last norm, a head of its own weights and the cross entropy of the next word,
+Around the blocks are an embedding, a last norm, a head of its own weights and the cross entropy of the next token,
 computed some tokens at a time. Weights, gradients and AdamW's averages are float32 (float64 beside float64); in 16-bit
-cases matrix products run under autocast, and what blocks add to is kept in the case's dtype. LLaMA and TransNormerLLM
-compute their blocks anew in the backward pass: what 92k tokens keep in 3 billion parameters' blocks fits on no GPU.
+cases matrix products run under autocast, and the residual stream is kept in the case's dtype. LLaMA and TransNormerLLM
+recompute their blocks in the backward pass (activation checkpointing): what 92k tokens keep in 3 billion parameters'
+blocks fits on no GPU.
 
 Sources: Touvron et al., LLaMA (2023), section 2.2; Qin et al., TransNormerLLM (2023), section 3, without LRPE, which
 its first layer alone has, and with the same decays in every layer; De et al., Griffin (2024), section 2, with full
@@ -34,7 +35,7 @@ from ..results.schema import Case
 from . import check
 
 RECOMPUTED = ("attention", "lightning")
-"""Operations whose models compute their blocks anew in the backward pass."""
+"""Operations whose models recompute their blocks in the backward pass."""
 
 LOSS_TOKENS = 8192
 """Tokens whose logits are in memory at a time."""
@@ -224,7 +225,7 @@ def design(case: Case, inputs: Mapping[str, Tensor], mix: Mix) -> Design:
 
 
 class Block(nn.Module):
-    """Adds to its input what mixes tokens, and to the sum what mixes channels, each of a norm."""
+    """A pre-norm residual block: x + tokens(norm(x)), then the same with the mixing of channels."""
 
     def __init__(self, made: Design) -> None:
         super().__init__()
@@ -239,13 +240,13 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Embedding, blocks, norm and head; called with words and those that follow, it returns their cross entropy.
+    """Embedding, blocks, norm and head; called with tokens and those that follow, it returns their cross entropy.
 
     Args:
         case: operation, dtype, sizes and layers.
         inputs: the operation's arguments for one token: initial values of its parameters, and its constants.
         mix: the operation; it is called without autocast.
-        vocabulary: number of words.
+        vocabulary: number of different tokens.
     """
 
     def __init__(self, case: Case, inputs: Mapping[str, Tensor], mix: Mix, vocabulary: int) -> None:
@@ -253,13 +254,13 @@ class Model(nn.Module):
         device = next(iter(inputs.values())).device
         made = design(case, inputs, torch.autocast(device.type, enabled=False)(mix))
         self.dtype, self.recompute = check.DTYPES[case.dtype], case.op in RECOMPUTED
-        words = nn.Embedding(vocabulary, made.width)
-        self.embedding = nn.Sequential(words, LayerNorm(made.width)) if case.op == "wkv4" else words
+        table = nn.Embedding(vocabulary, made.width)
+        self.embedding = nn.Sequential(table, LayerNorm(made.width)) if case.op == "wkv4" else table
         self.blocks = nn.ModuleList([Block(made) for _ in range(case.sizes["layers"])])
         self.head = nn.Sequential(made.norm(made.width), linear(made.width, vocabulary))
 
-    def forward(self, words: Tensor, following: Tensor) -> Tensor:
-        x = self.embedding(words).to(self.dtype)
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        x = self.embedding(tokens).to(self.dtype)
         for block in self.blocks:
             x = recomputed(block, x) if self.recompute else block(x)
         pieces = zip(x.flatten(0, 1).split(LOSS_TOKENS), following.flatten().split(LOSS_TOKENS), strict=True)
@@ -270,7 +271,7 @@ class Model(nn.Module):
 
 
 class TrainingStep:
-    """A model, AdamW and a batch of random words; each call takes a step on that batch and returns the loss before it.
+    """A model, AdamW and a batch of random tokens; each call takes a step on that batch and returns the loss before it.
 
     Arguments as of :class:`Model`, on the device of ``inputs``; the vocabulary is the published model's.
     """
@@ -281,7 +282,7 @@ class TrainingStep:
         torch.manual_seed(check.SEED)
         with device:
             self.model = Model(case, inputs, mix, vocabulary)
-            self.words = torch.randint(vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))
+            self.tokens = torch.randint(vocabulary, (case.sizes["batch"], case.sizes["seq_len"] + 1))
         if dtype == torch.float64:
             self.model.double()
         fused = device.type == "cuda"
@@ -290,13 +291,13 @@ class TrainingStep:
 
     def __call__(self) -> Tensor:
         with self.autocast:
-            loss = self.model(self.words[:, :-1], self.words[:, 1:])
+            loss = self.model(self.tokens[:, :-1], self.tokens[:, 1:])
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
 
     def tensors(self) -> list[Tensor]:
-        """Return what is in memory between steps: weights, buffers, the optimizer's state and the words."""
+        """Return what is in memory between steps: weights, buffers, the optimizer's state and the tokens."""
         state = [x for each in self.optimizer.state.values() for x in each.values() if isinstance(x, Tensor)]
-        return [*self.model.parameters(), *self.model.buffers(), *state, self.words]
+        return [*self.model.parameters(), *self.model.buffers(), *state, self.tokens]

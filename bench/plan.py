@@ -38,7 +38,7 @@ class Request:
         d_models, d_ffs: of MLPs; one without the other takes it from the preset, or as Llama's 3.5 d_model.
         tokens: batch * seq_len held constant; ``batches`` fixes the batch instead, and the two exclude each other.
         contexts: tokens in the cache of a decoding step, of operations that have one; others are planned once.
-        layers: of the model of a training step; None is as many as the published one of that width has.
+        layers: of the model of a training step; None is as many as the usual one of that width has.
         shard: (i, n): of the cases, the i-th, and every n-th after it.
     """
 
@@ -408,13 +408,14 @@ def _plan_baseline(
     ops: Sequence[Operation],
 ) -> Iterable[PlannedCase]:
     swept = baseline.op if _same_sizes(baseline, request) else None
-    # What runs beside the family takes the family's sizes, and with them its state; what is itself swept its own.
+    # A baseline of an operation that is swept takes that operation's sizes, one of another operation those of the
+    # family's first operation, head dims of the state included.
     beside = baseline.op not in {operation.name for operation in ops}
     own = swept or (_family(request.kernel)[0] if beside else baseline.op)
     for mode, dtype in kinds:
         if not _is_timed(request, baselines.get_operation(baseline.op), baseline, mode, dtype):
             continue
-        # A model of as many channels as RG-LRU's has another width than Hawk.
+        # With as many channels, a model of another operation is wider than Hawk, whose width is 3/4 of its channels.
         if mode == "train" and own != baseline.op and baselines.get_operation(own).channelwise:
             continue
         cached = mode == "step" and baselines.get_operation(baseline.op).cache

@@ -82,7 +82,7 @@ class Outcome:
         resumed: rows of the cases left out because the output folder has them.
         remaining: cases without a row, because the sweep was interrupted or out of time.
         seconds: where the time went, summed over the devices.
-        first_row_at: when the first row was written, as :func:`time.monotonic` tells it.
+        first_row_at: when the first row with status ok was written, by :func:`time.monotonic`; None without one.
         asked: pairs of a case and a Triton kernel that it launches.
         kernels: these kernels' hashes, each with that of its cubin.
     """

@@ -143,8 +143,8 @@ class WorkerProcess:
     Args:
         environ: variables added to the worker's environment (which GPU it sees, ...).
 
-    It is not waited for until it is first asked. One that raised one of these, or was killed, is gone; nothing needs
-    to be cleaned up after it.
+    Creating one does not wait until it is up; the first request does. A worker that was killed, or of which :meth:`ask`
+    raised one of its errors, is gone: nothing needs to be cleaned up after it.
 
     Attributes:
         waited_s: seconds for which its first request waited until it was up.
@@ -322,7 +322,7 @@ class ReplaceableWorker:
             worker.close()
 
     def run(self, items: Sequence[PlannedCase], limits: Limits) -> list[Reply]:
-        """Return the cases' outcomes, in order; one that the process does not survive is that of all."""
+        """Return the cases' outcomes, in order; if the process does not survive, all of them have that outcome."""
         began = time.monotonic()
         reply = self._ask(encode_request(items, limits), limits.timeout_s)
         outcomes = reply["outcomes"] if "outcomes" in reply else [dict(reply) for _ in items]

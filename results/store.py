@@ -275,7 +275,7 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def _is_journal(lines: Sequence[bytes]) -> bool:
-    """Whether a file holds a row's columns and begins like a journal: damage makes no other JSON of a row."""
+    """Whether a file is a journal: a line has a row's columns, and the first is an object or, damaged, no JSON."""
     with contextlib.suppress(ValueError, RecursionError):
         if not isinstance(json.loads(lines[0]), dict):
             return False

@@ -15,7 +15,7 @@ The file is the one that the variable LRBENCH_ACCELERATORS names (set but empty:
     smem_bytes = 232448
     sms = 132
     memory_bytes = 94_000_000_000               # optional: else nothing is said not to fit
-    capability = "9.0"                          # optional, of NVIDIA's: else code for this part alone is left out
+    capability = "9.0"                          # optional, of NVIDIA's: without it code for NVIDIA's GPUs is left out
 
 The keys are the fields of :class:`.accelerator.Specification`, rates in FLOP/s and bytes/s.
 """

@@ -15,8 +15,9 @@ What the interval does not see is what shifts all samples of a case in a run: cl
 another day. Samples that follow each other are nearly independent (their lag-1 correlation in the stored H200 runs is
 about 0.1, which makes an interval a tenth too narrow), but medians of runs differ by more than their samples say: the
 twelve cases of mlstm_sig in two H200 runs of different days differ by 0.3 % in the median, ten by less than 1.2 %. The
-threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time. Load shifts times by
-any factor: a time measured on a busy machine, on either side, is no regression, no improvement, and not compared.
+threshold is what covers that; ``--rerun`` measures what lies across or beyond it a second time. Load lengthens times by
+any factor: a time measured on a busy machine, on either side, is neither a regression nor an improvement. It counts as
+compared only where the baseline was idle and the run is no slower in spite of its load.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Selection:
     """Which rows a figure shows; None leaves the choice to the figure, which says in its subtitle what it took.
 
     Attributes:
-        kernel: the family of kernels, see :func:`.frames.of_family`; None: all, in one figure.
+        kernel: the family of kernels, see :func:`...results.select.of_family`; None: all, in one figure.
         device: the measured device's key (device_accelerator) or name; needed where results hold several.
         dtype: dtype of the inputs; None: the one with most rows.
         state_dtype: dtype of chunk states; None: fp32.
@@ -254,7 +254,7 @@ def _at_head_dim(rows: pd.DataFrame, head_dim: int, *, compared: bool) -> pd.Ser
     """Return a mask: rows at ``head_dim``, and all rows of operations that were not measured there.
 
     Args:
-        compared: whether what counts of an operation with peers are these.
+        compared: whether, of an operation with measured peers, only the peers' rows tell if it was measured there.
     """
     at, measured = rows["head_dim_v"] == head_dim, rows["measured"]
     if compared:

@@ -43,7 +43,7 @@ USELESS = 100.0
 """High over low end of an interval that says nothing: there is no fit then."""
 
 BETWEEN, LEAST_BETWEEN = 0.25, 0.01
-"""Variance of the logarithms of how many times as slow implementations of a kind are: of two, and at least."""
+"""Variance of the logarithms of a kind's factors: assumed where it has one other implementation, and the least."""
 
 EXTRAPOLATION = 0.1
 """By how much, in logarithms, an interval is wider on either side for each factor of e beyond the sizes measured."""
@@ -53,7 +53,7 @@ OTHER_SOFTWARE = 1.5
 by another Triton: by what was published of an H100 (:func:`..reproduce.published.software_factor`)."""
 
 KIND_COUNTS = 2
-"""For how many own rows the scatter of the other implementations of a kind stands, beside that of own ones."""
+"""The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
 
 FAR_APART, WORSE = 10.0, 1.5
 """Longest over shortest time, and the error by the usual launch over that by a fitted one, of rows that tell the time

@@ -123,8 +123,8 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
             interval="full overlap to no overlap at full rate, which is what an ideal kernel takes",
         )
     low_ms, high_ms, carried = fit.carried_ms(case, accelerator)
-    # Which of the rates counts elsewhere is not known: in the middle, as far from the one as from the other. So it is
-    # with other software, which is the same factor for all, so that it changes no order.
+    # Which rate limits the kernel elsewhere is not known, so the time is the geometric mean of the two ends. Other
+    # software takes from 1 to OTHER_SOFTWARE times as long: again the mean, which is the same factor for all kernels.
     time_ms, software = math.sqrt(low_ms * high_ms), OTHER_SOFTWARE if carried else 1.0
     (low_ratio, high_ratio), basis = fit.ratios(case), fit.basis()
     if measured is not None:
@@ -133,8 +133,8 @@ def predict_case(case: Case, accelerator: Accelerator, fit: Fit | None, measured
         time_ms, low_ms, high_ms = off * time_ms, off * low_ms, off * high_ms
         how = f" ({measured['stands_in']})" if "stands_in" in measured else ""
         basis = f"{measured['time_ms']:.4g} ms on {fit.accelerator}{how}"
-    # What a fit has not seen, a slow memory where all rows were slowed by products, it has no term for: there a kernel
-    # does not reach a larger share of the roof than in any row, and is never below what the accelerator allows.
+    # A fit to rows that matrix products limited has no term for a slow memory. So the time is at least that at the
+    # largest share of the roof that any row reached, and at least what the accelerator allows.
     least = floor_ms(count, accelerator, dtype)
     likely_ms = max(time_ms, least, model.lower_ms / fit.best_share if fit.best_share else 0.0)
     return Prediction(
@@ -257,8 +257,8 @@ def _memory_ratio(case: Case, rows: Sequence[Row]) -> float:
 
 
 def best_of(answers: Sequence[Answer]) -> Answer:
-    """Return the chunk length to take: the fastest measured one, else of those that fit, and if there are any were
-    tried, the one of least time by the model, else the one that needs least memory.
+    """Return the chunk length to take: the fastest measured one. Else, among those that fit in memory (and of these
+    the ``tried`` ones, if any), the one of least time by the model. If none fits, the one that needs least memory.
     """
     measured = [each for each in answers if each.measured]
     fitting = measured or [each for each in answers if not each.does_not_fit]

@@ -120,7 +120,7 @@ def _coverage(names: tuple[str, ...], found: Sequence[tuple[Row, Prediction]]) -
 
 
 def by_chance(rows: int) -> tuple[int, int]:
-    """Return how few and how many of so many rows intervals hold that hold 85 to 95 % in the long run.
+    """Return the fewest and the most of so many rows that are likely in intervals which hold 85 to 95 % of all.
 
     Fewer, or more, have a chance below 5 %: of 6 rows that is fewer than 4. Rows of one problem err alike, so that
     chance has somewhat more room than this.

@@ -60,9 +60,9 @@ def published_times(found: Sequence[Found]) -> list[Published]:
 
 
 def excess(times: Sequence[Published]) -> dict[tuple[str, str], float]:
-    """Return how many times as long as its slowest rate explains each implementation takes, by the geometric mean.
+    """Return, for each implementation, how many times longer its stated times are than the slowest rate explains.
 
-    Of those of which the very case was measured here.
+    It is the geometric mean over the times whose very case was measured here.
     """
     logs: dict[tuple[str, str], list[float]] = {}
     for each in times:

@@ -45,7 +45,7 @@ def step_of(item: PlannedCase, mix: Any = None) -> models.TrainingStep:
 
 def gradients(step: models.TrainingStep) -> dict[str, Tensor]:
     """Return the loss and its gradients by parameter."""
-    loss = step.model(step.words[:, :-1], step.words[:, 1:])
+    loss = step.model(step.tokens[:, :-1], step.tokens[:, 1:])
     parameters = dict(step.model.named_parameters())
     found = torch.autograd.grad(loss, list(parameters.values()))
     return {"loss": loss.detach(), **dict(zip(parameters, found, strict=True))}
