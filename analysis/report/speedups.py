@@ -107,7 +107,7 @@ def speedups(subject: Subject) -> list[Speedup]:
     """Return our fastest kernel beside every baseline, for every problem that both were measured on.
 
     Newest rows are compared. Where clocks were lowered, a time depends on what ran before it: then the newest run that
-    measured both sides counts, where there is one.
+    measured these two counts, where there is one.
     """
     best = best_rows(subject.trusted, ("op", "impl", *SAME_SIZES))
     ours = best_rows(best[best["provider"] == OURS], ("op", *SAME_SIZES))
@@ -129,7 +129,7 @@ def _is_doubtful(each: Speedup) -> bool:
 
 
 def _pair(each: Speedup) -> tuple[Any, ...]:
-    return (*_key(each.ours, ("op", *SAME_SIZES)), *_key(each.theirs, ("op", "impl", *SAME_SIZES)))
+    return tuple(_key(side, ("op", "impl", *SAME_SIZES)) for side in (each.ours, each.theirs))
 
 
 def _within_runs(rows: pd.DataFrame) -> dict[tuple[Any, ...], Speedup]:

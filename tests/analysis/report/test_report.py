@@ -138,6 +138,9 @@ def test_sides_with_lowered_clocks_are_compared_within_a_run(tmp_path: Path) -> 
     assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1), True, True)
     (each,) = report([{**one, "throttled": None} for one in rows], tmp_path).speedups_found
     assert (each.ratio, each.same_run, each.again) == (pytest.approx(1.1 / 1.2), False, False)
+    # A faster implementation of ours, which the older run lacks, is not held back by it.
+    (each,) = report([*rows, mlp(1024, "fused_save", 0.5, "b", measured_at=new)], tmp_path).speedups_found
+    assert (each.ours.impl, each.ratio, each.again) == ("fused_save", pytest.approx(2.2), False)
 
 
 def test_failures_are_told_with_their_reasons(tmp_path: Path) -> None:
