@@ -87,7 +87,7 @@ def merge(folder: Path) -> list[str]:
                 write_parquet(part, path, row)
             for path in set(group) - set(targets):
                 path.unlink()
-            into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items())
+            into = ", ".join(f"{len(part)} in {path.name}" for path, part in targets.items()) or "none was measured"
             said.append(f"merged the {what} rows of {', '.join(path.name for path in group)}: {into}")
     return said or [f"nothing to merge in {folder}"]
 

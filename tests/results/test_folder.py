@@ -57,6 +57,8 @@ def test_the_newest_row_of_a_case_takes_the_place_of_the_older_one(tmp_path: Pat
     made.write([row(1, time_ms=7.0)], tmp_path / "late.parquet")
     merge(tmp_path)
     assert held(tmp_path)["history.parquet"] == [("fused_chunk", 1), ("fused_chunk", 1), ("fused_chunk", 2)]
+    made.write(untried, tmp_path / "alone" / "sweep.parquet")
+    assert merge(tmp_path / "alone") == ["merged the result rows of sweep.parquet: none was measured"]
 
 
 @pytest.mark.parametrize("after", range(3))
