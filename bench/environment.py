@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import platform
 import subprocess
@@ -17,11 +18,15 @@ from typing import Any
 from .. import __version__
 from ..analysis.accelerators import cpu
 from ..analysis.accelerators import known as accelerators
+from ..kernels import FAMILIES, FOLDERS
 from ..results.schema import DeviceState, Environment
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED_BY = ("bench/worker.py", "bench/clock.py", "bench/memory.py", "bench/autotuning.py")
 """What a time depends on besides the kernel."""
+
+ENGINE = (*FAMILIES["tfla"], *FAMILIES["lightning"])
+"""Operations that kernels/scalar_decay computes."""
 
 
 @functools.cache
@@ -54,19 +59,29 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
-    """Return whether a row was measured by a commit's code: kernels and what times them, of peers their declarations.
+    """Return whether a row was measured by a commit's code: its kernels, of peers their declarations, and the timing.
 
     So it may be of an earlier commit, if those between changed documents, say. Of no known commit every row is.
     """
-    ours = row.get("provider", "lrbench") == "lrbench"
-    return commit is None or row["git_commit"] in _same_code(commit, "kernels" if ours else "kernels/baselines")
+    return commit is None or row["git_commit"] in _same_code(commit, _code_of(row["op"], row["provider"]))
+
+
+def _code_of(op: str, provider: str) -> tuple[str, ...]:
+    """Return what a row's kernel is made of, as git takes it: of ours all but what other operations alone use."""
+    if provider != "lrbench":
+        return ("kernels/baselines",)
+    folders = {each: FOLDERS.get(each, each) for each in itertools.chain.from_iterable(FAMILIES.values())}
+    others = {"baselines", *folders.values()} - {folders.get(op)}
+    if op not in ENGINE:
+        others.add("scalar_decay")
+    return ("kernels", *(f":!kernels/{name}*" for name in sorted(others)))
 
 
 @functools.cache
-def _same_code(commit: str, kernels: str) -> frozenset[str]:
+def _same_code(commit: str, code: tuple[str, ...]) -> frozenset[str]:
     """Return the commits up to this one since the last that changed what is measured, this one alone without git."""
     try:
-        changed = _git("rev-list", "-1", commit, "--", kernels, *MEASURED_BY)
+        changed = _git("rev-list", "-1", commit, "--", *code, *MEASURED_BY)
         return frozenset({commit, changed, *_git("rev-list", f"{changed}..{commit}").split()})
     except (OSError, subprocess.SubprocessError):
         return frozenset({commit})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from lrbench import __version__
 from lrbench.bench import environment
+from lrbench.kernels import FAMILIES, FOLDERS
 
 
 def test_probe_runs_in_a_process_of_its_own() -> None:
@@ -53,27 +55,55 @@ def test_git_state_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Until a commit changes what they measured: the kernels, of peers how they are called, or what times both."""
+    """Until a commit changes what they measured: their kernels, of peers how they are called, or what times them."""
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     git(tmp_path, "init", "-q")
     commits = []
-    for name in ("kernels/baselines/fla.py", "docs/a.md", "kernels/wkv.py", "README.md", "bench/clock.py", "docs/b.md"):
+    changes = {
+        "kernels/common/calls.py": "wsmp", "kernels/baselines/fla.py": "p", "docs/a.md": "", "kernels/wkv/scan.py": "w",
+        "kernels/scalar_decay/gates.py": "sm", "kernels/mamba2_ssd.py": "m", "bench/clock.py": "wsmp",
+    }  # fmt: skip
+    for name in changes:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
         git(tmp_path, "add", ".")
         git(tmp_path, "commit", "-qm", name)
         commits.append(git(tmp_path, "rev-parse", "HEAD"))
-
-    def same(commit: str, provider: str) -> list[int]:
-        rows = ({"provider": provider, "git_commit": each} for each in commits)
-        return [n for n, row in enumerate(rows) if environment.is_of(row, commit)]
-
-    assert [same(commit, "lrbench") for commit in commits] == [[0], [0, 1], [2], [2, 3], [4], [4, 5]]
-    assert [same(commit, "fla") for commit in commits[:5]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [4]]
-    row = {"provider": "fla", "git_commit": commits[0]}
+    kinds = {
+        "w": ("wkv4", "lrbench"),
+        "s": ("mlstm_sig", "lrbench"),
+        "m": ("mamba2_ssd", "lrbench"),
+        "p": ("gla", "fla"),
+    }
+    for kind, (op, provider) in kinds.items():
+        rows = [{"op": op, "provider": provider, "git_commit": each} for each in commits]
+        first = 0
+        for n, changed in enumerate(changes.values()):
+            first = n if kind in changed else first
+            assert [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])] == [
+                *range(first, n + 1)
+            ]
+    row = {"op": "gla", "provider": "fla", "git_commit": commits[0]}
     assert environment.is_of(row, None)
     # Where git knows nothing of a commit, rows of that commit alone are.
     assert not environment.is_of(row, "c" * 40) and environment.is_of({**row, "git_commit": "c" * 40}, "c" * 40)
+
+
+def test_no_kernel_is_made_of_code_that_its_rows_do_not_count() -> None:
+    """A folder imports from itself and kernels/common alone, the engine's operations from the engine as well."""
+    operations = {FOLDERS.get(op, op) for ops in FAMILIES.values() for op in ops}
+    engine = {FOLDERS.get(op, op) for op in environment.ENGINE}
+    checked = 0
+    for path in (environment.ROOT / "kernels").rglob("*.py"):
+        own, *rest = path.relative_to(environment.ROOT / "kernels").parts
+        if own in ("baselines", "__init__.py", "spec.py"):
+            continue
+        up = r"\.\." if rest else r"\."
+        imported = set(re.findall(rf"^\s*from {up}(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+        used = imported & (operations | {"scalar_decay", "baselines"})
+        assert used <= ({"scalar_decay"} if own.removesuffix(".py") in engine else set()), path
+        checked += len(imported)
+    assert checked > 50
 
 
 def test_git_state_of_source_without_its_repository(monkeypatch: pytest.MonkeyPatch) -> None:
