@@ -61,9 +61,9 @@ def git_state() -> tuple[str | None, bool | None]:
 def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     """Return whether a row was measured by a commit's code: its kernels, of peers their declarations, and the timing.
 
-    So it may be of an earlier commit, if those between changed documents, say. Of no known commit every row is.
+    So it may be of another commit, if what differs is documents, say. Of no known commit every row is.
     """
-    return commit is None or row["git_commit"] in _same_code(commit, _code_of(row["op"], row["provider"]))
+    return commit is None or _same_code(row["git_commit"], commit, _code_of(row["op"], row["provider"]))
 
 
 def _code_of(op: str, provider: str) -> tuple[str, ...]:
@@ -78,13 +78,14 @@ def _code_of(op: str, provider: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _same_code(commit: str, code: tuple[str, ...]) -> frozenset[str]:
-    """Return the commits up to this one since the last that changed what is measured, this one alone without git."""
+def _same_code(one: str | None, other: str, code: tuple[str, ...]) -> bool:
+    """Return whether two commits have the same code, and the same timing; different ones without git have not."""
+    if one is None or one == other:
+        return one == other
     try:
-        changed = _git("rev-list", "-1", commit, "--", *code, *MEASURED_BY)
-        return frozenset({commit, changed, *_git("rev-list", f"{changed}..{commit}").split()})
+        return not _git("diff", "--name-only", "--end-of-options", one, other, "--", *code, *MEASURED_BY)
     except (OSError, subprocess.SubprocessError):
-        return frozenset({commit})
+        return False
 
 
 def _git(*arguments: str) -> str:

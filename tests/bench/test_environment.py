@@ -83,8 +83,17 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
             assert [each for each in range(n + 1) if environment.is_of(rows[each], commits[n])] == [
                 *range(first, n + 1)
             ]
-    row = {"op": "gla", "provider": "fla", "git_commit": commits[0]}
+    row = {"op": "gla", "provider": "fla", "git_commit": commits[1]}
     assert environment.is_of(row, None)
+    assert not environment.is_of({**row, "git_commit": "--output=x"}, commits[0]) and not (tmp_path / "x").exists()
+    # Of what is as it was, rows from before the change are as well.
+    (tmp_path / "kernels/baselines/fla.py").write_text("another")
+    git(tmp_path, "commit", "-qam", "another")
+    assert not environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
+    git(tmp_path, "revert", "--no-edit", "HEAD")
+    (tmp_path / "bench/clock.py").unlink()
+    git(tmp_path, "commit", "-qam", "as it was")
+    assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
     # Where git knows nothing of a commit, rows of that commit alone are.
     assert not environment.is_of(row, "c" * 40) and environment.is_of({**row, "git_commit": "c" * 40}, "c" * 40)
 
