@@ -66,6 +66,7 @@ def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
     return commit is None or _same_code(row["git_commit"], commit, _code_of(row["op"], row["provider"]))
 
 
+@functools.cache
 def _code_of(op: str, provider: str) -> tuple[str, ...]:
     """Return what a row's kernel is made of, as git takes it: of ours all but what other operations alone use."""
     if provider != "lrbench":

@@ -202,20 +202,21 @@ class Run:
         """Return the problem as one pass takes it: a walk's backward pass may split chunks further."""
         if direction != "backward" or self.formulation not in WALKS:
             return self
-        sizes = (self.length, self.rows, self.d_qk, self.d_v)
-        chunk, whole = as_cut(self.op, self.formulation, direction, self.chunk, *sizes)
+        shape = _shape(self.op, self.length, self.rows, self.d_qk, self.d_v)
+        chunk, whole = as_cut(shape, self.formulation, direction, self.chunk)
         return dataclasses.replace(self, chunk=chunk, whole=whole)
 
 
-def as_cut(
-    op: str, formulation: str, direction: str, chunk: int, length: int, rows: int, d_qk: int, d_v: int
-) -> tuple[int, int]:
+def _shape(op: str, length: int, rows: int, d_qk: int, d_v: int) -> Shape:
+    return Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
+
+
+def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:
     """Return the chunk length that a pass takes, and how many heads it does not cut, none where a chunk holds all."""
-    shape = Shape(seq_len=length, rows=rows, head_dim_qk=d_qk, head_dim_v=d_v, normalised=op == "mlstm_exp")
     backward = direction == "backward"
     if backward:
         chunk = min(chunk, backward_chunk(shape, formulation))
-    return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < length else 0
+    return chunk, shape.whole_heads(formulation, chunk, backward=backward) if chunk < shape.seq_len else 0
 
 
 def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | None:
@@ -245,12 +246,12 @@ def run_of(problem: Problem, tiles: Mapping[str, int] | None = None) -> Run | No
         config = select_config(
             scheme=problem.formulation, capability=CAPABILITY, item_bytes=2, **dims, chunk=chunk, rows=rows
         )
-    _, whole = as_cut(problem.op, problem.formulation, "forward", chunk, length, rows, *dims.values())
+    shape = _shape(problem.op, length, rows, problem.head_dim_qk, problem.head_dim_v)
     return Run(
         op=problem.op,
         formulation=problem.formulation,
         rows=rows,
-        whole=whole,
+        whole=as_cut(shape, problem.formulation, "forward", chunk)[1],
         length=length,
         d_qk=problem.head_dim_qk,
         d_v=problem.head_dim_v,

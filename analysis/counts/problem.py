@@ -10,6 +10,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
+from ...kernels.scalar_decay.choice import shape_of
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
@@ -369,9 +370,9 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally
 
     Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
     """
-    rows = problem.batch * problem.num_heads
-    sizes = (problem.seq_len, rows, problem.head_dim_qk, problem.head_dim_v)
-    length, whole = as_cut(problem.op, "whole_state", direction, problem.chunk_size, *sizes)
+    names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
+    shape = shape_of({name: getattr(problem, name) for name in names}, normalised=problem.op == "mlstm_exp")
+    length, whole = as_cut(shape, problem.formulation, direction, problem.chunk_size)
     cut = dataclasses.replace(problem, chunk_size=length)
     chunks, last = cut.chunks(chunk), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem.head, length=last if direction == "forward" else length))
@@ -388,7 +389,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally
     if not whole:
         return tally
     uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
-    share = Fraction(whole, rows)
+    share = Fraction(whole, shape.rows)
     return tally * (1 - share) + _walk(uncut, chunk, uncut.chunks(chunk), least) * share
 
 

@@ -207,8 +207,6 @@ def fit_rows(
         models: to take the first of that there are rows for.
     """
     newest = newest_cases(row for row in rows if not is_set(row["noise"]))
-    problems = grouped(newest, lambda row: (row["op"], row["impl"], row["device_name"], *_problem(row))).values()
-    newest = [row for same in problems for row in same if not _spills(row, same)]
     fits = (_fit(newest, model, (op, impl, mode, dtype), device, roofs) for model in models)
     return next((fit for fit in fits if fit is not None), None)
 
@@ -288,9 +286,11 @@ def _extent(sizes: Row) -> dict[str, int]:
 
 
 def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, roofs: str) -> _Sample:
-    """Return the terms and times of an implementation's rows on an accelerator."""
+    """Return the terms and times of an implementation's rows on an accelerator, without those where it spills."""
     import numpy as np
 
+    same = grouped(rows, _problem)
+    rows = [row for row in rows if not _spills(row, same[_problem(row)])]
     cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
     terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
