@@ -34,7 +34,7 @@ from .compile_ahead import Compiler
 from .derived import Run, build_record
 from .display import SweepProgress
 from .environment import Environment, version_of
-from .executors import Executor, LocalExecutor, Queue
+from .executors import Executor, LocalExecutor, Queue, autotunes, provider_of
 from .plan import PlannedCase
 from .workers import Limits, ReplaceableWorker, Reply, Started, not_measured
 
@@ -182,6 +182,17 @@ def file_name(what: str, run_id: str) -> str:
     return f"{what}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{run_id[:8]}"
 
 
+def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Return cases in the order in which a GPU soonest has rows.
+
+    A forward pass compiles soonest. Packages that autotune come last: choosing takes them minutes, in which all others
+    can be measured.
+    """
+    first = next((item for item in planned if item.case.mode == "fw"), None)
+    choosing = {provider_of(item) for item in planned if autotunes(item)}
+    return sorted(planned, key=lambda item: (item is not first, provider_of(item) in choosing, autotunes(item)))
+
+
 def _outcomes(
     todo: Sequence[PlannedCase],
     environment: Environment,
@@ -195,9 +206,7 @@ def _outcomes(
     with contextlib.ExitStack() as stack:
         compiler = None
         if environment.device_kind == "cuda":
-            # A forward pass compiles soonest, so the first row is one.
-            first = next((item for item in runnable if item.case.mode == "fw"), None)
-            runnable.sort(key=lambda item: item is not first)
+            runnable = quickest_first(runnable)
             if settings.jobs > 1 and settings.executor == "local":
                 compiler = Compiler(
                     runnable,

@@ -21,6 +21,7 @@ from lrbench.analysis.accelerators.roofs import RoofRow
 from lrbench.analysis.check.compare import compare
 from lrbench.bench import run as runner
 from lrbench.bench.environment import is_of, version_of
+from lrbench.bench.executors import autotunes, in_turn
 from lrbench.bench.plan import PlannedCase, Request, plan
 from lrbench.bench.run import Outcome, Settings
 from lrbench.bench.session import where_time_went
@@ -430,3 +431,16 @@ def test_measures_again_in_workers() -> None:
     measured = again[PLANNED[0].case.case_id]
     assert (measured["status"], measured["mode"]) == ("ok", PLANNED[0].case.mode)
     assert len(measured["time_samples_ms"]) >= 10
+
+
+def test_packages_that_autotune_come_last_and_a_forward_pass_first() -> None:
+    """In the order in which one worker takes the cases; none is lost."""
+    asked = Request(kernel="tfla", modes=("fwbw", "fw"), seq_lens=(1024, 2048))
+    planned = sorted(plan(asked, device_kind="cuda"), key=lambda item: item.case.mode, reverse=True)
+    taken = list(in_turn(runner.quickest_first(planned)))
+    assert {item.case.case_id for item in taken} == {item.case.case_id for item in planned}
+    assert taken[0].case.mode == "fw"
+    choosing = {item.case.provider for item in planned if autotunes(item)}
+    late = [item.case.provider in choosing for item in taken]
+    assert any(late) and not all(late)
+    assert late == sorted(late)
