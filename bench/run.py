@@ -188,9 +188,10 @@ def quickest_first(planned: Sequence[PlannedCase]) -> list[PlannedCase]:
     A forward pass compiles soonest. Packages that autotune come last: choosing takes them minutes, in which all others
     can be measured.
     """
-    first = next((item for item in planned if item.case.mode == "fw"), None)
     choosing = {provider_of(item) for item in planned if autotunes(item)}
-    return sorted(planned, key=lambda item: (item is not first, provider_of(item) in choosing, autotunes(item)))
+    ordered = sorted(planned, key=lambda item: (provider_of(item) in choosing, autotunes(item)))
+    first = next((item for item in ordered if item.case.mode == "fw"), None)
+    return sorted(ordered, key=lambda item: item is not first)
 
 
 def _outcomes(
