@@ -58,7 +58,7 @@ def lightning(
     v: Tensor,
     slope: Tensor,
     *,
-    impl: str = "lightning2",
+    impl: str | None = None,
     chunk_size: int | None = None,
     state_dtype: torch.dtype | None = None,
     initial_state: Tensor | None = None,
@@ -73,8 +73,8 @@ def lightning(
             lightning1 and lightning2 take K and V up to 256.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64).
-        impl: lightning1 or lightning2, the authors' algorithms, or fused_chunk, xl_chunk, limit_chunk, torch, parallel,
-            recurrent or step, see engine.py.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see engine.py;
+            or the authors' algorithms, lightning1 and lightning2.
         chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q, 1 as published.
