@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -59,9 +60,11 @@ def git_state() -> tuple[str | None, bool | None]:
 
 
 def is_of(row: Mapping[str, Any], commit: str | None) -> bool:
-    """Return whether a row was measured by a commit's code: its kernels, of peers their declarations, and the timing.
+    """Return whether a commit has the code that a row was measured with: its kernel, or its package's adapter, and the
+    timing.
 
-    So it may be of another commit, if what differs is documents, say. Of no known commit every row is.
+    So a row of an earlier commit counts where only documents, comments or docstrings changed since. Without a commit
+    every row counts.
     """
     return commit is None or _same_code(row["git_commit"], commit, _code_of(row["op"], row["provider"]))
 
@@ -80,13 +83,32 @@ def _code_of(op: str, provider: str) -> tuple[str, ...]:
 
 @functools.cache
 def _same_code(one: str | None, other: str, code: tuple[str, ...]) -> bool:
-    """Return whether two commits have the same code, and the same timing; different ones without git have not."""
+    """Return whether two commits have the same statements at ``code`` and in the timing; no if git cannot tell."""
     if one is None or one == other:
         return one == other
+    differ = ("diff", "--name-only", "--no-renames", "--end-of-options", one, other, "--", *code, *MEASURED_BY)
     try:
-        return not _git("diff", "--name-only", "--end-of-options", one, other, "--", *code, *MEASURED_BY)
-    except (OSError, subprocess.SubprocessError):
+        return all(_statements(one, name) == _statements(other, name) for name in _git(*differ).splitlines())
+    except (OSError, subprocess.SubprocessError, SyntaxError):
         return False
+
+
+@functools.cache
+def _statements(commit: str, name: str) -> str:
+    """Return what a file of a commit does, whatever its comments and docstrings say; raises where it is not there."""
+    tree = ast.parse(_git("show", f"{commit}:{name}"))
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is a string that nothing uses, as a docstring is."""
+    match statement:
+        case ast.Expr(ast.Constant(str())):
+            return True
+    return False
 
 
 def _git(*arguments: str) -> str:

@@ -94,6 +94,19 @@ def test_rows_of_earlier_commits_are_of_the_same_code(monkeypatch: pytest.Monkey
     (tmp_path / "bench/clock.py").unlink()
     git(tmp_path, "commit", "-qam", "as it was")
     assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD"))
+    # What a file says beside its statements is not measured; what another says that is no Python is.
+    head = git(tmp_path, "rev-parse", "HEAD")
+    for name, text, same in (
+        ("kernels/baselines/fla.py", '"""Says what it is."""\nkernels / baselines / fla.py  # as it was\n', True),
+        ("kernels/baselines/fla.py", "kernels / baselines / fla.pyx", False),
+        ("kernels/baselines/new.py", "", False),
+        ("kernels/baselines/fla.cu", "// says what it is", False),
+    ):
+        (tmp_path / name).write_text(text)
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", name)
+        assert environment.is_of(row, git(tmp_path, "rev-parse", "HEAD")) is same
+        git(tmp_path, "reset", "-q", "--hard", head)
     # Where git knows nothing of a commit, rows of that commit alone are.
     assert not environment.is_of(row, "c" * 40) and environment.is_of({**row, "git_commit": "c" * 40}, "c" * 40)
 
