@@ -29,11 +29,12 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
     """
     remembered: Callable[..., R] = lru_cache(REMEMBERED)(function)
 
-    @torch.compiler.assume_constant_result
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return remembered(*args, **kwargs)
 
+    # As torch.compiler.assume_constant_result does, which imports the compiler first: half of what importing us takes.
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return call
 
 

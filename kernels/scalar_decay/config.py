@@ -13,10 +13,10 @@ GATES_TILE = 2048
 WHOLE_STATE_BLOCK_T = 64
 SCAN_BLOCK_N = 1024
 MERGE_BLOCK_E = 1024
-SUM_BLOCK = 512
+SUM_BLOCK = 1024
 """Positions that a program of the gates takes at once, and times heads; positions of a tile of whole_state_kernel; gate
 tiles, or positions, of a program that scans or finishes stabilisers or denominators; elements of a state that a merging
-program takes; sums that a program of gradients of shared heads or constants makes."""
+program takes; sums that a program of gradients of shared heads or constants makes, eight a thread."""
 
 
 def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:

@@ -357,17 +357,20 @@ def gates_backward_kernel(
 
 
 @remember_launches
-@triton.jit(do_not_specialize=["count", "M"])
-def sum_kernel(x_ptr, out_ptr, count, M, INNER: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "M"])
+def sum_kernel(x_ptr, out_ptr, rows, M, INNER: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Sum over the middle one of three axes, in float32.
 
-    Grid: (ceil(count / BLOCK),) for ``count`` results.
-    Reads x [count / INNER, M, INNER]; writes [count / INNER, INNER].
+    Grid: (ceil(rows / ROWS),). COLS: INNER or the next power of two.
+    Reads x [rows, M, INNER]; writes [rows, INNER].
     """
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < count
-    at = x_ptr + offs // INNER * M * INNER + offs % INNER
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for step in tl.range(0, M, num_stages=4):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, COLS)
+    # The mask of a row is that of all 16 bytes which a thread loads at once.
+    mask = (row < rows)[:, None] & (col < INNER)[None, :]
+    row = row.to(tl.int64)
+    at = x_ptr + (row * M * INNER)[:, None] + col[None, :]
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for step in tl.range(0, M, loop_unroll_factor=8):
         total += tl.load(at + step * INNER, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + (row * INNER)[:, None] + col[None, :], total.to(out_ptr.dtype.element_ty), mask=mask)

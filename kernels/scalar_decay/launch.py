@@ -436,7 +436,9 @@ def run_sum(x: Tensor, like: Tensor) -> Tensor:
     """
     result = torch.empty_like(like)
     inner, count = x.shape[-1], like.numel()
-    sum_kernel[(cdiv(count, SUM_BLOCK),)](x, result, count, x.numel() // count, INNER=inner, BLOCK=SUM_BLOCK)
+    columns = next_power_of_two(inner)
+    rows, tile = count // inner, max(1, SUM_BLOCK // columns)
+    sum_kernel[(cdiv(rows, tile),)](x, result, rows, x.numel() // count, INNER=inner, ROWS=tile, COLS=columns)
     return result
 
 
