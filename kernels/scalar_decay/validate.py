@@ -1,4 +1,5 @@
-"""Checks of arguments that the engine's operations share; messages name argument, expected and given."""
+"""Checks of arguments that the engine's operations share; messages name the argument, what is expected and what
+came."""
 
 from __future__ import annotations
 
