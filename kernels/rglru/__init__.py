@@ -69,7 +69,7 @@ RGLRU = _recurrence(
     label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
-    # Hawk of 12 layers and model dim 768, 3/4 of the channels, in GPT-2's words.
+    # Hawk of 12 layers and model dim 768, 3/4 of the channels, with GPT-2's vocabulary.
     models={1024: (12, 50257)},
 )
 

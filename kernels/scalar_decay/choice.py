@@ -53,8 +53,9 @@ class Costs:
     """The model's terms, in microseconds.
 
     Attributes:
-        walk: of each position that a program of fused_chunk.py walks, for 128 rows of the state.
-        whole_state: of each position that a program of whole_state.py walks, for a 128 x 128 tile of the state.
+        walk: of each position that a program of fused_chunk.py walks, for each 128 rows of the state.
+        whole_state: of each position that a program of whole_state.py walks, for each 128 x 128 of the state, one
+            at least.
         normaliser: of each position that a program of normaliser.py walks; where the output's kernel makes the
             denominators, it takes about as much longer.
         gradient: a factor, no time: how much longer dq and dk take, which also make the gates' gradients.
@@ -64,7 +65,7 @@ class Costs:
         memory: of a mebibyte that programs read or write (mostly from the L2 cache where several read the same), which
             bounds them where many walk at once.
         store: of a mebibyte of states, written and read.
-        merge: of a chunk whose state is merged with the one before it.
+        merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.
     """
 
     walk: float = 0.04545

@@ -38,8 +38,7 @@ KEPT_STATES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
-    """Launch of the pass that computes the states between chunks, with a [block_k, block_v] tile of the state a
-    program.
+    """Launch of the pass over the chunks, with a [block_k, block_v] tile of the state in each program.
 
     ``parallel`` computes every chunk's own contribution at once and merges them, where too few programs would run
     otherwise; ``whole_state`` does so by the kernel of whole_state_h.py.

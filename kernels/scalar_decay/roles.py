@@ -9,9 +9,9 @@
     dv    k    q    dh   dC leaving the chunk                future
 
 The first term is what the state contributes, the second what the chunk's own positions contribute. rows(w) M scales row
-t of M by w_t, and * multiplies elementwise. W_in and W hold what the gates make of a contribution on its way from the
-state, or from one position, to another; W is zero for the positions that a row does not sum over. DX is the head dim of
-X and Y, DZ that of Z and out.
+t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the factor of the state in row t, and W[t, s], that
+of position s, which is zero for positions that row t does not sum over. DX is the head dim of X and Y, DZ that of Z and
+out.
 
 The gates' gradients need sum_k q dq and sum_k k dk. So dq and dk are launched with a pair (q or k), and then also write
 the row sums of out * pair.

@@ -1,5 +1,4 @@
-"""Checks of arguments that the engine's operations share; messages name the argument, what is expected and what
-came."""
+"""Checks of arguments that the engine's operations share; messages name argument, expected and given."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _prepare(
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
     NX: gl.constexpr = len(TILE.widths)
-    # Used with denominators alone, which are made only where there is one part.
+    # Used only with denominators, which are made only where there is one part.
     BX: gl.constexpr = TILE.widths[0]
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
@@ -482,8 +482,7 @@ def whole_state_kernel(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
         gl.allocate_shared_memory(gl.int64, [GROUPS, 1], barriers),
     )
-    # Barriers that nobody waits for are not initialised: the compiler reuses their memory, which the hardware would
-    # then write to.
+    # Only barriers that are waited for: the compiler reuses the memory of others, to which the hardware would write.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
         mbarrier.init(buffers.loaded_z.index(stage), count=1)

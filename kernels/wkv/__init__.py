@@ -32,7 +32,7 @@ OPERATION = Operation(
     sizes=("batch", "seq_len", "channels"),
     call="kernels.wkv.operations:wkv4",
     channelwise=True,
-    # The smallest RWKV-4, in the words of GPT-NeoX.
+    # The smallest RWKV-4, with GPT-NeoX's vocabulary.
     models={768: (12, 50277)},
     implementations=(
         kernel_form(
