@@ -49,7 +49,7 @@ SLOW_RATE = tl.constexpr(0.25)
 subtracted at each of them, it would be rounded in the same direction every time, and the errors would add up."""
 
 RENEWAL = tl.constexpr(16.0)
-"""By how much a stale exponent is lowered at a time; float32 subtracts 16 without rounding."""
+"""A stale exponent is lowered by this, or by multiples of it; float32 subtracts 16 without rounding."""
 
 LEAST_STATE = tl.constexpr(2.0**-12)
 LEAST_GRADIENT = tl.constexpr(2.0**-60)
@@ -68,7 +68,7 @@ def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.cons
     """Prefetch TILE steps, none beyond the end of the sequence, of BLOCK_C channels into the L2 cache, a sector at a
     time, for a later program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
-    # PIECE rows at once take about one sector per thread; the addresses of further pieces differ by constants.
+    # PIECE steps at once take about one sector per thread; the addresses of further pieces differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
     channels = first_c + tl.arange(0, SECTORS) * SECTOR
