@@ -1,9 +1,10 @@
-"""Triton's autotuners in workers: their configurations compiled side by side, and no choice made where timings lie.
+"""Triton's autotuners in workers: configurations compile in parallel, and none is chosen while processes share the GPU.
 
-An autotuner compiles one configuration after the other, which takes packages with hundreds of them minutes. Here all of
-a key's configurations are compiled in threads first (compilers release the interpreter's lock), and only then timed,
-one at a time as ever. While cases are merely compiled ahead, many processes share the GPU: a choice made there would be
-a bad one, and packages that keep choices on disk (fla does) would go on to use it.
+An autotuner compiles one configuration after the other, which takes packages with hundreds of them minutes. Here all
+configurations of a key (the arguments for which a choice is made) are compiled in threads first, since compilers
+release the interpreter's lock, and only then timed, one at a time as ever. While cases are merely compiled ahead, many
+processes share the GPU: a choice made there would be a bad one, and packages that keep choices on disk (fla does) would
+go on to use it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MAX_THREADS = 16
 
 
 def compile_in_parallel(threads: int | None = None) -> None:
-    """Make every Triton autotuner of this process compile its configurations in ``threads`` threads, by default
-    one a core, before it times them; a Triton that has no asynchronous compilation is left as it is."""
+    """Make every Triton autotuner of this process compile its configurations in ``threads`` threads, by default one a
+    core, before it times them; a Triton that has no asynchronous compilation is left as it is."""
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.autotuner import Autotuner
@@ -34,16 +35,16 @@ def compile_in_parallel(threads: int | None = None) -> None:
 
     def note_pruned(self: Any, kwargs: Mapping[str, Any]) -> Sequence[Any]:
         configs = prune(self, kwargs)
-        # What a hook prepares before a launch, a compilation here would not see.
+        # A configuration whose hook prepares something before a launch is left out: compiling here runs no hooks.
         self.uncompiled = [config for config in configs if config.pre_hook is None]
         return configs
 
     def compile_and_bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-        # Not before the first one is timed: a choice found on disk needs none of the others.
+        # Only when the first one is to be timed: if the choice is found on disk, none needs to be compiled.
         if len(waiting := self.__dict__.pop("uncompiled", ())) > 1:
             with ThreadPoolExecutor(count) as pool, AsyncCompileMode(pool, ignore_errors=True):
                 for each in waiting:
-                    # What does not compile is found again, and dealt with, when it is timed.
+                    # One that does not compile fails again when it is timed, where the autotuner handles it.
                     with contextlib.suppress(Exception):
                         self.fn.run(*args, **{**meta, "warmup": True}, **each.all_kwargs())
         return bench(self, *args, config=config, **meta)
@@ -54,7 +55,7 @@ def compile_in_parallel(threads: int | None = None) -> None:
 
 @contextlib.contextmanager
 def untimed() -> Iterator[None]:
-    """In the block, autotuners run every configuration once and take the first that works; nothing is kept on disk."""
+    """In the block, autotuners run every configuration once and take the first that works, and keep nothing on disk."""
     try:
         from triton.runtime.autotuner import Autotuner
     except ImportError:

@@ -1,13 +1,13 @@
 """Timing: how samples are taken on each device and when there are enough of them.
 
 On a GPU each sample is: overwrite the L2 cache, record an event, call, record an event, all enqueued without a
-synchronisation between, so the time of the overwrite hides the cost of launching. When the host takes longer to enqueue
-the call than one overwrite lasts, the overwrite is repeated until it covers that, so that launch latency is not timed.
-On a CPU it is the wall clock around the call.
+synchronisation between, so that the device is still overwriting while the host launches the call. When the host takes
+longer to enqueue the call than one overwrite lasts, the overwrite is repeated until it covers that, so that launch
+latency is not timed. On a CPU a sample is the wall clock around the call.
 
 Where calls are enqueued, the host's own time is measured as well, after all samples so that it cannot disturb them: the
-wall clock around each of a few calls, which follow each other without waiting for the device. Before the queue of 1024
-launches can be full, at which the host would wait, it is emptied.
+wall clock around each of a few calls, which follow each other without waiting for the device. The queue holds 1024
+launches; before it can be full and make the host wait, it is emptied.
 
 :func:`measure` is the one way in which samples are taken, for sweeps, live comparisons, bars and calibrations. Every
 sample is kept.
@@ -30,7 +30,7 @@ from .noise import Watch
 
 MIN_SAMPLES = 10
 BRIEF_SAMPLES, BRIEF_BUDGET_S = 2, 2.0
-"""Of a training step: the fewest samples, and seconds for more of them."""
+"""For a training step: the fewest samples, and the seconds that may be spent on more of them."""
 
 MAX_SAMPLES = 400
 BATCH = 5
@@ -40,14 +40,14 @@ WARMUP_S = 0.025
 MAX_WARMUP_CALLS = 20
 WARMUP_ROUNDS = 3
 HOST_CALLS = 4
-"""Calls that are enqueued before the queue is emptied: up to 250 launches each fit in."""
+"""Calls that are enqueued before the queue is emptied: it holds those of up to 250 launches each."""
 HOST_SAMPLES = 32
 HOST_BUDGET_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What is timed, and what runs before it outside the timed region (the forward pass of a backward timing)."""
+    """What is timed, and what runs before it untimed (for a backward pass alone, the forward pass)."""
 
     call: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
@@ -61,9 +61,9 @@ class Sampling:
         rounds: None: one call after the other, each with at least :data:`MIN_SAMPLES` samples until half the 95 %
             confidence interval of the median is within ``ci_target`` of the median, ``budget_s`` is spent, or
             :data:`MAX_SAMPLES` are there. Else every round samples each call once, in turn forwards and backwards, so
-            that clocks, temperature and what else the machine does fall on all alike.
-        settle: in rounds, every sample follows an untimed call of its own: pages that the call before gave back to the
-            system are no part of the time.
+            that changes of clocks, temperature and the machine's other load affect all calls alike.
+        settle: in rounds, every sample follows an untimed call of the same kind, so that it does not pay for pages that
+            the call before gave back to the system.
         brief: calls take up to many seconds and were called before, so none is spent on warming up or on the host's
             time, and :data:`BRIEF_SAMPLES` samples are enough.
     """
@@ -77,15 +77,15 @@ class Sampling:
 
 @dataclass(slots=True, kw_only=True)
 class Timing:
-    """What became of a call.
+    """The samples of a call, and what was observed with them.
 
     Attributes:
         samples_ms: in the order they were taken.
         host_ms: median of the host's time for a call; None where the host itself computes. A call that waits for the
             device has its whole duration here.
         state: what the device reported meanwhile.
-        noise, yardstick_ms: what :mod:`.noise` noticed meanwhile, and its yardstick; None in rounds, where it falls
-            on all calls alike.
+        noise, yardstick_ms: what :mod:`.noise` noticed meanwhile, and its yardstick; None in rounds, where noise
+            affects all calls alike.
         page_faults: of this process during each sample taken in rounds.
         failure: what the call raised; it is not called again.
     """
@@ -99,12 +99,12 @@ class Timing:
     failure: Exception | None = None
 
     def add(self, samples_ms: Sequence[float], state: DeviceState) -> None:
-        """Keep further samples and the state that was read with them; throttling in any batch marks the whole."""
+        """Keep further samples and the device's state at the time; throttling in any batch marks them all."""
         self.samples_ms += samples_ms
         self.state = dataclasses.replace(state, throttled=state.throttled or self.state.throttled)
 
     def columns(self) -> dict[str, Any]:
-        """The columns of a record: median, percentiles, 95 % confidence interval of the median, samples, clocks."""
+        """Return a record's columns: median, percentiles, 95 % confidence interval of the median, samples, clocks."""
         interval = statistics.median_interval(self.samples_ms)
         return {
             "time_ms": statistics.median(self.samples_ms),
@@ -121,14 +121,15 @@ class Timing:
 
 
 class Clock(Protocol):
-    """Takes samples of a call on one kind of device; ``enqueues``: a call returns before the device is done."""
+    """Takes samples of a call on one kind of device; ``enqueues``: whether a call returns before the device is done."""
 
     enqueues: bool
 
     def sample(self, call: Call, count: int, enqueue_ms: float | None = None) -> tuple[list[float], DeviceState]:
-        """Return ``count`` times of a call in ms, what prepares it outside the timed region.
+        """Return ``count`` times of a call in ms; ``call.prepare`` is not timed.
 
-        ``enqueue_ms``: of the host's time for it, how much is kept out of its own; None: all, as a further call shows.
+        Args:
+            enqueue_ms: part of the host's time for a call that must not be timed; None: all of it, by one more call.
         """
         ...
 
@@ -138,7 +139,7 @@ class Clock(Protocol):
 
 
 def _wall_clock(call: Call, count: int) -> list[float]:
-    """Return how long a call took to return, ``count`` times, in ms; without what prepares it."""
+    """Return how long a call took to return, ``count`` times, in ms; ``call.prepare`` is not timed."""
     samples = []
     for _ in range(count):
         prepared = call.prepare()
@@ -197,7 +198,7 @@ class CudaClock:
         if enqueue_ms is None:
             (enqueue_ms,) = _wall_clock(call, 1)
             self.synchronize()
-        # A call that waits for the device itself takes its whole duration to enqueue; 10 ms covers any real launch.
+        # At most 10 ms, which covers any real launch: a call that waits for the device takes its duration to enqueue.
         flushes = math.ceil(min(max(1.5 * enqueue_ms, self._flush_ms), 10.0) / self._flush_ms)
         events = []
         for _ in range(count):
@@ -220,7 +221,7 @@ class CudaClock:
 
 
 def measure(clock: Clock, calls: Sequence[Call], sampling: Sampling) -> list[Timing]:
-    """Warm calls up and sample them; a call that raises has its failure instead, and the others go on."""
+    """Warm calls up and sample them; a call that raises gets a failure, and the others go on."""
     timings = [Timing() for _ in calls]
     pairs = list(zip(calls, timings, strict=True))
     if sampling.rounds is None:

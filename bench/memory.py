@@ -1,7 +1,7 @@
 """Memory of one call, in a pass of its own that is not timed.
 
-On a GPU it is the caching allocator's peak; on a CPU the tensor storages that live during the call are followed by a
-TorchDispatchMode, so the figure is about tensors and not about the process (no RSS), and scratch that an operator
+On a GPU it is the caching allocator's peak. On a CPU a TorchDispatchMode follows the tensor storages that live during
+the call, so the figure is about tensors and not about the process (no RSS), and scratch memory that an operator
 allocates inside itself is not seen.
 """
 
@@ -55,7 +55,7 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     def _register(self, storage: torch.UntypedStorage) -> None:
-        # A storage keeps one Python object for as long as C++ holds it, so its finalizer marks its end.
+        # A storage keeps one Python object for as long as C++ holds it, so that object's finalizer runs when it ends.
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known is None:
@@ -79,12 +79,12 @@ def measure_memory(
     prepare: Callable[[], Any] = lambda: None,
     inputs: Sequence[torch.Tensor],
 ) -> MemoryUse:
-    """Return the memory that ``call(prepare())`` takes, with ``prepare`` before the measured part.
+    """Return the memory that ``call(prepare())`` takes; ``prepare`` runs before the measured part.
 
     Args:
         call: returns a tensor or a nest of tensors: the outputs and gradients.
         prepare: runs beforehand; what it allocates counts as input.
-        inputs: the tensors that the call reads; they say which device is measured.
+        inputs: the tensors that the call reads; the first one's device is measured.
     """
     if inputs[0].device.type == "cuda":
         return _measure_cuda(call, prepare, inputs)
@@ -92,7 +92,7 @@ def measure_memory(
 
 
 def _outputs(result: Any, inputs: Sequence[torch.Tensor]) -> int:
-    """Bytes of the results that are not inputs handed back."""
+    """Return the bytes of the results that are not inputs handed back."""
     known = {t.untyped_storage()._cdata for t in inputs}
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     return storage_bytes(leaf for leaf in leaves if leaf.untyped_storage()._cdata not in known)

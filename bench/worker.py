@@ -1,7 +1,7 @@
 """The worker process: runs cases one after the other, each checked, then measured.
 
-:mod:`.workers` starts it, in :mod:`.serve`. Whatever goes wrong inside a case becomes a typed status; what kills the
-process is seen by the parent.
+:mod:`.workers` starts it, in :mod:`.serve`. An exception inside a case becomes a typed status; the parent process
+notices if this one dies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKS = "first calls and checks"
 
 
 class CaseFailure(Exception):
-    """A case ends with this status and reason."""
+    """Ends a case with this status and reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class Ready(clock.Call):
 
 
 class Worker:
-    """Runs cases on one device, keeping what cases in a row share: the reference and the clock."""
+    """Runs cases on one device, and keeps what consecutive cases share: inputs, references and the clock."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -80,7 +80,7 @@ class Worker:
         return self._clock
 
     def _lap(self, what: str | None = None) -> None:
-        """Count the time since the last lap as what it went into; None: as nothing."""
+        """Add the time since the last lap to the seconds of ``what`` it was spent on; None: to nothing."""
         now = time.perf_counter()
         if what is not None:
             self._seconds[what] = self._seconds.get(what, 0.0) + now - self._lapped
@@ -137,7 +137,7 @@ class Worker:
         return replies
 
     def compile(self, item: PlannedCase) -> dict[str, Any]:
-        """Call a case once, unchecked and untimed, to fill the compilers' caches on disk."""
+        """Call a case once, unchecked and untimed, so that compilers cache their results on disk."""
         other, config = item.config_of, None
         if other is not None and isinstance(item.target, Implementation):
             capability = torch.cuda.get_device_capability()
@@ -148,7 +148,7 @@ class Worker:
     def profile(self, item: PlannedCase) -> dict[str, Any]:
         """Call a case once between cudaProfilerStart and cudaProfilerStop, compiled, warm and unchecked.
 
-        The range begins with a sleeping kernel, by which a profiler's output is told apart case by case.
+        The range begins with a sleeping kernel, which separates the cases in a profiler's output.
         """
         ready = self.make_ready(item)
         ready.call(ready.prepare())
@@ -167,7 +167,7 @@ class Worker:
     def verify(self, item: PlannedCase) -> dict[str, Any]:
         """Return the columns checked and rel_error; raise CaseFailure when a result is wrong.
 
-        Of a training step the operation in its blocks is checked, at a small shape.
+        For a training step, the operation in its blocks is checked, at a small shape.
         """
         small, item = item.case.mode == "train", dataclasses.replace(item, case=item.case.of_operation)
         case, operation = item.case, baselines.get_operation(item.case.op)
@@ -190,9 +190,9 @@ class Worker:
     def _expect(
         self, operation: Operation, item: PlannedCase, *, small_alone: bool = False
     ) -> tuple[Case, dict[str, Tensor], check.Expected]:
-        """Return the case at the shape it is checked at, its inputs and what it must give.
+        """Return the case at the shape it is checked at, its inputs and the expected results.
 
-        A reference that does not fit in memory is no fault of the implementation: it is taken at a smaller shape.
+        A reference that does not fit in memory is no fault of the implementation: the check then takes a smaller shape.
         """
         for small in (True,) if small_alone else (False, True):
             checked, portable = check.checked_case(operation, item.case, self.device, small=small)
@@ -210,7 +210,7 @@ class Worker:
         raise AssertionError("the smaller shape either returns or raises")
 
     def make_ready(self, item: PlannedCase, config: Any = None) -> Ready:
-        """Return the case ready to be timed, called once: its compilation is behind it.
+        """Return the case ready to be timed. It has been called once, so it is compiled.
 
         Args:
             config: launches of an implementation of ours; None leaves the choice to it.
@@ -230,7 +230,7 @@ class Worker:
         return Ready(call=call, prepare=prepare_call, inputs=prepared.inputs, compile_s=seconds)
 
     def _make_step(self, item: PlannedCase, operation: Operation) -> Ready:
-        """Return a training step, taken once: the state of the optimizer is there."""
+        """Return a training step ready to be timed. It has been taken once, so the optimizer's state exists."""
         self.release(everything=True)
         one = {**item.case.sizes, "seq_len": 1}
         inputs = operation.make_inputs(one, dtype=check.DTYPES[item.case.dtype], device=self.device)
@@ -242,7 +242,7 @@ class Worker:
         return Ready(call=lambda _: step(), inputs=step.tensors(), compile_s=time.perf_counter() - start)
 
     def release(self, *, everything: bool) -> None:
-        """Give cached memory back between cases; ``everything`` includes inputs and references kept for later cases."""
+        """Free cached memory between cases; ``everything``: inputs and references kept for later cases too."""
         if everything:
             self.inputs.clear()
             self.references.clear()
@@ -252,7 +252,7 @@ class Worker:
 
 
 def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), config: Any = None) -> Prepared:
-    """Return the case ready to be called on ``inputs``, with leaves that require gradients where its mode has some.
+    """Return the case ready to be called on ``inputs``, with leaves that require gradients if its mode takes gradients.
 
     Args:
         state: that a decoding step starts from; empty in the other modes.
@@ -267,7 +267,7 @@ def prepare(item: PlannedCase, inputs: Mapping[str, Tensor], state: Any = (), co
         given = _keywords(item)
         if config is not None:
             given["config"] = config
-        # A portable form has no step of its own: it is a sequence of one token.
+        # A portable form has no step of its own: it is called on a sequence of one token.
         function = operation.step if case.mode == "step" and target.requires else operation.function(target)
         if case.mode == "step":
             given |= {"initial_state": state, "return_last_state": True}
@@ -302,7 +302,7 @@ def mixing(item: PlannedCase, inputs: Mapping[str, Tensor]) -> Callable[..., Ten
         inputs: of one token; an adapter keeps those that get no gradient.
 
     Raises:
-        NotImplementedError: an adapter that takes no other tensors.
+        NotImplementedError: an adapter cannot be called on other tensors.
     """
     operation = baselines.get_operation(item.case.op)
     if isinstance(item.target, Implementation):
@@ -315,13 +315,14 @@ def mixing(item: PlannedCase, inputs: Mapping[str, Tensor]) -> Callable[..., Ten
 
 @contextmanager
 def _noted(kernels: dict[str, str]) -> Iterator[None]:
-    """Add the Triton kernels that are launched in the block: the hash of what Triton compiles -> that of its cubin."""
+    """Add the Triton kernels that are launched in the block: hash of what Triton compiles -> hash of the cubin."""
     try:
         from triton.compiler import CompiledKernel
     except ImportError:
         yield
         return
-    # Triton calls it before every launch, of our kernels too, which keep JITFunction.run from before.
+    # Patched because Triton calls it before every launch. JITFunction.run would not do: remember_launches has bound the
+    # original for our kernels.
     describe = CompiledKernel.launch_metadata
 
     def note_and_describe(self: Any, *args: Any) -> Any:
@@ -334,10 +335,11 @@ def _noted(kernels: dict[str, str]) -> Iterator[None]:
 
 
 def _poisoned(target: Implementation | Baseline, expected: check.Expected) -> AbstractContextManager[Any]:
-    """Make an output element that nobody writes show as NaN in our code and, on a GPU, in outside packages.
+    """Make an output element that is never written show as NaN, in our code and, on a GPU, in outside packages.
 
-    Outside packages may call torch.compile, which gives a function up for the life of the process when it first meets
-    it under a dispatch mode: they get poisoned memory instead, which the caching allocator hands out again.
+    For our code a dispatch mode fills uninitialised tensors. Outside packages may call torch.compile, which never
+    compiles a function in this process that it has met under a dispatch mode: they get poisoned memory instead, which
+    the caching allocator hands out again.
     """
     if isinstance(target, Implementation):
         return check.PoisonEmpty()
@@ -371,7 +373,7 @@ def _in_own_layout(runnable: Runnable, out: Tensor, grad_out: Tensor) -> Tensor:
 
 
 def _timed_parts(prepared: Prepared, mode: str) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
-    """Return (call, prepare): what is timed, and what runs before it outside the timed region."""
+    """Return (call, prepare): what is timed, and what runs before it untimed."""
     forward, leaves = prepared.runnable.forward, list(prepared.runnable.leaves.values())
     if mode in ("fw", "step"):
 
@@ -396,7 +398,7 @@ OUT_OF_MEMORY = (
     "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
     "failed to map segment from shared object",
 )  # fmt: skip
-"""What packages, the driver and the system's loader say when there is no memory left, in lower case."""
+"""What packages, the driver and the system's loader say when no memory is left, in lower case."""
 
 
 def classify(error: BaseException) -> tuple[str, str]:
@@ -450,7 +452,7 @@ def _answer(worker: Worker, request: Mapping[str, Any]) -> list[Reply]:
 
 
 def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]], None]) -> None:
-    """Answer requests until there are no more, or the device is lost."""
+    """Answer requests until there are no more, or the device has failed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(device)
     reply({"ready": True})
@@ -458,7 +460,7 @@ def serve(requests: Iterable[Mapping[str, Any]], reply: Callable[[dict[str, Any]
     for request in requests:
         outcomes = _answer(worker, request)
         if not frozen and "items" in request:
-            # What the imports left behind stays: collections between cases need not walk it.
+            # What the imports have made lives on, so garbage collections between cases need not visit it.
             gc.collect()
             gc.freeze()
             frozen = True

@@ -56,9 +56,9 @@ def gated_retention(
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         f: gate pre-activations [B, T, H], float32 (float64 beside float64).
-        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
         tau: temperature > 0; the larger, the nearer to 1 the decay.
-        chunk_size, state_dtype, return_last_state, options: see there.
+        chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q; None is K^-1/2.
 

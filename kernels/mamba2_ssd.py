@@ -32,7 +32,7 @@ OPERATION = scalar_decay_operation(
 def log_gates(dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log decay dt A and the log input gate log dt [B, T, H] of step sizes dt [B, T, H] and rates A [H].
 
-    A step of no length (padding) stays one, and passes no gradient through its log.
+    The log of a step dt = 0 (padding) is that of the least normal number, so it is finite; it passes no gradient.
     """
     import torch
 
@@ -63,8 +63,8 @@ def mamba2_ssd(
         dt: step sizes [B, T, H], > 0, float32 (float64 beside float64).
         A: rates [H], < 0, in dt's dtype.
         B, C: input and output maps [B, T, G, N] in x's dtype, G dividing H.
-        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
-        chunk_size, state_dtype, return_last_state, options: see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
+        chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: S [B, H, N, P], float32 (float64 beside float64).
         scale: factor of C; None is 1.
 

@@ -48,8 +48,8 @@ def retention(
         q, k: [B, T, H, K], contiguous; dtypes and sizes as kernels/scalar_decay/engine.py says for each ``impl``.
         v: [B, T, H, V], the same dtype.
         slope: decay rates [H], >= 0, float32 (float64 beside float64).
-        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step, see there.
-        chunk_size, state_dtype, return_last_state, options: see there.
+        impl: None, fused_chunk, whole_state, xl_chunk, limit_chunk, torch, parallel, recurrent or step (engine.py).
+        chunk_size, state_dtype, return_last_state, options: see kernels/scalar_decay/engine.py.
         initial_state: C [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q; None is K^-1/2.
 

@@ -1,8 +1,8 @@
 """Declarations: what an operation is, and which code of ours computes it.
 
-Data only. This module and every ``kernels/<op>/__init__.py`` import neither torch nor triton, so the command line can
-list operations in milliseconds; code is named by "module:function" strings relative to the package and resolved by
-:func:`resolve` when a case runs.
+Data only. This module and those that declare operations (``kernels/<op>.py``, ``kernels/<family>/__init__.py``) import
+neither torch nor triton, so the command line can list operations in milliseconds; code is named by "module:function"
+strings relative to the package and resolved by :func:`resolve` when a case runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Implementation(Counted):
     """Code of ours that computes an operation.
 
     Attributes:
-        name: unique within the operation: fused_chunk, limit_chunk, torch, parallel, recurrent.
+        name: unique within the operation: fused_chunk, limit_chunk, torch, parallel.
         call: "module:function" relative to the package; empty where the operation's own function takes the name as
             ``impl``. The function takes the operation's arguments in order, then keywords ``chunk_size`` (where
             ``chunked``), ``state_dtype``, ``initial_state``, ``return_last_state``.
@@ -79,13 +79,13 @@ class Implementation(Counted):
         preferred_chunk: "module:function"; the function takes the sizes and returns the chunk length that the
             implementation would choose itself, which a sweep adds to its chunk axis. Imports no torch.
         default_config: "module:function"; the function takes the sizes, the dtype's name, the compute capability and
-            whether a backward pass follows, and returns the launches that ``call`` would choose, a frozen dataclass
-            that it also takes as ``config``. Imports no torch.
+            whether a backward pass follows, and returns the launches that ``call`` would choose: a frozen dataclass,
+            which ``call`` also takes as ``config``. Imports no torch.
         requires: distributions that must be importable (triton).
-        triton_versions: those that it is written for, such as "==3.6.*"; empty for any.
+        triton_versions: versions of Triton that it is written for, such as "==3.6.*"; empty for any.
         architectures: compute capabilities that it is written for, such as "9.0"; empty for any.
         prepare: "module:function"; the function takes the inputs (argument -> tensor) and returns them in the layout
-            that the implementation is timed on, as a model keeps its weights. Outside the timed region.
+            that the implementation is timed on, as a model keeps its weights. It is not timed.
     """
 
     name: str
@@ -169,10 +169,10 @@ class Operation:
         cache: "module:function" of operations whose decoding step reads a cache of past tokens in place of a state: the
             function takes a :class:`.common.inputs.Draw` with as many tokens and returns the tensors, which
             ``recurrent`` takes as ``initial_state`` and in which a step overwrites the last token. Empty for others.
-        channelwise: whether a channel of the output needs that channel of the arguments alone, where channels are the
-            last axis of them all and the output has the first one's shape.
-        models: width -> layers and vocabulary of published models whose blocks mix tokens by it, which mode train
-            trains (:mod:`..bench.models`); empty where there is none. The width is heads x value head dim, or channels.
+        channelwise: whether a channel of the output depends on that channel of the arguments alone. Channels are then
+            the last axis of all arguments, and the output has the first argument's shape.
+        models: width -> layers and vocabulary of published models whose blocks mix tokens by this operation; mode train
+            trains them (:mod:`..bench.models`). Empty: none. The width is heads x value head dim, or channels.
         implementations: ours.
     """
 

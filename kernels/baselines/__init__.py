@@ -1,7 +1,8 @@
 """Outside packages' implementations, one adapter module per package. Data only: imports neither torch nor a package.
 
-A new baseline is one :class:`~.spec.Baseline` in its package's module, with a build function beside it; a new package
-is one module added to :data:`BASELINES`.
+A new baseline is one :class:`~.spec.Baseline` in its package's module, with a build function beside it, which spec.py
+describes; a new package is one module added to :data:`BASELINES`. operations.py and references.py have the operations
+that baselines alone compute, plans.py the sizes at which those of another mathematics run.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def why_unsupported(op: str, impl: str, mode: str, dtype: str, sizes: Mapping[st
 
 
 def availability(baseline: Baseline) -> str | None:
-    """Return None where the package is here, else the reason with the command that brings it. Imports nothing."""
+    """Return None if the package is installed, else the reason with the command that installs it. Imports nothing."""
     if _module_exists(baseline.module or baseline.provider):
         return None
     command = baseline.install or f"pip install {baseline.distribution}=={baseline.tested}"
@@ -123,12 +124,12 @@ def installed_versions() -> dict[str, str]:
 def known_bad_here(
     baseline: Baseline, case: Case, versions: Mapping[str, str], capability: tuple[int, int] | str | None
 ) -> str | None:
-    """Return why the combination is known not to work, or None.
+    """Return why a case is known not to work with what is installed here, or None.
 
     Args:
         baseline: what would run.
         case: its mode, dtype and sizes.
-        versions: installed versions by distribution name; what a failure names and is absent here does not match.
+        versions: installed versions by distribution name; a failure that names an absent package does not match.
         capability: the GPU's compute capability, (9, 0) or "9.0"; None on a CPU.
 
     Returns:
@@ -154,14 +155,14 @@ def plan_sizes(
     """Return the sizes at which a baseline runs beside a kernel family at these sizes, one mapping per case.
 
     A baseline of another mathematics runs at the same batch, tokens and embedding dim with its authors' heads and
-    state; one that computes the very operation that is swept runs at the very same sizes.
+    state; one that computes the operation that is swept runs at the same sizes.
 
     Args:
         baseline: what would run.
         sizes: the family's: batch, seq_len, num_heads, head_dim_qk, head_dim_v.
         chunk_sizes: the chunk lengths asked for. A baseline with a chunk axis runs at those it accepts, or at its
-            recommended one where it accepts none of them; chunks longer than the sequence are left out if a shorter
-            one remains.
+            recommended one where it accepts none of them; chunks longer than the sequence are left out if a shorter one
+            remains.
         op: the operation swept, if known.
 
     Returns:

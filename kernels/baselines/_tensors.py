@@ -1,4 +1,4 @@
-"""Tensors in a package's own layout. Imported by adapters inside their build functions only."""
+"""Tensors in a package's own layout. Adapters import this inside their build functions only, since it imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .spec import Runnable
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
-    """Return a leaf over the same memory: the package takes the canonical [B, T, ...] layout."""
+    """Return a leaf over the same memory, for packages that take the canonical [B, T, ...] layout."""
     return tensor.detach().requires_grad_()
 
 
@@ -28,7 +28,7 @@ def to_time_first(name: str, tensor: Tensor) -> Tensor:
 def on_leaves(
     call: Callable[..., Any], inputs: Mapping[str, Tensor], *names: str, heads_first: bool = False
 ) -> Runnable:
-    """Prepare ``call(**leaves)``, or the first of what it returns, on leaves of the named inputs, by default of all.
+    """Prepare ``call(**leaves)`` on leaves of the named inputs, by default of all; it may return (output, ...).
 
     Args:
         heads_first: the package takes and returns [B, H, T, ...]; else the canonical layout.

@@ -36,5 +36,5 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
     from ._tensors import on_leaves
 
-    # Channels first is heads first: the second and third dimension change places.
+    # The package takes [B, C, T]; heads_first swaps the second and the third dimension.
     return on_leaves(lambda x, a: scan(a, x), inputs, "x", "a", heads_first=True)

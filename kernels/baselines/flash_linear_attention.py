@@ -151,10 +151,8 @@ BASELINES = (
 
 
 def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare one of GLA's functions, or chunk_simple_gla: with gates and their gradient, or with fixed decays.
-
-    Retention's and Lightning Attention's slopes get no gradient, and the second has no scale.
-    """
+    """Prepare one of GLA's functions or chunk_simple_gla, the latter with gates and their gradient (simple GLA) or with
+    fixed decays (Retention, and Lightning Attention, which has no scale), whose slopes get no gradient."""
     from ._tensors import on_leaves
 
     if case.op == "gla":
@@ -169,7 +167,7 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
 
 def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:
-    """Prepare a step of the recurrent kernel that all of these share, with the gates of :func:`build`."""
+    """Prepare a step of the recurrent kernel, which all these operations share, with the gates of :func:`build`."""
     from ._tensors import on_leaves
 
     after = {"initial_state": state, "output_final_state": True}
@@ -204,14 +202,14 @@ def build_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
     leaves = {"x": as_leaf(inputs["x"]), "a": as_leaf(decay.log())}
 
     def to_canonical(name: str, tensor: Tensor) -> Tensor:
-        # Its gradient is that of log a.
+        # The scan takes log a, so this gradient is that of log a.
         return (tensor / decay).to(inputs["a"].dtype) if name == "a" else tensor
 
     return Runnable(forward=lambda: scan(leaves["x"], leaves["a"])[0], leaves=leaves, to_canonical=to_canonical)
 
 
 def build_rwkv4(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare RWKV-4's WKV, one program a sequence and block of channels; w and its gradient are those of log w."""
+    """Prepare RWKV-4's WKV, one program a sequence and block of channels; it takes log w, and returns its gradient."""
     from ._tensors import as_leaf
 
     wkv = _function("rwkv4", case)

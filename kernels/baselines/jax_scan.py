@@ -53,8 +53,8 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
     on_gpu = inputs["k"].is_cuda
     if on_gpu and jax.config.jax_compilation_cache_dir is None:
-        # XLA compiles every length anew, for seconds: what a sweep's compiling processes did, its timing ones find on
-        # disk. Not on a CPU: code made for one may not run on another that shares the folder.
+        # XLA compiles every length anew, for seconds: a cache on disk lets the processes that time find what others
+        # have compiled ahead. Not on a CPU: code made for one may not run on another that shares the folder.
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     if on_gpu and jax.default_backend() != "gpu":
         raise RuntimeError("this jax has no GPU backend: pip install 'jax[cuda13]'")

@@ -114,7 +114,7 @@ def build_chunk_scan(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
 
 def build_step(case: Case, inputs: Mapping[str, Tensor], state: Tensor) -> Runnable:
-    """Prepare selective_state_update: of Mamba on channels, of Mamba-2 on heads, whose state is [B, H, P, N] there."""
+    """Prepare selective_state_update of Mamba on channels, or of Mamba-2 on heads with a state [B, H, P, N]."""
     import torch
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 

@@ -39,7 +39,7 @@ _KERNELS = {
     "native_autograd": ("chunkwise.native", "mlstm_chunkwise__native_autograd"),
     "parallel_siging": ("parallel", "mlstm_siging_parallel__native_autograd"),
 }
-"""Variant -> module and function, which compute torch forms and kernels of two- and one-level sequence parallelism."""
+"""Variant -> module and function, for kernels with two levels (xl) or one of sequence parallelism and torch forms."""
 
 _mlstm = partial(
     Baseline,
@@ -147,7 +147,7 @@ def supports_parallel(sizes: Mapping[str, int], dtype: str, state_dtype: str | N
 
 
 def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare the kernel that the baseline is named for, sigmoid gates not normalised."""
+    """Prepare the kernel that the baseline is named for; mLSTMsig's output is not normalised."""
     from ._tensors import on_leaves
 
     module, name = _KERNELS[case.impl.removeprefix("mlstm_kernels.")]
@@ -160,10 +160,10 @@ def build(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
         options["chunk_size"] = NATIVE_CHUNK_SIZE
     dtype = inputs["q"].dtype
     if "triton" in module:
-        # The dtype that the kernel casts to under autocast is that of the inputs.
+        # The kernel casts to this dtype under autocast.
         options["autocast_kernel_dtype"] = dtype
     kernel = getattr(importlib.import_module(f"mlstm_kernels.torch.{module}"), name)
-    # All inputs in one dtype; the gates' values are ones that it holds, so the problem is the same.
+    # Gates too get q's dtype, which holds their values exactly (common/inputs.py), so the problem is the same.
     return on_leaves(
         partial(kernel, **options), {name: x.to(dtype) for name, x in inputs.items()}, heads_first=True
     )  # fmt: skip

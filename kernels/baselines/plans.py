@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 HEAD_DIM = 128
-"""What FlashAttention is tuned for, and the most that lightning-attn's tiles hold; embedding 4096 is 32 heads x 128."""
+"""What FlashAttention is tuned for, and the most that lightning-attn's tiles hold; embedding 4096 is 32 heads."""
 
 MAMBA2_HEAD_DIM, MAMBA2_STATE = 64, 128
 """Head dim and state that the Mamba2 layer has by default; embedding 4096 is 64 heads x 64."""
@@ -56,7 +56,7 @@ def channel_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def mlp_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """The family's own, or an MLP of Llama's proportions at the embedding dim, one sequence of all tokens."""
+    """The family's own sizes, or those of an MLP as in Llama at the embedding dim, all tokens in one sequence."""
     if "d_model" in sizes:
         return dict(sizes)
     d_model = _embedding(sizes)

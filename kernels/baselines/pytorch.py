@@ -23,7 +23,7 @@ LEAVES: Mapping[str, tuple[str, ...]] = {
 """Operation -> its arguments, all of which get a gradient."""
 
 LINE_BY_LINE: Mapping[str, str] = {"rglru": "lines", "rglru_layer": "unfused", "linear_scan": "scan"}
-"""Operation -> the formulation of eager gates, a kernel a line."""
+"""Operation -> the formulation (kernels.spec.Counted) of its eager form, in which every line is a kernel."""
 
 _torch = partial(Baseline, provider="torch", distribution="torch", tested="2.11.0", licence="BSD-3-Clause")
 _attention = partial(
@@ -147,7 +147,7 @@ def supports_cudnn(sizes: Mapping[str, int], dtype: str, state_dtype: str | None
 
 
 def build_attention(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tensor, ...] = ()) -> Runnable:
-    """Prepare causal SDPA restricted to one backend; a step's query sees the whole cache, its own token the last."""
+    """Prepare causal SDPA restricted to one backend; a step's query attends to all of the cache, its token last."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -167,10 +167,8 @@ def build_attention(case: Case, inputs: Mapping[str, Tensor], cache: tuple[Tenso
 
 
 def elements(op: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return log a (of a scan: a) in float32 and b [B, T, C] in x's dtype, each line of the layer's listing a kernel.
-
-    1 - a^2 is taken by expm1, since autograd divides by its root.
-    """
+    """Return log a in float32 (of the linear scan: a) and b [B, T, C] in x's dtype; each line of the layer's listing is
+    a kernel. 1 - a^2 is taken by expm1, since autograd divides by its root."""
     import torch
     from torch.nn.functional import softplus
 
@@ -184,7 +182,7 @@ def elements(op: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
-    """Prepare gates and recurrence: eager, a loop over time, or compiled, the associative scan."""
+    """Prepare gates and recurrence: eager with a loop over time, or compiled with the associative scan."""
 
     from ..rglru.reference import associative, recurrent
     from ._tensors import on_leaves
@@ -201,9 +199,10 @@ def build_channels(case: Case, inputs: Mapping[str, Tensor]) -> Runnable:
 
 
 def _compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
-    """Return the function compiled, for static shapes, when it is first called.
+    """Return the function compiled for static shapes, which happens when it is first called.
 
-    What an earlier case compiled counts towards the limit of this one's code, beyond which it would run eagerly.
+    The reset is needed because what an earlier case compiled counts towards the limit of recompilations, beyond which
+    torch would run this case eagerly.
     """
     import torch
 
@@ -212,7 +211,7 @@ def _compiled(function: Callable[..., Tensor], **options: Any) -> Callable[..., 
 
 
 def eager(x: Tensor, w_up: Tensor, w_gate: Tensor) -> Tensor:
-    """Return silu(x W_gate) * (x W_up), a kernel a line."""
+    """Return silu(x W_gate) * (x W_up), one kernel a line."""
     from torch.nn.functional import silu
 
     return silu(x @ w_gate) * (x @ w_up)

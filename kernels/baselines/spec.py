@@ -43,21 +43,21 @@ class Baseline(Counted):
         distribution: what pip installs ("flash-linear-attention"), with the tested version in ``tested``.
         op: the operation it computes (mlstm_sig, attention, gla, selective_scan, ...).
         kernels: the families it is compared with.
-        build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the
-            operation's canonical arguments and layout; everything it does is outside the timed region. For mode step
-            it takes a third argument, what the definition takes as ``initial_state``.
+        build: "module:function" relative to lrbench; ``build(case, inputs) -> Runnable`` with inputs in the operation's
+            canonical arguments and layout. Nothing it does is timed. For mode step it takes a third argument, what the
+            definition takes as ``initial_state``.
         module: what ``build`` imports, where that is more than ``provider``; looked for without importing it.
-        install: the command that brings it, where that is not ``pip install distribution==tested``.
-        plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens
-            and embedding dim. None: the same sizes.
+        install: the command that installs it, where that is not ``pip install distribution==tested``.
+        plan: "module:function" relative to lrbench; maps a kernel family's sizes to this baseline's at equal tokens and
+            embedding dim. None: the same sizes.
         chunk_sizes: chunk lengths it accepts, the authors' recommended first; empty means no chunk axis (``own_chunk``
             is then the package's own).
         supports: "module:function", as for ``kernels.spec.Implementation``: None or the reason it cannot run.
         nvidia: whether it is CUDA code, for NVIDIA's GPUs alone; Triton and PyTorch run on others as well.
         known_bad: combinations known not to work.
-        autotunes: whether a process makes choices, or compiles, for all cases when it first calls it: those that follow
-            stay in that process.
-        torch_memory: whether its memory is torch's, so that it can be measured.
+        autotunes: whether its first call in a process autotunes or compiles for all later cases, which therefore stay
+            in that process.
+        torch_memory: whether torch allocates its memory, so that it can be measured.
         settings: the settings used and why they are the authors' own.
         licence: of the package.
     """
@@ -102,16 +102,16 @@ class Baseline(Counted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runnable:
-    """A prepared call, whoever wrote the code.
+    """A prepared call, of our code or a package's.
 
     Attributes:
         forward: runs the forward pass on tensors built beforehand and returns the output in its own layout.
         leaves: argument name -> leaf tensor (own layout) whose gradient the backward pass returns. Gradients are taken
             with torch.autograd.grad, so nothing accumulates.
-        to_canonical: maps ("out" or an argument name, tensor in own layout) to the operation's canonical layout for
-            the numerical check.
-        on: the same call on other tensors by argument name, canonical in and out, as a layer of a model makes it; what
-            the adapter does not name stays as it was prepared. None: there is no such call.
+        to_canonical: maps ("out" or an argument name, tensor in own layout) to the operation's canonical layout for the
+            numerical check.
+        on: the same call on other tensors by argument name, canonical in and out, as a layer of a model makes it;
+            arguments that the adapter does not name stay as they were prepared. None: there is no such call.
     """
 
     forward: Callable[[], Tensor]

@@ -1,1 +1,12 @@
-"""Helpers shared by the kernels of every family."""
+"""What several families of kernels share: no family imports another's modules, the engine's public face excepted.
+
+Where to look:
+
+    arguments.py, channel_tensors.py  checks of arguments, the second file's of tensors over channels [B, T, C]
+    differentiable.py                 a forward and backward pass, for eager calls and for torch.compile
+    calls.py, remember.py             later calls of a function repeat an earlier one's launches, not the host's work
+    device.py, sizes.py               properties of the tensors' device; limits, and arithmetic of sizes
+    channels.py, time_tiles.py        tiles of kernels over channels: their sizes, and loading them
+    exchange.py, sums.py              memory through which programs pass states on; sums of what programs leave
+    inputs.py, cache.py               random inputs; the folder of what later runs reuse
+"""

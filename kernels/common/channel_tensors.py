@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ..spec import Operation
 
 ELEMENTS_PER_STEP = 2**13
-"""Elements that one time step should process, so that arithmetic takes longer than the overhead of a torch call."""
+"""Elements of a time step with which arithmetic takes longer than the overhead of a torch call."""
 
 
 def check_implementation(operation: Operation, impl: str, **options: Any) -> bool:
-    """Return whether the implementation called ``impl``, or "step", is in Triton; raise if there is none or it does not
-    take an option given.
+    """Return whether the implementation called ``impl``, or "step", is in Triton; raise ValueError if there is none of
+    that name, or it does not take a given option.
 
     Args:
         options: chunk_size and config, None where not given.
@@ -62,7 +62,7 @@ def check_channels(
 
 
 def check_kernel_support(name: str, x: Tensor) -> None:
-    """Raise unless the Triton kernels take x [B, T, C] here."""
+    """Raise unless the Triton kernels take x [B, T, C] on its device."""
     check_on_gpu(name, x)
     if reason := supports_kernels({"channels": x.shape[2]}, "", None):
         raise ValueError(reason)
@@ -75,7 +75,7 @@ def check_one_token(x: Tensor) -> None:
 
 
 def default_chunk_size(x: Tensor) -> int:
-    """Return a chunk length for the portable forms: one step of all chunks of x [B, T, C] together then has about 2^13
-    elements. At least 16."""
+    """Return a chunk length for the portable forms, at least 16: they take one step of all chunks of x [B, T, C]
+    together, which then has about ELEMENTS_PER_STEP elements."""
     chunks = max(1, ELEMENTS_PER_STEP // (x.shape[0] * x.shape[2]))
     return max(16, -(-x.shape[1] // chunks))

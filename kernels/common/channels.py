@@ -26,16 +26,18 @@ associative_form = partial(
     chunked=False,
     summary="associative scan over whole tensors, log2 of the sequence length passes",
 )
-"""Declare the forms of an operation over channels: in Triton, and those that every one has."""
+"""Declare forms of an operation over channels: one in Triton, and the three that every operation has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileConfig:
-    """Launch of a kernel: steps of a row, rows, channels, warps, and the registers a thread is limited to.
+    """Launch of a kernel over channels, which gets the whole configuration as the constexpr TILE.
 
-    A tile is block_i * block_o steps of block_c channels. A thread holds the block_i steps of one row for
-    block_o * block_c / (32 num_warps) neighbouring channels, which it loads and stores in one access. Kernels get the
-    whole configuration as the constexpr TILE.
+    A tile is block_o rows of block_i steps each, for block_c channels. A thread holds the block_i steps of one row for
+    block_o * block_c / (32 num_warps) neighbouring channels, which it loads and stores in one access.
+
+    Attributes:
+        maxnreg: registers that a thread is limited to; None for no limit.
     """
 
     block_i: int
@@ -61,7 +63,7 @@ class TileConfig:
         return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
 
     def blocks(self, batch: int, channels: int) -> int:
-        """Return the number of programs that cover all sequences and channels over one stretch of time."""
+        """Return the number of programs that cover the same steps of all sequences and channels."""
         return batch * -(-channels // self.block_c)
 
     def grid(self, batch: int, seq_len: int, channels: int, steps: int) -> tuple[int]:

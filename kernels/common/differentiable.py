@@ -2,8 +2,8 @@
 
 A family declares what it computes once, as a :class:`Differentiable`: plain functions of tensors for the forward and
 the backward pass. An eager call runs them through one autograd function, which costs the host least. A compiled call
-goes through two operators registered with torch, which the compiler takes as they are: it neither looks into them nor
-needs to run them to know the shapes of their results.
+goes through two operators registered with torch. The compiler does not trace these, and learns the shapes of their
+results from ``shapes`` without running them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors = tuple[Any, ...]
 SCHEMA_TYPES = {
     bool: "bool", float: "float", int: "int", str: "str", torch.dtype: "ScalarType", int | None: "int?",
 }  # fmt: skip
-"""What a request's fields may hold to be arguments of a registered operator."""
+"""Types of a request's fields that a registered operator can take as arguments -> their names in its schema."""
 
 
 class Differentiable:
@@ -77,7 +77,7 @@ class Differentiable:
                 raise ValueError(f"{field} must be None under torch.compile, got {value}")
         values = [getattr(request, field) for field in self.fields]
         results = self.operator(*tensors, *values)
-        # An operator with one result returns that.
+        # An operator with one result returns it without a tuple.
         results = results if isinstance(results, tuple | list) else (results,)
         return tuple(_given(x) for x in results[: self.num_outputs])
 
@@ -118,7 +118,7 @@ class Differentiable:
             request, tensors = self._run(*inputs, *values)
             kept = tuple(map(_given, saved))
             found = without_autocast(backward_of, inputs[0], request, tuple(needs), tensors, kept, tuple(grads))
-            # What has no gradient at all, such as a stabiliser, gets zeros where one is asked for.
+            # A tensor that has no gradient at all, such as a stabiliser, gets zeros if one is asked for.
             each = zip(found, inputs, needs, strict=True)
             full = [torch.zeros_like(x) if need and g is None else g for g, x, need in each]
             return list(_packed(_apart(_needed(full, needs)), inputs[0]))
@@ -156,7 +156,7 @@ class _Call:
     """A request to a :class:`Differentiable` outside of torch.compile.
 
     Attributes:
-        plans: of the forward pass (None) and of backward passes; None for a call that follows none.
+        plans: of its passes, the forward pass's by the key None; None for a call that follows no plans.
         differentiated: whether there may be a backward pass.
     """
 
@@ -166,7 +166,7 @@ class _Call:
         self.differentiated = what.backward is not None
 
     def planned(self, *, differentiated: bool) -> _Call:
-        """Return the same request, to follow plans."""
+        """Return the same request, which follows plans."""
         call = _Call(self.what, self.request)
         call.plans, call.differentiated = {}, differentiated
         return call
@@ -175,7 +175,7 @@ class _Call:
         """Return the outputs."""
         if not self.differentiated:
             return self.forward(tensors)[0]
-        # What Function.apply does beyond this is for torch.func, which no remembered call is part of.
+        # _apply leaves out what Function.apply does for torch.func, since no remembered call is inside its transforms.
         return (_Eager.apply if self.plans is None else _apply)(self, *tensors)
 
     def forward(self, tensors: Tensors) -> tuple[Tensors, Sequence[Any], Plan | None]:
@@ -205,7 +205,7 @@ class _Call:
             kept = both[count:] if plan is None else plan.unpack(both[count:])
             return without_autocast(backward, both[0], self.request, needs, both[:count], kept, gradients), ()
 
-        # The kinds of what a plan kept are known.
+        # What a plan kept is always of the same kinds, so then the gradients' kinds suffice.
         kinds: list[Any] = [plan is None, needs]
         given = (*both, *gradients)
         if (
@@ -224,7 +224,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
         outputs, kept, plan = call.forward(tensors)
-        # Hooks on saved tensors see them as they are, so that they see the same in every call.
+        # Hooks on saved tensors get these tensors themselves and not a plan's block, so that every call looks alike.
         if plan is not None and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             kept, plan = plan.unpack(kept), None
         ctx.save_for_backward(*tensors, *kept)
@@ -263,7 +263,7 @@ def _packed(results: Sequence[Tensor | None], like: Tensor) -> Any:
 
 
 def _apart(results: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return the results with those copied that are parts of a larger tensor: operators' results share no memory."""
+    """Return the results, with copies of those that are parts of larger tensors: an operator's share no memory."""
     return [x.clone() if x is not None and x.untyped_storage().nbytes() > x.nbytes else x for x in results]
 
 

@@ -1,9 +1,9 @@
 """The memory through which programs of a single-pass scan hand a float32 state from tile to tile.
 
-A state travels in one 64-bit word per channel, next to the number of the call, which serves as the flag: value and flag
-arrive in one access, so no fence is needed. The threads that hold a tile's last row each wait for the words of their
-own channels, apply the tile to the state and publish the result at once, without waiting for other threads. A hop from
-one tile to the next therefore takes no longer than a store to the L2 cache and a load from it.
+A state travels in a word, 64 bits per channel: the value, and the number of the call, which serves as the flag that the
+value is there. Both arrive in one access, so no fence is needed. The threads that hold a tile's last row each wait for
+the words of their own channels, apply the tile to the state and publish the result at once, without waiting for other
+threads. A hop from one tile to the next therefore takes no longer than a store to the L2 cache and a load from it.
 
 Every tile writes its own word, once a launch. Two programs must not write the same word: relaxed stores of different
 programs have no order, even if one program has read what the other stored, so the older value could land last and the
@@ -26,8 +26,8 @@ from torch import Tensor
 from .remember import different_each_call
 
 MAX_KEPT_BYTES = 64 * 2**20
-"""Largest buffer that is kept for later calls. A larger one is zeroed by every call, which takes 1.6 % (RG-LRU) to
-2.1 % (WKV) of its time: the share of words in what a call in half precision reads and writes."""
+"""Largest buffer that is kept for later calls. A larger one is zeroed by every call, which takes 1.6 % (RG-LRU) or
+2.1 % (WKV) of its time: in half precision words are that share of what a call reads and writes."""
 
 MAX_KEPT = 8
 """Number of buffers, or pairs of buffers, that are kept; the least recently used is dropped first."""
@@ -38,7 +38,7 @@ MAX_CALL = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PassCode:
-    """PTX by which a tile's threads exchange values, its operand constraints, and the channels a thread holds."""
+    """PTX by which a tile's threads exchange values, the constraints of its operands, and the channels of a thread."""
 
     code: str
     constraints: str

@@ -1,10 +1,17 @@
-"""Calling a function again without doing again what the kinds of its arguments decide.
+"""Calling a function again without repeating the host's work.
 
 Before a kernel runs, the host checks arguments, chooses launches and allocates, and Triton looks up what it compiled.
 For a small layer that takes longer than its kernels. All of it follows from the kinds of the arguments: everything
-about them but tensors' values and addresses. A public function therefore remembers, by these kinds, which request a
-call came to, and each of its passes is recorded once: what it allocates and launches, and where every pointer comes
-from. Later calls of the same kinds follow this plan: they allocate, fill in addresses and launch.
+about them but tensors' values and addresses. So it is done once for each combination of kinds:
+
+    request  what a call's arguments came to, see :class:`.differentiable.Differentiable`. A public function remembers
+             it (:func:`remembering`), and later calls of the same kinds make it again without checking arguments.
+    pass     the forward or the backward pass of a request, a function of tensors.
+    plan     what a pass allocates and launches, and where every pointer comes from. It is recorded the first time;
+             later passes of the same kinds follow it: they allocate, fill in addresses and launch.
+    source   memory that pointers point into: a tensor that the pass was given, one that it has allocated, or memory
+             that exchange.py hands out anew for each call.
+    block    an allocation of a plan that holds several of the pass's tensors, each of which is a part of it.
 """
 
 from __future__ import annotations
@@ -35,34 +42,34 @@ Passed = tuple[tuple[Any, ...], Sequence[Any]]
 """What a pass returns: its results, and what the forward pass keeps for the backward pass; tensors or None."""
 
 ALIGNMENT = 16
-"""Bytes to which a launch takes a pointer to be aligned or not."""
+"""A launch is compiled for pointers that are multiples of this many bytes, or for any."""
 
 PART_BYTES = 512
-"""Bytes of which parts of a block are multiples, as torch's own allocations are."""
+"""Parts of a block take multiples of this many bytes, as torch's own allocations do."""
 
 MAX_SCRATCH_BYTES = 128 * 2**20
-"""Temporary memory up to which a pass has a plan. A plan allocates all of it at once, while the pass itself may free
-some before it needs more: a call's peak rises by at most this. A pass with more of it takes the GPU about a
-millisecond, longer than it takes the host."""
+"""A pass has a plan if its temporary memory takes no more than this. A plan allocates all of it at once, while the pass
+itself may free some before it needs more, so a call's peak rises by at most this. A pass with more temporary memory
+takes the GPU about a millisecond, longer than it takes the host."""
 
 SMALL_BYTES = 2**16
-"""Temporary memory that may stay with what is kept for the backward pass."""
+"""Temporary memory of at most this size shares a block with what is kept for the backward pass."""
 
 MAX_PLANS = 32
-"""Plans of the backward passes of one kind of call, which differ in the gradients that come and are asked for."""
+"""Most plans for one request: backward passes differ in the gradients that come in and are asked for."""
 
 HAS_LAUNCH = matches_version(triton.__version__, ">=3.6,<3.9") and torch.version.hip is None
-"""Whether plans call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans."""
+"""Whether plans can call the function ``launch`` of a compiled kernel's launcher; elsewhere there are no plans."""
 
 ONE_LAUNCHER = not matches_version(triton.__version__, "<3.7")
-"""Whether all kernels share one launcher, as from Triton 3.7 on: it takes a tuple of arguments, and what each is."""
+"""Whether all kernels share one launcher, as from Triton 3.7 on, which takes arguments as a tuple, and their kinds."""
 
 ALLOCATIONS = [
     getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 ]
 
 STREAM, NUMBERS, ADDRESSES, CONSTANTS, TUPLES = range(5)
-"""What a launch's arguments are taken from, in this order."""
+"""Kinds of values from which a plan takes a launch's arguments, in the order in which it lists them."""
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -70,16 +77,16 @@ _address = Tensor.data_ptr
 
 
 class Call(Protocol):
-    """A request, which can be made again of other tensors of the same kinds."""
+    """A request that can be made again of other tensors of the same kinds."""
 
     def __call__(self, *tensors: Tensor | None) -> tuple[Any, ...]: ...
 
     def planned(self, *, differentiated: bool) -> Call:
-        """Return the same request, to follow plans; ``differentiated``: whether there may be a backward pass."""
+        """Return the same request, which follows plans; ``differentiated``: whether there may be a backward pass."""
 
 
 def remembering(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function that remembers its calls; see calls.py."""
+    """Return a public function that remembers its calls by the kinds of their arguments; see calls.py."""
     known: dict[Hashable, tuple[Call, Callable[[Any], Any], Any] | None] = {}
 
     @wraps(function)
@@ -104,7 +111,7 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
         finally:
             _local.calls = before
         positions = {id(x): position for position, x in enumerate(tensors)}
-        # Where one tensor is given twice, nobody can tell which of the two a request was made of.
+        # If a tensor is given twice, it is unknown which of the two arguments the request was made of.
         if len(positions) == len(tensors):
             found = None
             if len(calls) == 1:
@@ -124,14 +131,14 @@ def remembering(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def note_call(request: Call, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Tell the public function that is being called which request it came to."""
+    """Record that the public function that is being called came to this request on these tensors."""
     if (calls := getattr(_local, "calls", None)) is not None:
         calls.append((request, tensors, outputs))
 
 
 def describe(values: Iterable[Any], kinds: list[Any], tensors: list[Any]) -> bool:
-    """Append what plans depend on in arguments to ``kinds``, and the tensors to ``tensors``; return whether it is all
-    hashable and free of subclasses of tensors."""
+    """Append the kinds of arguments to ``kinds``, and the tensors to ``tensors``; return whether plans can depend on
+    them: all are hashable, and none is of a subclass of Tensor."""
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
@@ -152,7 +159,7 @@ def describe(values: Iterable[Any], kinds: list[Any], tensors: list[Any]) -> boo
 
 
 def is_watched() -> bool:
-    """Return whether a profiler or one of torch's modes and transforms is to see what a pass does."""
+    """Return whether a profiler, or one of torch's modes and transforms, must see what a pass does: no plan may run."""
     runtime = triton.knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
@@ -165,7 +172,7 @@ def is_watched() -> bool:
 
 
 def is_here(tensors: Sequence[Any]) -> bool:
-    """Return whether there are tensors and the first one, with which the others agree, is on the current device."""
+    """Return whether there are tensors and the first, whose device the others share, is on the current device."""
     device = tensors[0].get_device() if tensors else -1
     return bool(device >= 0 and device == torch.cuda.current_device())
 
@@ -177,10 +184,10 @@ def run_planned(
 
     Args:
         plans: of one request's passes, by ``key``; None for a pass that cannot have one.
-        key: the pass, and the kinds of its tensors.
-        tensors: what it is given; the first is not None.
+        key: which pass, and the kinds of its tensors.
+        tensors: what the pass is given; the first is not None.
         run: the pass itself.
-        keep: whether what it keeps is wanted.
+        keep: whether what the pass keeps for the backward pass is wanted.
 
     Returns:
         The results, what is kept, and the plan that put all of it into one block, or None.
@@ -190,7 +197,7 @@ def run_planned(
         return *plan(tensors), plan
     if not HAS_LAUNCH or key in plans or len(plans) >= MAX_PLANS:
         return *run(), None
-    # Of tensors that overlap, nobody can tell into which of them a pointer points.
+    # If tensors overlap, it is unknown into which of them a pointer points.
     given = sorted(_source(GIVEN, x) for x in tensors if x is not None)
     if any(x.start + x.num_bytes > y.start for x, y in itertools.pairwise(given)):
         return *run(), None
@@ -227,8 +234,11 @@ def remember_launches(kernel: Kernel) -> Kernel:
 
 
 def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
-    """Make plans call a function again that hands out memory: (x, ...) -> tensors, numbers and functions, where x is
-    one of the pass's tensors, and the functions are to be called after the pass's launches."""
+    """Let plans contain a function that hands out other memory in each call: they call it again.
+
+    It takes (x, ...), where x is one of the pass's tensors, and returns tensors, numbers, and functions that are to be
+    called after the pass's launches.
+    """
 
     @wraps(function)
     def ask(*args: P.args, **keywords: P.kwargs) -> R:
@@ -239,7 +249,7 @@ def different_each_call(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Plan:
-    """What a pass does, but for addresses, the stream and what is different in each call.
+    """What a pass does, apart from addresses, the stream and what exchange.py hands out.
 
     Calling it with the pass's tensors returns the results, and what is kept as a list of one block, or of none.
     """
@@ -250,8 +260,9 @@ class Plan:
         used = {source for source, _ in addresses}
         returned = [x for x in results if x is not None]
         saved = [x.source for x in kept if x is not None]
-        # New memory: each result by itself, as a caller may keep one alone; what is kept, and what is not, in a block
-        # each, or in one if it is little. Torch parses tuples faster than sizes, and strides faster than none.
+        # Each result is an allocation of its own, since a caller may keep only one of them. What is kept and what is
+        # temporary is a block each, or one if little is temporary. Shapes are tuples, and strides are given, because
+        # torch parses these faster than torch.Size and missing strides.
         self.memory = [(tuple(x.shape), x.stride, x.dtype) for x in returned]
         begins = {x.source: (at, 0) for at, x in enumerate(returned)}
         rest = [n for n in used if sources[n].kind == ALLOCATED and n not in begins and n not in saved]
@@ -272,7 +283,7 @@ class Plan:
         self.bases = _pick([begins[source][0] for source, _ in addresses])
         self.offsets = [begins[source][1] + offset for source, offset in addresses]
         self.constants = recorder.constants
-        # A launch's arguments stand behind each other: the stream, numbers, addresses, constants and tuples.
+        # Values are listed kind after kind: the stream, numbers, addresses, constants and tuples.
         counts = {STREAM: 1, NUMBERS: recorder.num_numbers, ADDRESSES: len(addresses), CONSTANTS: len(self.constants)}
         first = {kind: sum(list(counts.values())[:kind]) for kind in range(len(counts) + 1)}
 
@@ -309,12 +320,12 @@ class Plan:
         return self.results(memory), kept
 
     def unpack(self, kept: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return what is kept as the pass itself returns it."""
+        """Return what is kept as the pass itself would return it."""
         return [None if part is None else _view(kept[0], *part) for part in self.parts]
 
 
 GIVEN, ALLOCATED, EXCHANGED = range(3)
-"""Where a pass has a tensor from: it was given it, has allocated it, or was handed it for this call."""
+"""Kinds of sources: a tensor given to the pass, one allocated by it, or one handed out for this call."""
 
 _Entry = tuple[int, int]
 
@@ -328,7 +339,7 @@ class _Source(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A result, or a tensor that is kept: all of an allocated source."""
+    """A result, or a tensor that is kept; it covers all of a source that the pass has allocated."""
 
     source: int
     shape: torch.Size
@@ -337,15 +348,15 @@ class _Part(NamedTuple):
 
 
 class _Number(int):
-    """A number that is different in each call: the n-th of them."""
+    """A number that is different in each call; ``index`` counts those of a pass."""
 
     index: int
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees what a pass allocates and launches, and finds out where each pointer comes from.
+    """Records what a pass allocates and launches, and finds out where each pointer comes from.
 
-    A pass may allocate uninitialised memory, look at parts of it and launch; what torch computes is not in a plan.
+    A pass may allocate uninitialised memory, take views of it and launch. If torch computes anything, it gets no plan.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -390,7 +401,7 @@ class _Recorder(TorchDispatchMode):
         return plan if plan.scratch_bytes <= MAX_SCRATCH_BYTES else None
 
     def launched(self, kernel: Any, compiled: Any, args: Sequence[Any], grid: Any, keywords: dict[str, Any]) -> None:
-        """Take a launch into the plan."""
+        """Add a launch to the plan."""
         others = kernel.params[len(args) :]
         launcher = compiled.run
         if type(grid) is not tuple or kernel.pre_run_hooks or not all(x.is_constexpr for x in others):
@@ -402,7 +413,7 @@ class _Recorder(TorchDispatchMode):
         self.fits &= not launcher.profile_scratch_size
         size, memory = x * y * z * launcher.num_ctas * launcher.global_scratch_size, nothing
         if size:
-            # No tensor points there.
+            # Triton's own scratch memory; its negative start is no address that a tensor could have.
             self.sources.append(_Source(ALLOCATED, -size, size))
             memory = self._at(len(self.sources) - 1, 0)
         flags = map(self._constant, (launcher.launch_cooperative_grid, launcher.launch_pdl))
@@ -418,7 +429,7 @@ class _Recorder(TorchDispatchMode):
         self.hooks.append(kernel.pre_run_hooks)
 
     def asked(self, function: Callable[..., Any], x: Tensor, *args: Any) -> tuple[Any, ...]:
-        """Return what a function hands out for this call, and take the function into the plan."""
+        """Return what a function hands out for this call, and add the function to the plan."""
         self.paused = True
         try:
             found = function(x, *args)
@@ -441,7 +452,7 @@ class _Recorder(TorchDispatchMode):
         return tuple(results)
 
     def _entry(self, value: Any) -> _Entry:
-        """Return where an argument stands."""
+        """Return where the plan finds an argument: its kind of value, and its number among those."""
         if isinstance(value, Tensor):
             source = self._find(value)
             if source is not None:
@@ -467,13 +478,13 @@ class _Recorder(TorchDispatchMode):
         return ADDRESSES, self.addresses.setdefault((source, offset), len(self.addresses))
 
     def _find(self, x: Tensor) -> int | None:
-        """Return the source into which a tensor points: the latest, since memory is given out again once it is free."""
+        """Return the source into which a tensor points: the latest, since freed memory is allocated again."""
         address = x.data_ptr()
         found = (n for n, (_, start, size) in enumerate(self.sources) if start <= address < start + size)
         return max(found, default=None)
 
     def _part(self, x: Tensor) -> _Part:
-        """Return a result as all of a source."""
+        """Return a result as a part; it must be all of what the pass has allocated."""
         source = self._find(x)
         if source is None or self.sources[source] != _source(ALLOCATED, x) or not x.is_contiguous():
             self.fits = False

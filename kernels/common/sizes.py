@@ -17,11 +17,11 @@ MIN_PROGRAMS = 256
 """With fewer programs a launch leaves much of an H200 (132 SMs, two programs each) idle."""
 
 REMEMBERED = 1024
-"""Problems, choices and checks kept for calls to come; making one takes the host longer than looking it up."""
+"""Entries of caches of problems, choices and checks, which take the host longer to make than to look up."""
 
 
 MIN_HEAD_DIM, HEAD_DIM_MULTIPLE = 16, 8
-"""Of the kernels over heads: the smallest side of a matrix product, and 16 bytes of half-precision elements."""
+"""Kernels over heads: the smallest side of a matrix product, and 16 bytes of half-precision elements."""
 
 
 def bad_head_dim(sizes: Mapping[str, int], largest: int) -> str | None:
@@ -47,5 +47,5 @@ def next_power_of_two(n: int) -> int:
 
 
 def cdiv(n: int, d: int) -> int:
-    """Return n / d, rounded up; ``triton.cdiv`` takes microseconds, since kernels can call it too."""
+    """Return n / d, rounded up. (``triton.cdiv`` takes the host microseconds, because kernels can call it too.)"""
     return -(-n // d)

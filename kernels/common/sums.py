@@ -1,4 +1,4 @@
-"""The sum of the parts that the programs of a launch leave of a gradient."""
+"""The sum of a gradient's parts, one of which each program of a launch has written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK_N, BLOCK_C = 128, 8
 @remember_launches
 @triton.jit(do_not_specialize=["N", "C"])
 def sum_parts_kernel(part_ptr, sum_ptr, N, C, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Sum N parts, always in the same order.
+    """Sum N parts, always in the same order, so that results do not vary between runs.
 
     Grid: (ceil(C / BLOCK_C),). Reads parts [N, C]; writes their sum [C].
     """

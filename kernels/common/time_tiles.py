@@ -1,7 +1,8 @@
 """Loading tiles of x [B, T, C], for the kernels over channels.
 
-A tile is a tuple of block_i arrays [block_o, block_c]. A row is block_i consecutive steps, and one thread holds all of
-them for its channels. Time therefore runs first within a thread, then over rows, then over programs.
+A row is block_i consecutive steps, and one thread holds all of them for its channels. A tile is block_o consecutive
+rows, as a tuple of block_i arrays [block_o, block_c]: array n holds step n of every row. Time therefore runs first
+within a thread, then over rows, then over programs.
 """
 
 import triton
@@ -20,8 +21,8 @@ def widen(x):
 
 @triton.jit
 def tile_offsets(offs_t, offs_c, mask_c, C, end):
-    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps offs_t, the number of steps from each row's
-    start to ``end``, and the mask of channels."""
+    """Return the offsets [BLOCK_O, BLOCK_C] of rows that start at steps ``offs_t``, how many steps are left from each
+    row's start to ``end``, and the mask of channels."""
     return offs_t[:, None] * C + offs_c[None, :], (end - offs_t)[:, None], mask_c[None, :]
 
 

@@ -1,4 +1,7 @@
-"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declarations and public function; imports no torch."""
+"""The gated half of an MLP, y = act(x W_gate) * (x W_up): declarations and public function; imports no torch.
+
+reference.py has the definition, project.py the kernels, fused.py their launches and gradients, config.py tile sizes.
+"""
 
 from __future__ import annotations
 

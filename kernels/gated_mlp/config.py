@@ -1,4 +1,4 @@
-"""Launch configurations of the gated MLP's kernels: the values, which are valid, and which are chosen when."""
+"""Launch configurations of the gated MLP's kernels: their fields, which values are valid, and which are chosen."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class TileConfig:
         block_m: rows (tokens) of a tile of y.
         block_f: columns of a tile of y; the two projections together have twice as many.
         block_k: step along D.
-        group_m: rows of tiles that are processed column by column, so that the weights' columns stay in L2.
+        group_m: rows of tiles that are processed column by column, so that the weights' columns stay in the L2 cache.
         subtiles: 1, or 2 to gate and store a tile's left half and then its right half, in half the shared memory.
         num_warps: 4 or 8; a multiple of 4 for matrix instructions of whole warpgroups.
         num_stages: pipeline stages: tiles of x and w that are being loaded or in use.
         use_tma: load and store by descriptors, which need compute capability 9.0.
         persistent: launch as many programs as multiprocessors, each processing several tiles.
-        flatten: loop over tiles and steps along D in one loop, so that the next tile's loads overlap the gating. If up
-            and gate have an accumulator each, the assembler then makes every product wait for the one before.
+        flatten: loop over tiles and steps along D in one loop, so that the next tile's loads overlap the gating. Not
+            for row-major weights: if up and gate have an accumulator each, the assembler then serialises the products
+            (ptxas C7515).
     """
 
     block_m: int
@@ -97,9 +98,7 @@ def select_tile(
     """Choose a launch.
 
     The accumulators of tiles of 128 by 128 fill a multiprocessor's registers, and a step of 64 along D is one cache
-    line. In groups of 16 rows of tiles, the 132 programs that an H200 runs at a time read about as many rows of x as of
-    W. With row-major weights up and gate have an accumulator each, so the loop is not flattened: the assembler would
-    serialise the products (ptxas C7515).
+    line. In groups of 16 rows of tiles, the 132 programs of an H200 at a time read about as many rows of x as of W.
 
     Args:
         end: "gate", "save", "products" or "gradient"; see project_kernel.

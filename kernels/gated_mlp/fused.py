@@ -37,14 +37,14 @@ MAX_STRIDE = 2**40
 def fused(
     x: Tensor, w_up: Tensor, w_gate: Tensor, *, save: bool, activation: str, config: GatedMlpConfig | None
 ) -> Tensor:
-    """Compute y with the kernels; with ``save`` they save the pre-activations if a backward pass may follow."""
+    """Compute y with the kernels; ``save``: keep the pre-activations if a backward pass may follow."""
     check_activation(activation)
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)
     check_kernel_support(x, *w_up.shape)
     if config is not None and (reason := invalid_reason(config)):
         raise ValueError(f"config: {reason}")
-    # Inside an autograd function one cannot see whether gradients are enabled.
+    # Asked here because gradients are never enabled inside an autograd function.
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, w_up, w_gate))
     (y,) = GATED_MLP(Problem(activation, save and differentiated, is_k_major(w_up), config), x, w_up, w_gate)
     return y
@@ -56,9 +56,8 @@ def products(
     """Compute x W_up and x W_gate with the kernel of the gated MLP, which shows what the gating costs.
 
     Args:
-        x, w_up, w_gate: as of :func:`..gated_mlp`.
+        x, w_up, w_gate, config: as of :func:`..gated_mlp`; of config only the forward launch is used.
         impl: "gemms".
-        config: as of it, of which the forward launch counts.
 
     Returns:
         Both products [2, M, F] in x's dtype; not differentiable.
@@ -76,8 +75,8 @@ def products(
 
 
 class Problem(NamedTuple):
-    """Everything about one call but its tensors; ``save`` is set only if a backward pass may follow, ``k_major`` if the
-    weights are, and so their gradients."""
+    """Everything about one call but its tensors: ``save`` is set only if a backward pass may follow; ``k_major`` tells
+    whether the weights, and so their gradients, are K-major."""
 
     activation: str
     save: bool
@@ -188,7 +187,7 @@ def project(
     def tile(tensor: Tensor | None, *block: int) -> Tensor | TensorDescriptor | None:
         if tensor is None or not config.use_tma:
             return None if tensor is None else tensor.detach()
-        # The stride is not taken from the tensor: a contiguous tensor of one row may have any.
+        # The stride is not the tensor's own, because that of a contiguous tensor with one row may be anything.
         return TensorDescriptor(tensor.detach(), list(tensor.shape), [tensor.shape[1], 1], list(block))
 
     if k_major:
@@ -247,7 +246,7 @@ def no_descriptors(x: Tensor, weights: Pair, dy: Tensor | None) -> str | None:
     if not size <= gap < limit:
         return f"w_gate must begin from {size} to {limit - 1} elements behind or before w_up, got {gap}"
     row = weights.up.shape[0]
-    # The distance must be a multiple of the next stride, except on Hopper, as measured.
+    # As measured, the distance must be a multiple of the next stride, except on Hopper.
     if gap % row and capability(x.device)[0] != 9:
         return f"w_gate must begin a multiple of {row} elements behind or before w_up, got {gap}"
     return None

@@ -2,14 +2,14 @@
 
     up = x W_up        gate = x W_gate        y = act(gate) * up
 
-A program accumulates up and gate of a tile of y and gates them in registers. The weights are
+A program accumulates up and gate of a tile of y over D and gates them in registers. The weights are
 
 - K-major: each column is contiguous, as torch.nn.Linear stores it. One descriptor of three dimensions describes both
   weights, with their distance in memory as its first stride, and x [W_up | W_gate] is one product with one accumulator.
 - or row-major: each weight has an accumulator of its own.
 
-The backward pass runs the same kernel with another last step, which computes the gradients of the pre-activations from
-dy,
+The backward pass runs the same kernel with another last step (END), which computes the gradients of the pre-activations
+up and gate from dy,
 
     d_up = dy act(gate)        d_gate = dy up act'(gate)
 
@@ -73,7 +73,7 @@ def _activate_with_slope(g, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
         s = _tanh_gate(g)
-        # Beyond TANH_SATURATED s is 0 or 1 and the second term is 0; g is clamped so that g^2 does not overflow.
+        # g is clamped so that g^2 does not overflow; beyond TANH_SATURATED s is 0 or 1, so the second term is 0.
         c = tl.minimum(tl.maximum(g, -TANH_SATURATED), TANH_SATURATED)
         return g * s, s + 2.0 * TANH_SCALE * c * s * (1.0 - s) * (1.0 + 3.0 * TANH_CUBIC * c * c)
 
@@ -94,10 +94,10 @@ def _load(tensor, row, col, rows, cols, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl
 def _load_columns(
     w, gap, col, k, F, D, UNIT: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, USE_TMA: tl.constexpr
 ):
-    """Load a tile [2 * BLOCK_F, BLOCK_K] of both weights' transposes [F, D], the gate's gap * UNIT elements after up's.
+    """Load a tile [2 * BLOCK_F, BLOCK_K] of both weights' transposes [F, D]; W_gate's is gap * UNIT elements on.
 
-    The first half of the rows is, with a descriptor [2, F, D], of the weight that is first in memory; with a pointer,
-    of the weight at w (up).
+    The first half of the rows is W_up's if ``w`` is a pointer. A descriptor [2, F, D] has the weight first that is
+    first in memory, which the caller puts right.
     """
     if USE_TMA:
         return tl.reshape(w.load([0, col, k]), (2 * BLOCK_F, BLOCK_K))
@@ -154,7 +154,7 @@ def _tile(
     USE_TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SUBTILES: tl.constexpr,
 ):  # fmt: skip
-    """Compute tile number ``tile`` of y; GROUP_M rows of tiles are processed column by column, for reuse in L2."""
+    """Compute tile number ``tile`` of y, in the order of config.TileConfig's group_m."""
     PRECISION: tl.constexpr = "ieee" if tl.float32 == DTYPE else "tf32"
     tiles_m, tiles_f = tl.cdiv(M, BLOCK_M), tl.cdiv(F, BLOCK_F)
     group = tile // (GROUP_M * tiles_f)

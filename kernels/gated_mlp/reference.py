@@ -62,7 +62,7 @@ def portable(x: Tensor, w_up: Tensor, w_gate: Tensor, *, activation: str = "silu
     """Compute y with torch alone in x's dtype; pre-activations are rounded to it.
 
     Arguments, result and errors as in :func:`definition`; weights are both contiguous or both K-major. If no gradient
-    is needed, products are computed in place, so that two [M, F] tensors are in memory rather than four.
+    is needed, the gating is computed in place, so that two [M, F] tensors are in memory rather than four.
     """
     check_projections(x, w_up, w_gate)
     check_layout(x, w_up, w_gate)

@@ -25,7 +25,7 @@ KERNELS = {
     "lightning2": "Lightning Attention-2: blocks in order, the state on the chip",
     "lightning1": "Lightning Attention-1: the whole causal square in tiles, quadratic in the sequence length",
 }
-"""The authors' algorithms, by kernels of this family."""
+"""The authors' algorithms, which kernels of this folder compute; engine.py of ../scalar_decay computes the others."""
 
 OPERATION = scalar_decay_operation(
     "lightning",
@@ -78,7 +78,7 @@ def lightning(
         chunk_size, state_dtype, return_last_state: see engine.py.
         initial_state: kv [B, H, K, V], float32 (float64 beside float64).
         scale: factor of q, 1 as published.
-        options: see engine.py; lightning1 and lightning2 take ``config``, their launches.
+        options: see kernels/scalar_decay/engine.py; lightning1 and lightning2 take ``config``, their launches.
 
     Returns:
         o [B, T, H, V] in v's dtype, or (o, kv); differentiable in q, k, v and the initial state.

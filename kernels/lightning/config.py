@@ -13,7 +13,7 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopConfig:
-    """Launch of one of lightning2's loops: block length, output columns per program, warps, pipeline stages."""
+    """Launch of one of lightning2's loops: positions of a block, output columns of a program, warps, stages."""
 
     block_t: int
     block_z: int
@@ -33,7 +33,7 @@ Tiles = TypeVar("Tiles", bound=LoopConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightningConfig(Generic[Tiles]):
-    """Every launch of a forward and backward pass."""
+    """Every launch of a forward and backward pass: the output and the gradients of q, k and v."""
 
     output: Tiles
     dq: Tiles
@@ -59,7 +59,7 @@ def padded(head_dim: int) -> int:
     return max(16, next_power_of_two(head_dim))
 
 
-# Loops hold a state [dx, block_z] and M in registers; in float32 also the operands of matrix products.
+# Loops hold a state [dx, block_z] and M in registers, in float32 the operands of matrix products too.
 _HOPPER = LoopConfig(block_t=64, block_z=64, num_warps=4, num_stages=2)
 _HOPPER_WIDE = LoopConfig(block_t=64, block_z=32, num_warps=4, num_stages=2)
 _AMPERE = LoopConfig(block_t=32, block_z=64, num_warps=4, num_stages=2)
@@ -75,8 +75,8 @@ def select_config(
     """Choose the launches.
 
     The tiles of lightning2 were measured on an H200 with the engine's fused chunk kernel, which is the same loop with
-    gates to load. Untimed alternatives (block_t, block_z, num_warps, num_stages), most promising first: for head dim
-    128 (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64
+    gates to load. Alternatives (block_t, block_z, num_warps, num_stages) that were not timed, most promising first: for
+    head dim 128 (64, 32, 4, 2), with 80 KB of shared memory instead of 96 and half the registers of a state; for 64
     (64, 64, 4, 3) and (128, 64, 8, 2); for one long sequence block_z=16. Of lightning1 (block_t, block_s, block_z,
     num_warps, num_stages): (128, 128, 128, 8, 2), three stages, and for head dim 64 (128, 64, 64, 4, 2).
 

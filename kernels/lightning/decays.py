@@ -18,5 +18,5 @@ def head_rate(slope_ptr, head):
 
 @triton.jit
 def power(rate, n):
-    """Return lambda^n for n >= 0, else 0."""
+    """Return lambda^n for n >= 0, else 0, which masks the positions that a causal sum leaves out."""
     return tl.where(n >= 0, tl.math.exp2(-rate * tl.maximum(n, 0).to(tl.float32)), 0.0)

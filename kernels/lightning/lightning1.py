@@ -2,16 +2,17 @@
 
     o_t = scale sum_{s <= t} lambda^(t-s) (q_t . k_s) v_s        lambda = exp(-slope)
 
-Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe their earlier kernels: Q, K and V
-in blocks on the chip, the scores Q K^T computed first, O(T^2 (K + V)). The output and its gradients have one form,
+The output and its gradients have one form, in which x, y and z stand for different tensors:
 
     out_t = scale sum_s lambda^|t-s| (x_t . y_s) z_s        o: q k v     dq: do v k     dk: v do q     dv: k q do
 
-over s <= t for o and dq, over s >= t for dk and dv. The kernel computes the decays of a tile itself. Without a softmax
+over s <= t for o and dq, over s >= t for dk and dv. A program makes a tile of out: it holds x of its rows and goes
+through y and z in tiles, computing the scores and the decays of a tile itself, O(T^2 (K + V)) in all. Without a softmax
 the backward pass needs the inputs only.
 
 The published kernels take and return no state. The contribution of an initial state and the last state are computed by
-torch, outside of the kernel.
+torch, outside of the kernel. Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, which describe
+their earlier kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def quadratic_kernel(
     tiles = tl.cdiv(T, BLOCK_T)
     pid = tl.program_id(0)
     col = (pid % NZ) * BLOCK_Z
-    # Rows with the most work start first.
+    # Tiles that sum over the most positions start first, so that no program is left with a long one at the end.
     tile = (pid // NZ) % tiles
     t0 = (tile if FUTURE else tiles - 1 - tile) * BLOCK_T
     batch = pid // (NZ * tiles) // H
@@ -144,9 +145,7 @@ def lightning1(
         o_t = scale sum_{s <= t} exp(-slope (t - s)) (q_t . k_s) v_s
 
     Arguments and result as in :func:`.lightning`. States are computed by torch in float32, which takes memory for
-    float32 copies of q, k, v and o.
-
-    Source: Qin et al., Lightning Attention-2 (2024), sections 2.2 and 3.1, on Lightning Attention-1.
+    float32 copies of q, k, v and o. Source: see the module.
     """
     (o,) = LIGHTNING1(request, q, k, v, slope)
     if initial_state is not None:

@@ -1,4 +1,4 @@
-"""What lightning1 and lightning2 are asked for: a request of checked arguments, and the launches for it."""
+"""What a call of lightning1 or lightning2 asks for, as a request of checked arguments, and the launches for it."""
 
 from __future__ import annotations
 

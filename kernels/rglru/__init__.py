@@ -1,6 +1,18 @@
 """RG-LRU, the recurrence of Hawk and Griffin, the linear scan inside it and the layer around it: declarations.
 
-Data only: no torch, no triton.
+Data only: no torch, no triton. Where to begin:
+
+    reference.py          the definitions and associative forms in plain torch, and inputs
+    operations.py         the public functions
+    elements.py           device functions: a_t and b_t from the inputs, scanning a tile, passing a state to the next
+    forward.py            the kernels: "fused" and "scan" (look-back scan), "naive" and the end of "chunked" (walk)
+    backward.py           their gradients, a recurrence of w backwards in time
+    reduce.py             the first part of "chunked": the states between chunks
+    launch.py, config.py  autograd and grids; tile sizes
+    portable.py           the portable form, chunk by chunk
+
+Rows and tiles are those of ../common/time_tiles.py, words and hops those of ../common/exchange.py. In a look-back scan
+each tile is a program, which waits for the state before the tile. A walk takes tiles one after the other in a program.
 """
 
 from __future__ import annotations
@@ -57,7 +69,7 @@ RGLRU = _recurrence(
     label="RG-LRU",
     summary="real-gated linear recurrent unit, on gate pre-activations",
     arguments=("x", "r", "i", "c"),
-    # Hawk of 12 layers and model dim 768, 3/4 of the channels, in GPT-2's words.
+    # Hawk of 12 layers and model dim 768, 3/4 of the channels, with GPT-2's vocabulary.
     models={1024: (12, 50257)},
 )
 

@@ -4,10 +4,11 @@ With g_t the gradient of h_t, of which w_t = a_t g_t is passed on to h_{t-1},
 
     w_t = a_t (dh_t + w_{t+1})        g_t = dh_t + w_{t+1}
 
-is again a diagonal recurrence, backwards in time, whose last w is the gradient of the initial state. Row o of a tile
-holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that w still runs from the first row to the last. The forward pass
-saved the float32 state before every BLOCK_I steps, from which each row recomputes its h_{t-1}. Every program writes a
-partial sum of c's gradient; these are summed in a fixed order.
+is again a diagonal recurrence, backwards in time, whose last value is the gradient of the initial state. It is computed
+as forward.py computes h: by a look-back scan, or by a walk. Row o of a tile holds the BLOCK_I steps from
+(BLOCK_O - 1 - o) BLOCK_I on, so that w too runs from the first row to the last. The forward pass saved the float32
+state before every BLOCK_I steps, from which each row recomputes its h_{t-1}. Every program writes a part of c's
+gradient; the parts are summed in a fixed order.
 """
 
 import triton
@@ -35,8 +36,8 @@ from .elements import (
 
 @triton.jit
 def _backward_tile(r, dh, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
-    """Return a tile's decays and gates, and the maps from the w that enters the tile to the w after and before each
-    row."""
+    """Return a tile's decays and gates, and the maps of :func:`scan_rows`: from the w that enters the tile (from later
+    steps) to the w after and before each row."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -67,7 +68,7 @@ def _run_back(
     OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Compute g from the w before each row, backwards in time, then compute and store the gradients forwards in time,
-    so that only g is held in registers in between. Return the sum of D [BLOCK_C]."""
+    so that only g is held in registers in between. Return the sum of D (see gradient_element) [BLOCK_C]."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -98,7 +99,7 @@ def _run_back(
 
 @triton.jit
 def _store_dc(dc_ptr, c_ptr, total, offs_c, mask_c, PRECISE: tl.constexpr):
-    """Store -8 sigma(c) times the sum of D."""
+    """Store a part of c's gradient: -8 sigma(c) times the sum of D."""
     c = tl.load(c_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
     tl.store(dc_ptr + offs_c, total * (-8.0 * sigmoid(c, PRECISE)), mask=mask_c)
 
@@ -129,12 +130,12 @@ def look_back_gradient_kernel(
     PASS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute the gradients of one tile in a single pass over memory; tiles start from the end of the sequence.
+    """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of look_back_kernel. Reads x, r, i, dh [B, T, C], c [C],
-    the saved states [B, S, C] and the last state's gradient [B, C]; writes dx, dr, di [B, T, C], dc's parts
-    [tiles, B, C] and the first state's gradient [B, C]; passes w on through words [tiles, B, C], the last tile's first,
-    which hold the number of the call too.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of look_back_kernel.
+    Reads x, r, i, dh [B, T, C], c [C], the saved states [B, S, C] and the last state's gradient [B, C]; writes dx, dr,
+    di [B, T, C], dc's parts [tiles, B, C] and the first state's gradient [B, C]; passes w on through words
+    [tiles, B, C], the last tile's first, which hold the number of the call too.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -209,11 +210,11 @@ def walk_gradient_kernel(
     OP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk backwards through one chunk of L steps, tile by tile, from the w after it.
+    """Take one chunk of L steps backwards in time, tile by tile, from the w after it.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),), the last chunk first. Reads x, r, i, dh [B, T, C], c [C], the saved
-    states [B, S, C] and the w after each chunk [N, B, C], the last chunk's first; writes dx, dr, di [B, T, C], dc's
-    parts [N, B, C] and the first state's gradient [B, C].
+    Grid: (N chunks * B * ceil(C / BLOCK_C),), the last chunk first.
+    Reads x, r, i, dh [B, T, C], c [C], the saved states [B, S, C] and the w after each chunk [N, B, C], the last
+    chunk's first; writes dx, dr, di [B, T, C], dc's parts [N, B, C] and the first state's gradient [B, C].
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

@@ -12,25 +12,25 @@ MIN_CHUNK = 256
 """Shortest chunk, in steps, that reduce-then-scan chooses when no chunk size is given."""
 
 BYTES_PER_HOP = 2_500_000
-"""Bytes, over all sequences and channels, that the tiles of one stretch of time should at least read and write. On an
-H200 a state takes 0.8 microseconds to the next program (one hop), in which memory moves this much; with shorter tiles
-the hops would determine the time."""
+"""Bytes that the tiles of the same steps, over all sequences and channels, should at least read and write. On an H200 a
+state takes 0.8 microseconds to the next program (one hop), in which memory moves this much; with shorter tiles the hops
+would determine the time."""
 
 BYTES_PER_SHORT_HOP = 4_000_000
 """The same bound for choosing the shortest tiles and, in training, for prefetching."""
 
 AHEAD = {"fused": 128, "scan": 256}
-"""Single pass (of RG-LRU, of the linear scan) -> how many programs ahead inputs are prefetched into the L2 cache; an
-H200 runs 528 programs at once. As measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256
-saves less and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 %
-slower for longer sequences."""
+"""Implementation with a look-back scan -> how many programs ahead inputs are prefetched into the L2 cache; an H200 runs
+528 programs at once. As measured at batch 8 and 1024 channels: 128 saves 5 % of RG-LRU's forward pass, 256 saves less
+and 512 is worse. For the linear scan's forward pass 256 is 7 % faster than 128 up to 8192 steps, and 1 % slower for
+longer sequences."""
 
 SAVED_EVERY = 8
-"""The forward pass saves a float32 state every so many steps, from which the backward pass recomputes the others: the
-steps of a row of every backward tile."""
+"""Steps between the float32 states that the forward pass saves. The backward pass recomputes the others from them, so
+this is the length of a row of every backward tile."""
 
 MIN_BLOCK_C = 32
-"""Fewest channels of a tile: with half-precision elements fewer would be less than a memory burst of 64 bytes."""
+"""Fewest channels of a tile: fewer half-precision elements would be less than a memory burst of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class ScanConfig:
     """Every launch of one forward and backward pass; the forward pass saves a state every backward.block_i steps.
 
     Attributes:
-        ahead: how many programs ahead a program of the single pass prefetches inputs into the L2 cache; rounded down
-            to whole tiles of time.
+        ahead: how many programs ahead a look-back scan prefetches inputs into the L2 cache; rounded down to whole tiles
+            of time.
     """
 
     forward: TileConfig
@@ -73,7 +73,7 @@ def select_config(
     """Choose the launches.
 
     Measured on an H200 with 16-bit inputs, at batch 8 and 1024 channels and on one sequence of 65,536 steps and 2560
-    channels: half as many elements per thread (the shortest forward tiles) are faster if a stretch of such tiles moves
+    channels: half as many elements per thread (the shortest forward tiles) are faster if tiles of the same steps move
     enough bytes (0.150 ms instead of 0.161 at 8192 steps). Tiles of 8 warps, with more rows or more channels, are
     slower by 10 % to 30 % forward and 5 % to 30 % backward; rows of 64 bytes are slower by 3 % to 7 %.
 
@@ -114,7 +114,7 @@ def select_config(
 
 
 def _lengthen(tile: TileConfig, bytes_per_step: int) -> TileConfig:
-    """Return a tile with more rows and fewer channels until the tiles of one stretch of time move enough bytes."""
+    """Return a tile with more rows and fewer channels, until tiles of the same steps move BYTES_PER_HOP bytes."""
     while tile.steps * bytes_per_step < BYTES_PER_HOP and tile.block_c > MIN_BLOCK_C:
         tile = replace(tile, block_o=2 * tile.block_o, block_c=tile.block_c // 2)
     return tile

@@ -1,14 +1,15 @@
-"""Computing the elements (a_t, b_t) of a diagonal recurrence h_t = a_t h_{t-1} + b_t from inputs, and their gradients.
+"""The elements (a_t, b_t) of a diagonal recurrence h_t = a_t h_{t-1} + b_t, their gradients, and scans of a tile.
 
 The constexpr ``OP`` selects the operation:
 
     linear_scan   a_t (passed as r) and b_t = x_t are given
     rglru         a_t = exp(-8 softplus(c) sigma(r_t)), b_t = sqrt(1 - a_t^2) sigma(i_t) x_t
 
-Source: De et al., Griffin (2024), equations 1 to 4. All arithmetic is float32. For half-precision inputs the fastest
-instructions are used, five special functions per element: a sigmoid is the square of the reciprocal square root of
-1 + exp(-x), and sqrt(1 - a^2) sigma(i) takes one reciprocal square root in all. Float32 inputs (PRECISE) take
-divisions, square roots and compensated exponents. After the last step of the sequence a = 1 and b = 0.
+All arithmetic is float32. For half-precision inputs the fastest instructions are used, five special functions per
+element: a sigmoid is the square of the reciprocal square root of 1 + exp(-x), and sqrt(1 - a^2) sigma(i) takes one
+reciprocal square root in all. Float32 inputs (PRECISE) take divisions, square roots and compensated exponents. Loads
+beyond the end of the sequence return what makes a = 1 and b = 0, so that such steps leave the state as it is. Source:
+De et al., Griffin (2024), equations 1 to 4.
 """
 
 from functools import cache
@@ -52,10 +53,10 @@ def sigmoid(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def softplus(x, PRECISE: tl.constexpr):
-    """Return log(1 + exp(x)), with a small relative error for either sign of x. There is no branch, because loads are
-    not moved past one.
+    """Return log(1 + exp(x)), with a small relative error for either sign of x.
 
-    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...).
+    With e = exp(-|x|) and q = e / (2 + e) <= 1/3, log(1 + e) = 2 artanh(q) = 2 q (1 + q^2 / 3 + q^4 / 5 + ...). This
+    needs no branch; the compiler moves no loads past one.
     """
     e = exp_minus(tl.abs(x), PRECISE)
     q = e / (2.0 + e)
@@ -112,7 +113,7 @@ def load_inputs(x_ptr, r_ptr, i_ptr, base, offs, left, mask_c, C, OP: tl.constex
 
 @triton.jit
 def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, sector by sector, for a later
+    """Prefetch TILE steps from ``start`` on of BLOCK_C channels into the L2 cache, a sector at a time, for a later
     program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
     steps = tl.minimum(start + tl.arange(0, TILE), T - 1)
@@ -126,22 +127,22 @@ def prefetch_tile(ptr, start, T, C, first_c, TILE: tl.constexpr, BLOCK_C: tl.con
 
 @triton.jit
 def prefetch_words(word_ptr, B, C, batch, tile, first_c, BLOCK_C: tl.constexpr):
-    """Prefetch the words that a tile will publish into the L2 cache. They are used once a call, so without this a
-    program that waits for one would first wait for memory."""
+    """Prefetch the words that a tile will publish into the L2 cache. A word is used once in a call, so it would come
+    from memory, and a program that waits for it would wait for memory first."""
     row = tile.to(tl.int64) * B + batch
     prefetch_tile(word_ptr + row * C, 0, 1, C, first_c, 1, BLOCK_C)
 
 
 @triton.jit
 def issue_loads():
-    """Issue all loads above this line before any is used. Without it the assembler moves each load down to its first
-    use, so that they wait one after the other; it moves none past a barrier, and the barrier does not wait for data."""
+    """Issue all loads above this line before any is used. Otherwise the assembler moves each down to its first use,
+    so that they wait one after the other. It moves none past a barrier, which does not wait for their data."""
     tl.debug_barrier()
 
 
 @triton.jit
 def decay_and_gate(r, rate, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """Return a and sigma(r); a linear scan has no gate and gets a twice."""
+    """Return a and sigma(r); a linear scan has no gate, so it gets a twice."""
     r = widen(r)
     if OP == "rglru":
         open_r = sigmoid(r, PRECISE)
@@ -181,8 +182,8 @@ def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.conste
         dx = g s sigma(i)    di = g s y (1 - sigma(i))    D = g sigma(r) a (h - y a / s)
         dr = -8 softplus(c) D (1 - sigma(r))              dc = -8 sigma(c) sum of D
 
-    which stay finite for a -> 1, where sigma(r) / s -> 0. a is recomputed from its natural logarithm, because keeping
-    it in registers since the tile's map was computed would take more registers than there are.
+    which stay finite for a -> 1, where sigma(r) / s -> 0. a is computed again from its natural logarithm, because there
+    are not enough registers to keep it from :func:`decay_and_gate`'s result until here.
     """
     x = widen(x)
     if OP == "rglru":
@@ -209,7 +210,7 @@ def gradient_element(x, i, open_r, rate, h, OP: tl.constexpr, PRECISE: tl.conste
 
 @triton.jit
 def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_then):
-    """Compose two runs of rows. A run maps a state h to a h + b; the run without its last row maps it to p h + q."""
+    """Compose two sequences of rows. One maps a state h to a h + b; without its last row it maps h to p h + q."""
     return (
         a_first * a_then,
         tl.fma(a_then, b_first, b_then),
@@ -220,8 +221,8 @@ def _compose_rows(a_first, b_first, p_first, q_first, a_then, b_then, p_then, q_
 
 @triton.jit
 def scan_rows(a, b, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return the maps a, b from the state before a tile to the state after each row, and p, q to the state before each
-    row, given the map h -> a h + b of each row."""
+    """Return a, b with which each row's end state is a h + b of the state h before the tile, and p, q with which the
+    state at each row's start is p h + q, given the map h -> a h + b of each row alone."""
     p = tl.full((BLOCK_O, BLOCK_C), 1.0, tl.float32)
     q = tl.full((BLOCK_O, BLOCK_C), 0.0, tl.float32)
     if BLOCK_O > 1:
@@ -340,7 +341,7 @@ def store_last_row(ptr, state, offs_c, mask_c, BLOCK_O: tl.constexpr, BLOCK_C: t
 
 @triton.jit
 def load_state(ptr, row, offs_c, mask_c):
-    """Return a row of states [1, BLOCK_C], or zeros where there are none (None)."""
+    """Return the states [1, BLOCK_C] at offset ``row``, or zeros where there are none (None)."""
     if ptr is not None:
         state = tl.load(ptr + row + offs_c, mask=mask_c, other=0.0)
     else:

@@ -1,10 +1,10 @@
-"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: a look-back scan, and a walk tile after tile.
+"""The forward pass of a diagonal recurrence h_t = a_t h_{t-1} + b_t: a look-back scan, and a walk.
 
 Channels alone do not fill a GPU, so time is split over programs too. ``look_back_kernel`` reads and writes everything
 once: a program computes the elements of its tile and from them the map h -> a h + b of the whole tile, waits for the
 state before the tile, publishes the state after it, and only then computes its outputs, from the elements in registers.
-``walk_kernel`` processes a stretch of time whose first state is known, tile after tile: the whole sequence (the naive
-scan), or one chunk, whose first state reduce.py has computed (reduce, then scan).
+``walk_kernel`` starts from a state that is known, and its program takes one tile after the other: of the whole sequence
+(the naive scan), or of one chunk, whose first state reduce.py has computed (reduce, then scan).
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), for the composition
 of steps; Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), for the order.
@@ -33,8 +33,8 @@ from .elements import (
 
 @triton.jit
 def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: tl.constexpr):
-    """Return the elements a, b of a tile, and the maps from the state before the tile to those after and before each
-    row."""
+    """Return the elements a, b of a tile's steps, and the maps of :func:`scan_rows`: from the state before the tile to
+    the states after and before each row."""
     BLOCK_I: tl.constexpr = TILE.block_i
     BLOCK_O: tl.constexpr = TILE.block_o
     BLOCK_C: tl.constexpr = TILE.block_c
@@ -55,7 +55,7 @@ def forward_tile(x, r, i, rate, OP: tl.constexpr, PRECISE: tl.constexpr, TILE: t
 def _run_tile(
     h_ptr, saved_ptr, all_a, all_b, h, offs_t, offs_c, offs, left, mask_c, C, SAVE: tl.constexpr, BLOCK_I: tl.constexpr
 ):  # fmt: skip
-    """Run through a tile from the states before its rows; store h and, every SAVE steps, the state before the step."""
+    """Compute h from the states before a tile's rows; store h and, every SAVE steps, the state before the step."""
     for n in tl.static_range(BLOCK_I):
         mask = (left > n) & mask_c
         if SAVE > 0:
@@ -93,9 +93,11 @@ def look_back_kernel(
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),). GPUs start programs in order of their number, on which CUB's prefix
-    scans rely too, so a program only waits for programs that run already. Reads x, r, i [B, T, C], c [C] and the first
-    state [B, C]; writes h [B, T, C], the last state [B, C] and saved states [B, S, C]; passes states on through words
-    [tiles, B, C], which hold the number of the call too.
+    scans rely too, so a program only waits for programs that run already.
+    Reads x, r, i [B, T, C], c [C] and the first state [B, C]; writes h [B, T, C], the last state [B, C] and, for the
+    backward pass, the states before every SAVE steps [B, S, C]; passes states on through words [tiles, B, C], which
+    hold the number of the call too. ``ahead`` tiles later inputs are prefetched. C is given as C8 = C / 8, which tells
+    the compiler that rows of memory are aligned.
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -160,10 +162,11 @@ def walk_kernel(
     SAVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk through one chunk of L steps, tile by tile, from the state before it.
+    """Take one chunk of L steps, tile by tile, from the state before it.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C], c [C] and the states before the chunks
-    [N, B, C]; writes h [B, T, C], the state after the last chunk [B, C] and saved states [B, S, C].
+    Grid: (N chunks * B * ceil(C / BLOCK_C),).
+    Reads x, r, i [B, T, C], c [C] and the states before the chunks [N, B, C]; writes h [B, T, C], the state after the
+    last chunk [B, C] and the states before every SAVE steps [B, S, C].
     """
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

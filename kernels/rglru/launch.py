@@ -1,8 +1,8 @@
 """Launches and autograd of the kernels for diagonal recurrences h_t = a_t h_{t-1} + b_t.
 
-A call is "fused" or "scan" (one pass over memory, time split over programs that wait for each other's states),
-"chunked" (reduce, then scan) or "naive" (one program per sequence and block of channels). Only the inputs and a float32
-state every few steps are saved for the backward pass, which recomputes the elements.
+A call is "fused" or "scan" (look-back: one pass over memory, time split over programs that wait for each other's
+states), "chunked" (reduce, then scan) or "naive" (one program per sequence and block of channels). Only the inputs and
+a float32 state every few steps are saved for the backward pass, which recomputes the elements.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _forward(request: Request, x: Tensor, *others: Any) -> tuple[Tensors, Tensor
 def _shapes(request: Request, x: Tensor, *_: Tensor | None) -> tuple[Tensors, Tensors]:
     """Allocate what :func:`_forward` returns."""
     B, T, C = x.shape
-    # The states do not depend on the sequence's length, which may be unknown.
+    # How states are saved does not depend on the sequence's length, which may be unknown here.
     config = _launches(request, index(B), 2**16, index(C), x.dtype, capability(x.device))[1]
     last = x.new_empty(B, C, dtype=torch.float32) if request.want_last else None
     slots = cdiv(T, config.backward.block_i)
@@ -264,5 +264,5 @@ def _chunk_states(
 
 
 def _pass_code(tile: TileConfig, x: Tensor) -> PassCode:
-    """Return the PTX by which a kernel's threads pass states on, or none in the interpreter."""
+    """Return the PTX by which a kernel's threads pass states on; none in the interpreter."""
     return NO_CODE if x.device.type == "cpu" and triton.knobs.runtime.interpret else pass_code(tile.channels)

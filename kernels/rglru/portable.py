@@ -22,7 +22,7 @@ def scan(a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> tuple[T
 
 
 class _Scan(torch.autograd.Function):
-    """All states, with gradients of a, b and the first state; saves a, h and the first state."""
+    """All states h, with gradients of a, b and the first state; saves a, h and the first state."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, first: Tensor | None, chunk_size: int) -> Tensor:

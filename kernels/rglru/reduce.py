@@ -1,8 +1,9 @@
-"""Reduce, then scan: the map of a state that each chunk of time is, and the states between chunks.
+"""Reduce, then scan: the states between chunks of time.
 
-A chunk maps the state before it, h, to a h + b. ``reduce_kernel`` computes a and b of all chunks in parallel, forward
-in time for the states, or backward in time for w (see backward.py). ``merge_kernel`` then computes the states between
-chunks, one chunk after the other. The cost is that the inputs are read twice.
+A chunk maps the state h before it to a h + b. ``reduce_kernel`` computes a and b of all chunks in parallel, forward in
+time for the states, or backward in time for w (see backward.py). ``merge_kernel`` then applies the maps one chunk after
+the other, which gives the state before each. Then forward.py's or backward.py's walk takes the chunks in parallel. The
+cost is that the inputs are read twice.
 
 Source: Martin and Cundy, "Parallelizing linear recurrent neural nets over sequence length" (2018), section 2.
 """
@@ -44,8 +45,9 @@ def reduce_kernel(
 ):
     """Compute the map of one chunk of L steps: of the state or, given dh, of w, backwards in time.
 
-    Grid: (N chunks * B * ceil(C / BLOCK_C),). Reads x, r, i [B, T, C] and c [C] (given dh: r, dh [B, T, C] and c);
-    writes a and b [N, B, C], given dh the last chunk's first.
+    Grid: (N chunks * B * ceil(C / BLOCK_C),).
+    Reads x, r, i [B, T, C] and c [C] (given dh: r, dh [B, T, C] and c); writes a and b [N, B, C], given dh the last
+    chunk's first.
     """
     BACKWARD: tl.constexpr = dh_ptr is not None
     PRECISE: tl.constexpr = r_ptr.dtype.element_ty == tl.float32

@@ -37,8 +37,8 @@ def recurrent(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def associative(a: Tensor, b: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute the same as :func:`recurrent` in ceil(log2 T) passes: the maps h -> a h + b of runs of 1, 2, 4, ... steps
-    are composed with those of the runs before them.
+    """Compute the same as :func:`recurrent` in ceil(log2 T) passes: each composes the maps h -> a h + b of 1, 2, 4, ...
+    steps with those of as many steps before them.
 
     Source: Hillis and Steele, "Data parallel algorithms" (1986); Martin and Cundy (2018), section 2.
     """

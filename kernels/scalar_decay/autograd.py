@@ -1,9 +1,9 @@
 """One forward and backward pass of the engine: which kernel runs on what.
 
-The forward pass runs the gate kernels, the pass over the chunks (one state a chunk) where there are several, and the
-output. The backward pass recomputes the states unless they are few enough to be kept, runs the pass over the chunks
-backward in time, computes dq, dk and dv (roles.py), and turns row sums taken there into the gates' gradients. Source:
-TFLA paper, sections 2.2 and 3.2, appendices B and C.
+The forward pass runs the gate kernels, where there are several chunks the pass over them, and the output. The backward
+pass computes the states again unless they were few enough to be kept, runs the pass over the chunks backward in time,
+computes dq, dk and dv (roles.py), and turns the row sums taken there into the gates' gradients. Source: TFLA paper,
+sections 2.2 and 3.2, appendices B and C.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from .roles import DK, DQ, DV, Denominators, GateVectors, H
 
 
 def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor) -> Problem:
-    """Return a fused problem as its backward pass takes it, whose dq and dk have fewer programs: they are as wide as q,
-    often half of the output.
+    """Return a problem of scheme "walk" or "whole_state" with the chunk length of its backward pass.
+
+    That may be shorter: dq and dk are as wide as q, often half as wide as the output, and so have fewer programs.
 
     Args:
-        chunk_size: as a call names it; chunks are then no longer than that.
+        chunk_size: as a call names it, or None. If it is named, chunks are no longer than the forward pass's.
     """
     shape = choice.shape_of_tensors(q, v, normalised=problem.stabilised)
     chunk = choice.backward_chunk(shape, problem.scheme)
@@ -52,14 +53,14 @@ def backward_problem(problem: Problem, chunk_size: int | None, q: Tensor, v: Ten
 
 
 def keep_states(problem: Problem, chunk_size: int | None, q: Tensor, v: Tensor, states: Tensor | None) -> Tensor | None:
-    """Return the states if the backward pass gets them: they are those of its chunks and take little memory."""
+    """Return the states if the backward pass gets them: its chunks are the same, and they take little memory."""
     inputs = (2 * q.numel() + v.numel()) * v.element_size()
     few = states is not None and KEPT_STATES * states.nbytes <= inputs
     return states if few and backward_problem(problem, chunk_size, q, v) == problem else None
 
 
 def needs_states(problem: Problem, v: Tensor) -> bool:
-    """Return whether any head is cut into chunks, before which its states are needed."""
+    """Return whether any head is cut into chunks, whose states a pass must then compute."""
     return problem.chunk < v.shape[1] and problem.whole < v.shape[0] * v.shape[2]
 
 
@@ -108,7 +109,7 @@ def _forward(
     n_initial: Tensor | None,
     m_initial: Tensor | None,
 ) -> tuple[Tensors, Tensors]:
-    """Return h and the last C, n and m, and what is kept: the gate vectors and, for an eager call, the states."""
+    """Return h and the last C, n and m, and what is kept: gate vectors and, in an eager call, the states or None."""
     problem, want_last = make_problem(request, q, v), request.want_last
     config = choose_config(problem, q, v)
     heads, fused, exp = v.shape[2], config.is_fused, problem.stabilised
@@ -127,7 +128,7 @@ def _forward(
         )  # fmt: skip
         states, n_states = chunks.states, chunks.n_states
     if fused:
-        # Those of heads that are not cut.
+        # The pass over the chunks has written the last states of heads that are cut.
         whole_last, whole_n_last = (last, n_last) if problem.whole else (None, None)
         denominators = Denominators(n_states, n_initial, whole_n_last, gates.log_denom) if exp else None
         if denominators is not None and config.normaliser is not None:
@@ -152,8 +153,7 @@ def _shapes(
     batch, seq_len, heads, dim_v = v.shape
     heads, dim_k, dim_v = index(heads), index(q.shape[3]), index(dim_v)
     exp, fused = request.gate == "exp", is_fused(request.scheme, v.element_size())
-    # Gates accumulate over a tile of a fused chunk, else over a chunk. Neither depends on the sequence's length, so
-    # that a compiled call serves all lengths.
+    # The stretch of the gates must not depend on the sequence's length here: one compiled call serves all lengths.
     chunk = request.chunk_size or choice.sweep_chunk(dim_k, dim_v)
     config = select_config(
         scheme=request.scheme, capability=capability(v.device), item_bytes=v.element_size(), head_dim_qk=dim_k,
@@ -279,10 +279,11 @@ def _main_gradients(
     want_initial: bool,
     want_gates: bool,
 ) -> tuple[Product, Product, Product, Tensor | None, Tensor | None]:
-    """Return dq, dk and dv, the gradient of the initial state and the anchors of the decay's.
+    """Return dq, dk and dv, the gradient of the initial state and the anchors of the decay's gradient.
 
-    The fused kernel needs states only of heads that are cut into chunks, and takes anchors on its way; the parallel one
-    starts from the states of every chunk, and takes its anchors there. ``kept`` are the forward pass's states, or None.
+    Kernels that take tiles in order need states only of heads that are cut, and compute anchors on their way.
+    chunk_o.py starts from the states of every chunk, and its anchors are at the chunks' edges. ``kept`` are the forward
+    pass's states, or None.
     """
     fused = config.is_fused
     over_chunks = needs_states(problem, v) or (not fused and (c_initial is not None or d_last is not None))
@@ -327,14 +328,14 @@ def _add_normaliser_gradients(
     d_decay: Tensor | None,
     d_input: Tensor | None,
 ) -> Tensor | None:
-    """Add what flows in through the last n = sum_t w_t k_t + w_0 n_0, in place; return the gradient of n_0.
+    """Add, in place, what flows in through the last n = sum_t w_t k_t + w_0 n_0; return the gradient of n_0.
 
-    The outputs' denominators are constants, so this is the only path through n and needs no kernel of its own.
+    The outputs' denominators are constants for the gradient, so this is the only path through n and needs no kernel.
     """
     tiles = torch.arange(k.shape[1], device=k.device) // stretch
     after = gates.g.flip(-1).cumsum(-1).flip(-1) - gates.g
     m_last = edge[:, :, -1]
-    # w accumulates to the end of its tile, unstabilised.
+    # w is the weight at the end of its stretch, without the stabiliser; ``after`` is the decay from there on.
     weight = torch.exp2(gates.w + after[:, :, tiles] - m_last[..., None])
     first = torch.exp2(gates.g.sum(-1) + edge[:, :, 0] - m_last)
     dn = dn_last.float()

@@ -1,16 +1,16 @@
 """Which chunk length a call takes that names none, the fastest by a model, and which heads are cut into chunks.
 
-A program walks a chunk and takes as long as the chunk is, or as memory takes for all that walk at once; the device
-holds only so many. Short chunks make more programs. But where there are several chunks, a pass before the walk computes
-the state at every chunk's start: it reads keys and values once more, writes and reads a state a chunk, and merges the
-chunks' states one after the other where it computes them in parallel (always before whole_state). So a call takes one
-chunk where sequences and heads fill the device, and otherwise shortens it until the pass costs more than the walk
-gains:
+A program walks one chunk, and the device holds only so many programs at once: each such set is a wave. A wave takes as
+long as its chunk is, or as memory takes for all that walk at once. Shorter chunks make more programs. But where there
+are several chunks, a pass over them runs first: it reads keys and values once more, writes and reads a state a chunk,
+and merges the chunks' states one after the other where it computes them in parallel (always before whole_state). So a
+call takes one chunk where sequences and heads fill the device, and otherwise shortens it until the pass costs more than
+the walk gains:
 
-    time = waves of programs * chunk * max(walk, memory) + [several chunks] (launch + the pass's walk + states + merges)
+    time = waves * chunk * max(walk, memory) + [several chunks] (launch + the pass's walk + states + merges)
 
 Heads rarely come to a whole number of waves: 140 programs on 132 multiprocessors would take as long as 264. whole_state
-cuts only those that are left over, in this example 8.
+cuts only the heads that are left over, in this example 8.
 
 :data:`COSTS` holds what these cost, fitted to measured times by ``python -m lrbench.tests.tools.fit_choice``.
 """
@@ -29,42 +29,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MULTIPROCESSORS = 132
-"""Of an H200: of the device to choose for where none is named."""
+"""The H200's, for choices where no device is named."""
 
 RESIDENT_WARPS = 8
-"""Of a walk on a multiprocessor: a state takes nearly all registers of a program's threads."""
+"""Walking warps that a multiprocessor holds: a state takes nearly all registers of a program's threads."""
 
 LONGEST_SQUARE = 256
-"""The longest chunk of scheme "sweep", which computes all tiles of a chunk's square."""
+"""The longest chunk of scheme "sweep", whose work grows with the square of the chunk length."""
 
 
 ONE_CHUNK = 512
-"""Longest sequence that is always one chunk, so that no pass over the chunks is launched: launching that takes the host
-longer than the device takes for the few tiles, however they are split."""
+"""Longest sequence that is always one chunk: to launch the pass over the chunks takes the host longer than the device
+takes for the few tiles, however they are split."""
 
 
 WORTH_CUTTING = 0.03
-"""Share of its forward time that whole_state must gain by the model where it cuts heads into shorter chunks: with few
-programs the pass before the walk takes longer than modelled."""
+"""Share of its forward time that whole_state must gain by the model before it takes shorter chunks: with few programs
+the pass over the chunks takes longer than modelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the model adds up, in microseconds.
+    """The model's terms, in microseconds.
 
     Attributes:
-        walk, whole_state: of a position that a program walks, by :mod:`.fused_chunk` for each 128 rows of the state,
-            and by :mod:`.whole_state` for each tile of 128 x 128 (one at least).
-        normaliser: of a position that a program of the denominators' kernel (:mod:`.normaliser`) walks; where the
-            output's kernel makes them, it takes about as much longer.
-        gradient: times as long that dq and dk take, which also make the gates' gradients.
-        launch: of the pass before the walk, whatever it computes.
-        states, states_and_n: of a position that a program of this pass walks, without and, before :mod:`.fused_chunk`,
-            with denominators' states.
+        walk: of each position that a program of fused_chunk.py walks, for each 128 rows of the state.
+        whole_state: of each position that a program of whole_state.py walks, for each 128 x 128 of the state, one
+            at least.
+        normaliser: of each position that a program of normaliser.py walks; where the output's kernel makes the
+            denominators, it takes about as much longer.
+        gradient: a factor, no time: how much longer dq and dk take, which also make the gates' gradients.
+        launch: of the pass over the chunks, whatever it computes.
+        states, states_and_n: of each position that a program of this pass walks, without and with n; whole_state's pass
+            takes ``states`` either way.
         memory: of a mebibyte that programs read or write (mostly from the L2 cache where several read the same), which
             bounds them where many walk at once.
         store: of a mebibyte of states, written and read.
-        merge: of a chunk whose state is merged with the one before it, as where the pass takes chunks in parallel.
+        merge: of a chunk whose state is merged with the one before it, where the pass takes chunks in parallel.
     """
 
     walk: float = 0.04545
@@ -84,7 +85,7 @@ COSTS = Costs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a choice depends on: T, batch * heads, K, V, whether there are denominators, and the multiprocessors."""
+    """What a choice depends on; rows are batch * heads, ``normalised`` means that there are denominators."""
 
     seq_len: int
     rows: int
@@ -101,14 +102,14 @@ class Shape:
         return [1 << n for n in reversed(range(WHOLE_STATE_BLOCK_T.bit_length() - 1, longest.bit_length()))]
 
     def best_chunk(self, scheme: str, costs: Costs = COSTS, *, backward: bool = False) -> int:
-        """Return the chunk length that takes least time, or the longest one that takes hardly more."""
+        """Return the chunk length that takes least time or, where cutting gains too little, a longer one."""
         time_us = self.backward_us if backward else self.forward_us
         times = {chunk: time_us(scheme, chunk, costs) for chunk in self.chunks()}
         enough = min(times.values()) * (1 + WORTH_CUTTING if scheme == "whole_state" and not backward else 1)
         return next(chunk for chunk, time in times.items() if time <= enough)
 
     def forward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
-        """Return the time of the forward pass's walks, and of the pass before them."""
+        """Return the time in microseconds of the forward pass: walks, the pass over the chunks, the normaliser."""
         whole = self.whole_heads(scheme, chunk)
         total = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
         total += self._states_us(scheme, chunk, self.rows - whole, costs, with_n=self.normalised)
@@ -121,7 +122,7 @@ class Shape:
         return total
 
     def backward_us(self, scheme: str, chunk: int, costs: Costs = COSTS) -> float:
-        """Return the time of the backward pass: dq and dk, dv, the states' gradients, and states that are not kept."""
+        """Return the time in microseconds of dq and dk, dv, the states' gradients, and states that are not kept."""
         whole = self.whole_heads(scheme, chunk, backward=True)
         dq = self._walk_us(scheme, chunk, whole, self.head_dim_v, self.head_dim_qk, costs, gates=True)
         dv = self._walk_us(scheme, chunk, whole, self.head_dim_qk, self.head_dim_v, costs)
@@ -132,10 +133,10 @@ class Shape:
     def whole_heads(self, scheme: str, chunk: int, *, backward: bool = False) -> int:
         """Return how many heads are not cut into chunks.
 
-        With several chunks that is none but for :mod:`.whole_state`, whose programs take equally long: as many as fill
-        the multiprocessors a whole number of times are as fast without the pass before them. Only the rest are cut. A
-        pass has one number for all of its products. One kernel of denominators beside the output's needs the states of
-        all heads.
+        With several chunks that is none, except for :mod:`.whole_state`: its programs take equally long, so as many
+        whole heads as fill the multiprocessors a whole number of times are as fast as cut ones, without the pass over
+        the chunks. Only the rest are cut. All products of a pass have the same number. A normaliser of its own needs
+        the states of all heads.
         """
         if chunk >= self.seq_len:
             return self.rows
@@ -154,13 +155,13 @@ class Shape:
         return whole
 
     def _walks(self, whole: int, chunk: int) -> list[tuple[int, int]]:
-        """Return how many heads are walked in stretches of which length."""
+        """Return (heads, chunk length) for the heads that are whole and for those that are cut."""
         return [walk for walk in ((whole, max(chunk, self.seq_len)), (self.rows - whole, chunk)) if walk[0]]
 
     def _walk_us(
         self, scheme: str, chunk: int, whole: int, dim_x: int, dim_z: int, costs: Costs, *, gates: bool = False
     ) -> float:
-        """Return the time of a product with head dims DX and DZ (roles.py), of dq or dk with the gates' gradients."""
+        """Return the time of a product with head dims DX and DZ; ``gates``: with the gates' gradients, as dq and dk."""
         if scheme == "whole_state" and whole_state_reason(dim_x, dim_z, chunk) is None:
             tile = fit_whole_state(dim_x, dim_z)
             blocks, num_warps = -(-dim_z // tile.block_z), 4 * tile.groups
@@ -177,7 +178,7 @@ class Shape:
         return total
 
     def _states_us(self, scheme: str, chunk: int, rows: int, costs: Costs, *, with_n: bool = False) -> float:
-        """Return the time of the pass that computes the chunks' states of heads that are cut."""
+        """Return the time of the pass over the chunks for ``rows`` heads that are cut."""
         num_chunks = -(-self.seq_len // chunk)
         if num_chunks == 1 or rows == 0:
             return 0.0
@@ -185,7 +186,7 @@ class Shape:
         blocks_k, blocks_v = -(-self.head_dim_qk // 128), -(-self.head_dim_v // (128 if whole else 64))
         programs, length, merge = rows * blocks_k * blocks_v, self.seq_len, 0.0
         if whole or programs < MIN_PROGRAMS:
-            # The last chunk of the pass contributes to nothing.
+            # The pass's last chunk is not computed.
             programs, length, merge = programs * (num_chunks - 1), chunk, costs.merge * num_chunks
         position = costs.states_and_n if with_n and not whole else costs.states
         columns = self.head_dim_qk / blocks_k + self.head_dim_v / blocks_v
@@ -196,10 +197,11 @@ class Shape:
     def _programs_us(
         self, programs: int, resident: int, length: int, position: float, columns: float, costs: Costs
     ) -> float:
-        """Return the time of programs that walk ``length`` positions, each no faster than ``position`` and than memory.
+        """Return the time of programs that walk ``length`` positions each, wave after wave.
 
         Args:
             resident: programs that a multiprocessor holds.
+            position: time of a position where memory does not bound it.
             columns: numbers that a program reads and writes at a position.
         """
         full, rest = divmod(programs, resident * self.multiprocessors)
@@ -209,7 +211,7 @@ class Shape:
 
 
 def sweep_chunk(head_dim_qk: int, head_dim_v: int) -> int:
-    """Return the chunk length of scheme "sweep", whatever the sequence's length."""
+    """Return the chunk length of scheme "sweep", which does not depend on the sequence's length."""
     return min(LONGEST_SQUARE, max(WHOLE_STATE_BLOCK_T, next_power_of_two(max(head_dim_qk, head_dim_v))))
 
 
@@ -240,7 +242,7 @@ def preferred_chunk(sizes: Mapping[str, int], *, impl: str) -> int:
 def shape_of_tensors(q: Tensor, v: Tensor, *, normalised: bool = False) -> Shape:
     """Return the shape of a call's q [B, T, G, K] and v [B, T, H, V], on their device (a CPU counts as an H200)."""
     batch, seq_len, heads, head_dim_v = v.shape
-    # Only a call has torch.
+    # Imported here because it imports torch, which declarations must do without.
     from ..common.device import multiprocessors
 
     return Shape(

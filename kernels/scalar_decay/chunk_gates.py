@@ -1,8 +1,9 @@
-"""The weights that the portable chunkwise form computes from its gates, chunk by chunk.
+"""The weights that the portable chunkwise form (chunkwise.py) computes from its gates, chunk by chunk.
 
 With b the inclusive cumulative sum of the log decay within a chunk, u the log input gate and c_j = u_j - b_j, key j has
 the weight exp(c_j - r_i) in output i, and the state before the chunk has the weight exp(p - r_i). chunkwise.py says how
-r and p are chosen. All exponents are computed in float64 for the whole sequence and then cut into groups of chunks.
+r, p and a factored group's e are chosen. All exponents are computed in float64 for the whole sequence and then cut
+into groups of consecutive chunks, which that module processes at once.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Segment:
     groups: list[Group]
 
     def view(self, x: Tensor) -> Tensor:
-        """Return the segment's part of x [B, T, H, ...] as a view [N, B, H, L, ...]."""
+        """Return the segment's part of x [B, T, H, ...] as a view [N, B, H, L, ...] of its N chunks."""
         chunks = x[:, self.start : self.stop].unflatten(1, (-1, self.length))
         return chunks.permute(1, 0, 3, 2, *range(4, chunks.dim()))
 

@@ -1,12 +1,13 @@
-"""The engine's recurrent kernel: computes the state C at every chunk edge, forward in time or backward.
+"""The engine's pass over the chunks: computes the state C at every chunk edge, forward in time or backward.
 
 Forward (paper, appendix B.2):
     C_k = exp2(g_k + m_{k-1} - m_k) C_{k-1} + sum_t exp2(w_t - m_k) k_t v_t^T
 Backward (paper, appendix B.3):
     dC_{k-1} = exp2(g_k + m_{k-1} - m_k) dC_k + sum_t s exp2(b_t + m_{k-1} - m_t) / denom_t q_t dh_t^T
 
-with m = 0 for operations without a stabiliser. A chunk is processed tile by tile with the state in registers. One state
-is written per chunk, so a longer chunk moves fewer bytes.
+The sums run over the positions t of chunk k, s is the scale, gate vectors are those of roles.GateVectors, and m = 0 for
+operations without a stabiliser. A program holds a tile of one head's state in registers and adds to it tile by tile of
+the sequence. One state is written per chunk, so a longer chunk moves fewer bytes.
 """
 
 import triton
@@ -44,14 +45,15 @@ def chunk_h_kernel(
 ):
     """Process the chunks in order with one [BLOCK_K, BLOCK_V] tile of the state in registers.
 
-    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times the chunks whose states are wanted, N or
-    N - 1: then one program computes one chunk's contribution to the state, starting from zero, and chunk_h_merge_kernel
-    combines the contributions. The last chunk of the pass contributes to nothing but the last state.
+    Grid: (ceil(K / BLOCK_K) * ceil(V / BLOCK_V) * B * H,), with LOCAL times the chunks whose contributions are wanted,
+    N or N - 1: then one program computes one chunk's contribution to the state, starting from zero, and
+    chunk_h_merge_kernel combines the contributions. The pass's last chunk (REVERSE: the first in time) is left out
+    unless the last state is wanted, since no chunk follows it.
     Forward: reads k [B, T, H / group_x, K], v [B, T, H, V] and the gate vectors; writes the state before each chunk
     [B, H, N, K, V] and, where asked for, n [B, H, N, K] and the last state. REVERSE: reads q, dh, the gate vectors and
     the forward states; writes the gradient of the state after each chunk, that of the initial state and, where asked
-    for, the anchors: <C, dC> at each chunk's start, [tiles, B, H, N]. Gate vectors are cumulative over LG positions,
-    states are written every L.
+    for, the anchors: <C, dC> at each chunk's start, [tiles of the state, B, H, N]. Gate vectors are cumulative over LG
+    positions, states are written every L.
     """
     H: tl.constexpr = SHAPE.heads
     K: tl.constexpr = SHAPE.dim_x
@@ -199,12 +201,13 @@ def chunk_h_merge_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Replace every chunk's contribution by the state that enters the chunk: C_k = decay_k C_{k-1} + local_k.
+    """Replace every chunk's contribution by the state that enters the chunk: C_k = decay_k C_{k-1} + contribution_k.
 
-    A chunk multiplies the state by one scalar, so the merge is exact.
+    A chunk multiplies the state by one scalar, so the merge is exact. REVERSE goes through the chunks backward.
 
-    Grid: (ceil(K V / BLOCK_E) * heads,) for the heads of the batch from number ``whole`` on.
-    Reads g [B, H, ceil(T / LG)] and m at its edges; reads and writes the states [heads, N, K, V] and n [heads, N, K].
+    Grid: (ceil(K V / BLOCK_E) * heads,) for the heads of the batch from number ``whole`` on, those that are cut.
+    Reads g [B, H, ceil(T / LG)] and m at the stretches' edges; reads and writes the states [heads, N, K, V] and n
+    [heads, N, K].
     """
     WITH_N: tl.constexpr = n_states_ptr is not None
     blocks: tl.constexpr = (K * V + BLOCK_E - 1) // BLOCK_E
@@ -225,7 +228,7 @@ def chunk_h_merge_kernel(
         state += tl.load(initial_ptr + pid_bh * K * V + offs, mask=mask, other=0.0)
         if WITH_N:
             n_state += tl.load(n_initial_ptr + pid_bh * K + offs_k, mask=mask_k, other=0.0)
-    # Only the last state needs what the pass's last chunk contributes; it may not have been computed.
+    # Where the last state is not wanted, the contribution of the pass's last chunk has not been computed.
     contributing = N if last_ptr is not None else N - 1
     # Loads of several chunks are in flight at once: none depends on the chunk before.
     for step in tl.range(0, N, num_stages=4):

@@ -17,10 +17,10 @@ Weights, states and accumulators are float32; operands of matrix products are ro
 inputs everything is float64.
 
 Speed: matrix products dominate on a CPU only if everything between them stays in its caches. Chunks are therefore taken
-in groups: q, k and v of a group are copied into matrices that are reused for every group, and everything but the
-recurrence of the state is one batched product, or one elementwise pass, over the whole group. The denominators' n^T q
-are computed along with the scores, since n is stored as one more key. The backward pass recomputes the weights, and
-the states from one that is kept per group.
+in groups of consecutive ones. The q, k and v of a group are copied into matrices that every group uses again, and all
+but the recurrence of the state is one batched product, or one elementwise pass, over the whole group. The denominators'
+n^T q are computed along with the scores, since n is stored as one more key. The backward pass recomputes the weights,
+and the states from one that is kept per group.
 
 If the gates of a group allow it (FACTORED_RANGE in chunk_gates.py), the group is factored: all its rows take the same
 r_i = e, the r of the group's last row. The weights then become factors exp(c_j - e) of the keys, and between the chunks
@@ -57,9 +57,9 @@ class _Options:
 
 
 class _Matrices:
-    """Matrices [G, S, R, D] of a group's chunks and the views of them in use, each made once.
+    """Matrices [G, S, R, D] of a group (G chunks, S = B * H sequences) and views of them, each made once.
 
-    heads: [G, B, H, R, D], as Segment.view of the arguments. flat: [G * S, R, D]. chunks: G of [S, R, D].
+    heads: [G, B, H, R, D], the layout of Segment.view. flat: [G * S, R, D]. chunks: G of [S, R, D]. _t: transposed.
     """
 
     def __init__(self, data: Tensor, batch: int) -> None:
@@ -78,9 +78,10 @@ class _Workspace:
     columns: n (normalised form only), then the keys. key: the view of the keys; in a factored group they are multiplied
         by their weights in the state.
     value: v.
-    weighted: weighted products of columns and queries, one row per column. scores: the view of the keys' rows.
+    weighted: products of columns and queries, later times their weights, one row per column. scores: the view of the
+        keys' rows.
     out: sum of weighted values; in the backward pass dh divided by the denominator.
-    row: [G, S, L], first n^T q of every query, then the inverse of its denominator.
+    row: [G, S, L], first n^T q of every query, then one over its denominator. factor: a view of it [G, B, H, L, 1].
     n: [1 + G, S, K], n before every chunk and after the last one, used in factored groups.
     """
 
@@ -148,7 +149,7 @@ class _Workspace:
         return torch.stack(before), n
 
     def score(self, group: Group, n: Tensor | None) -> Tensor | None:
-        """Fill scores and, given n before every chunk [G, S, K], row with n^T q; return the weights where pairwise."""
+        """Fill scores and, given n before every chunk [G, S, K], row with n^T q; return a pairwise group's weights."""
         if n is not None:
             self.n_column.copy_(n)
         torch.bmm(self.columns.flat, self.query.flat_t, out=self.weighted.flat)
@@ -178,7 +179,7 @@ class _Workspace:
 
 
 class _States(NamedTuple):
-    """C [S, K, V] and, in the normalised form, n [S, K] and m [S] (float64 within this module)."""
+    """C [S, K, V] and, in the normalised form, n [S, K] and m [S] (m in float64 within this module)."""
 
     c: Tensor
     n: Tensor | None = None
@@ -230,7 +231,7 @@ def _forward(
 ) -> tuple[Tensor, _States]:
     """Return h and the last state; append a checkpoint per group for the backward pass to ``checkpoints``."""
     h, c, n, work = torch.empty_like(v), state.c.clone(), state.n, None
-    # There are a thousand small calls; without inference mode autograd's bookkeeping takes 2 % of the time of 2 cores.
+    # Without inference mode, autograd's bookkeeping for a thousand small calls takes 2 % of the time on two cores.
     with torch.inference_mode():
         segments, m = _plan(a, u, state, options, v.dtype)
         for group, q_g, k_g, v_g, h_g in (parts for segment in segments for parts in segment.cut(q, k, v, h)):
@@ -320,7 +321,7 @@ class _BackwardWorkspace(_Workspace):
         return (h * dh).sum(-1).view(self.shape).mul_(self.row).mul_(slope).neg_()
 
     def sweep_factored(self, c: Tensor, dc: Tensor, group: Group) -> Tensor:
-        """Do the same as :meth:`sweep_pairwise`, but return <C, dC> of the last chunk only, [1, S]."""
+        """Do what :meth:`sweep_pairwise` does, for a factored group; return <C, dC> [1, S] of its last chunk."""
         c = c * group.decay[0]
         for chunk, (dout_c, dquery_c) in enumerate(zip(self.out.chunks, self.dquery.chunks, strict=True)):
             if chunk:
@@ -488,7 +489,7 @@ def _last_state_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of C and n after the last chunk: the backward pass of _States.unflatten.
 
-    The gradient of n is None if n gets no gradient, neither from the denominators (``n_matters``) nor from the last n.
+    The gradient of n is None if neither the denominators (``n_matters``) nor the last n give it one.
     """
     dc = torch.zeros_like(state.c) if dlast[0] is None else dlast[0].reshape(state.c.shape).clone()
     if state.n is None or m_last is None:
@@ -506,7 +507,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _uncompiled(function: Function) -> Function:
     """Return a function that torch.compile calls rather than traces: how chunks are grouped depends on gates' values.
 
-    ``torch.compiler.disable`` imports the compiler, which takes seconds, so that waits until somebody compiles.
+    ``torch.compiler.disable`` imports the compiler, which takes seconds, so it is called no sooner than needed.
     """
 
     @wraps(function)

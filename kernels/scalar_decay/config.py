@@ -1,4 +1,4 @@
-"""Tile sizes of the engine's kernels: one frozen value a launch, and one predicate that says where it is valid."""
+"""Tile sizes of the engine's kernels: one frozen value for each launch, and predicates of where they are valid."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from typing import Any, Generic, TypeVar
 from ..common.sizes import MIN_PROGRAMS, next_power_of_two
 
 GATES_BLOCK_T = 512
+"""Positions that a program of the gate kernels takes at once ..."""
+
 GATES_TILE = 2048
+"""... and at most so many positions times heads."""
+
 WHOLE_STATE_BLOCK_T = 64
+"""Positions of a tile of whole_state_kernel."""
+
 SCAN_BLOCK_N = 1024
+"""Stretches that a program scans at once, and positions for which one finishes stabilisers or denominators."""
+
 MERGE_BLOCK_E = 1024
+"""Elements of the state in a program that merges chunks."""
+
 SUM_BLOCK = 1024
-"""Positions that a program of the gates takes at once, and times heads; positions of a tile of whole_state_kernel; gate
-tiles, or positions, of a program that scans or finishes stabilisers or denominators; elements of a state that a merging
-program takes; sums that a program of gradients of shared heads or constants makes, eight a thread."""
+"""Results of a program of sum_kernel, eight a thread."""
 
 
 def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
-    """Return the positions between anchors of the decay gradient where a chunk is processed tile by tile.
+    """Return the positions between anchors of the decay's gradient where a chunk is processed tile by tile.
 
-    Rounding piles up over at most this many; no interval crosses a chunk's edge. Anchors cost whole_state, which has
-    less else to do, relatively more.
+    Rounding errors accumulate over this many positions, and never across a chunk's edge. whole_state takes fewer
+    anchors, because they cost a larger share of its time.
 
     Args:
         sums_decay: whether the operation sums the decay's gradient over all tokens, with its rounding errors (SSD's A).
@@ -32,15 +40,15 @@ def anchor_every(scheme: str, chunk: int, *, sums_decay: bool) -> int:
 
 
 KEPT_STATES = 16
-"""States at the chunks' edges are kept for the backward pass if q, k and v are at least this many times larger."""
+"""The states between chunks are kept for the backward pass if q, k and v take at least this many times their memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesConfig:
-    """Launch of the kernel of the states at the chunks' edges: time tile, state tile, warps, pipeline stages.
+    """Launch of the pass over the chunks, with a [block_k, block_v] tile of the state in each program.
 
-    ``parallel`` computes every chunk's own contribution at once and merges them, for grids too small otherwise;
-    ``whole_state`` does it by the kernel of whole_state_h.py.
+    ``parallel`` computes every chunk's own contribution at once and merges them, where too few programs would run
+    otherwise; ``whole_state`` does so by the kernel of whole_state_h.py.
     """
 
     block_t: int
@@ -54,10 +62,8 @@ class StatesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkOutputsConfig:
-    """Launch of chunk_o_kernel, a chunk's tiles in parallel.
-
-    Row tile, column tile, contraction block, output block, warps, stages.
-    """
+    """Launch of chunk_o_kernel: tiles [block_t, block_s] of X Y^T, multiplied block_x columns of X and Y at a time, and
+    block_z columns of the output a program."""
 
     block_t: int
     block_s: int
@@ -69,10 +75,8 @@ class ChunkOutputsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedChunkConfig:
-    """Launch of fused_chunk_kernel, a chunk's tiles in order.
-
-    Time tile, contraction block, output block, warps, pipeline stages.
-    """
+    """Launch of fused_chunk_kernel: tiles of block_t positions, block_x columns of X and Y (rows of the state) a
+    launch, and block_z columns of the output and of the state a program."""
 
     block_t: int
     block_x: int
@@ -83,10 +87,14 @@ class FusedChunkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeStateConfig:
-    """Launch of the kernel that holds a whole state.
+    """Launch of whole_state_kernel; its module defines part, group and stage.
 
-    Time tile, widths of the contraction's parts (of two the first has 128 columns), output columns of a program, groups
-    of four warps that share these, steps whose tiles are in shared memory.
+    Attributes:
+        block_t: positions of a tile.
+        widths: columns of each part of X and Y; of two parts the first has 128.
+        block_z: columns of the output of a program.
+        groups: groups of four warps that walk and share these columns.
+        num_stages: tiles of X, Y and Z that shared memory holds.
     """
 
     block_t: int
@@ -97,7 +105,7 @@ class WholeStateConfig:
 
     @property
     def block_x(self) -> int:
-        """Columns of the contraction."""
+        """Columns of X and Y in one launch."""
         return sum(self.widths)
 
     @property
@@ -107,29 +115,29 @@ class WholeStateConfig:
 
     @property
     def makes_denominators(self) -> bool:
-        """Whether the program of mLSTMexp's output makes the denominators too: all keys' columns are in one part."""
+        """Whether the kernel of mLSTMexp's output makes the denominators too: one part must hold all of k."""
         return self.groups == 2 and len(self.widths) == 1
 
     @property
     def max_registers(self) -> int | None:
-        """Registers a thread where a multiprocessor is to hold two programs, which small tiles leave room for."""
+        """Bound on a thread's registers by which a multiprocessor holds two programs, if tiles are small enough."""
         return 128 if self.groups == 1 and self.block_x <= 128 else None
 
     def multiplied_columns(self, dim_z: int) -> int:
-        """Return how many output columns the programs of a head compute, of which the last may be empty."""
+        """Return how many output columns the programs of a head compute; the last ones may lie beyond ``dim_z``."""
         columns = self.block_z // self.groups
         if self.groups == 2 and dim_z <= self.block_z:
             return columns + (64 if dim_z <= columns + 64 else columns)
         return columns * -(-dim_z // columns)
 
     def narrowed(self, columns: int) -> WholeStateConfig:
-        """Return the launch for the contraction's last ``columns`` columns."""
+        """Return the launch for the last ``columns`` columns of X and Y."""
         return replace(self, widths=_widths(min(columns, self.block_x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormaliserConfig:
-    """Launch of the normaliser's kernel, at the fused kernel's time tile: contraction block, warps, pipeline stages."""
+    """Launch of the normaliser's kernel with block_k columns of k a program; its tiles are as long as the output's."""
 
     block_k: int
     num_warps: int
@@ -143,9 +151,9 @@ Tile = TypeVar("Tile", ChunkOutputsConfig, FusedChunkConfig | WholeStateConfig)
 class EngineConfig(Generic[Tile]):
     """Every launch of one forward and backward pass.
 
-    The four products take either the tiles of a chunk in parallel (ChunkOutputsConfig) or in order (FusedChunkConfig,
-    WholeStateConfig, with one common block_t). ``normaliser`` is None where the output's kernel makes mLSTMexp's
-    denominators itself.
+    The four products (roles.py) take a chunk's tiles either in parallel (ChunkOutputsConfig) or in order
+    (FusedChunkConfig, WholeStateConfig, with one common block_t). ``normaliser`` is None where the output's kernel
+    makes mLSTMexp's denominators itself.
     """
 
     states: StatesConfig
@@ -157,11 +165,11 @@ class EngineConfig(Generic[Tile]):
 
     @property
     def is_fused(self) -> bool:
-        """Whether the tiles of a chunk are taken in order, the state on chip."""
+        """Whether a chunk's tiles are taken in order."""
         return isinstance(self.output, FusedChunkConfig | WholeStateConfig)
 
     def gate_chunk(self, chunk: int) -> int:
-        """Return the stretch over which gate vectors accumulate: a tile in the fused kernel, else a chunk."""
+        """Return the stretch of gate vectors: a tile where tiles are taken in order, else a chunk."""
         return self.output.block_t if self.is_fused else chunk
 
 
@@ -180,7 +188,7 @@ def whole_state_reason(head_dim_qk: int, head_dim_v: int, chunk: int) -> str | N
 
 
 def _widths(columns: int) -> tuple[int, ...]:
-    """Return the widths of the parts of at most 256 columns of a contraction: powers of two."""
+    """Return the widths of the parts that hold ``columns`` (at most 256) columns of X and Y: powers of two."""
     if columns <= 128:
         return (max(64, next_power_of_two(columns)),)
     return (128, max(32, next_power_of_two(columns - 128)))
@@ -190,13 +198,13 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
     """Return the launch for head dims that :func:`whole_state_reason` has nothing against.
 
     Args:
-        sums: whether rows are summed for the gates' gradients (dq, dk): a program then has one tile of the output.
+        sums: whether rows are summed for the gates' gradients (dq, dk); a group then has 64 columns of the output.
     """
     widths = _widths(min(dim_x, 256))
     block_x = sum(widths)
     block_z = min(128 if block_x > 128 or sums else 256, max(64, next_power_of_two(dim_z)))
     groups = 1 if block_z == 64 else 2
-    # Three steps where a multiprocessor has room for them, with the other tiles; of single groups it holds two.
+    # Three stages where shared memory has room for them; a multiprocessor holds two programs with one group each.
     num_stages = 3 if 2 * block_x + block_z <= 192 * groups else 2
     return WholeStateConfig(
         block_t=WHOLE_STATE_BLOCK_T, widths=widths, block_z=block_z, groups=groups, num_stages=num_stages
@@ -204,7 +212,7 @@ def fit_whole_state(dim_x: int, dim_z: int, *, sums: bool = False) -> WholeState
 
 
 def is_fused(scheme: str, item_bytes: int) -> bool:
-    """Return whether the tiles of a chunk are taken in order; float32 takes them all in parallel."""
+    """Return whether a chunk's tiles are taken in order, which float32 never does."""
     return scheme in ("walk", "whole_state") and item_bytes == 2
 
 
@@ -222,17 +230,17 @@ def select_config(
     """Choose the launches for an architecture and problem.
 
     Args:
-        scheme: "walk", a chunk's tiles in order, "whole_state", the same by programs that hold whole states, or
-            "sweep", all in parallel, as float32 always is.
+        scheme: "walk" takes a chunk's tiles in order, "whole_state" the same in programs that hold whole states, and
+            "sweep" all in parallel, which float32 always does.
         capability: compute capability of the device, such as (9, 0).
         item_bytes: bytes of one input element: 2 (bf16, fp16) or 4 (fp32).
         head_dim_qk: K.
         head_dim_v: V.
         chunk: chunk length in force, a power of two >= 16.
-        rows: batch * heads; few of them leave the kernel of the states short of programs.
+        rows: batch * heads; where they are few, chunks' states are computed in parallel.
 
     Returns:
-        the launches; tiles never exceed the chunk or the padded head dims.
+        The launches; tiles never exceed the chunk or the padded head dims.
     """
 
     def padded(dim: int) -> int:
@@ -265,7 +273,7 @@ def select_config(
     def fit_fused(dx: int, dz: int, *, sums: bool = False) -> FusedChunkConfig | WholeStateConfig:
         if whole_state:
             return fit_whole_state(dx, dz, sums=sums)
-        # Before Hopper operands pass through registers: only half the tile leaves room for the state.
+        # Before Hopper a product's operands are in registers, where only half the tile fits beside the state.
         block_t, block_x = (64, 128) if capability >= (9, 0) else (32, 64)
         return FusedChunkConfig(
             block_t=min(block_t, chunk), block_x=min(block_x, padded(dx)), block_z=min(64, padded(dz)), num_warps=4,
@@ -283,7 +291,7 @@ def select_config(
             num_warps=outputs.num_warps if block_t == outputs.block_t else 4,
         )
 
-    # whole_state has few programs, and so does its normaliser: small ones wait less. On Blackwell a large one spills.
+    # whole_state has few programs, and so has its normaliser: small ones wait less. On Blackwell large ones spill.
     normaliser_k = 128 if capability[0] == 9 and not whole_state else 64
     normaliser = NormaliserConfig(block_k=min(normaliser_k, k_pad), num_warps=2 if whole_state else 4, num_stages=3)
     fit = fit_fused if fused else fit_outputs
@@ -291,7 +299,7 @@ def select_config(
     makes_denominators = isinstance(output, WholeStateConfig) and output.makes_denominators
     dq = fit(head_dim_v, head_dim_qk, sums=True)
     if isinstance(dq, FusedChunkConfig) and capability >= (10, 0):
-        # With a state to load, four warps would spill.
+        # With a state to load, four warps would spill registers.
         dq = replace(dq, num_warps=8)
     return EngineConfig(
         states=states,

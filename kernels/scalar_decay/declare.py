@@ -11,23 +11,23 @@ from ..spec import Implementation, Operation, portable_form, triton_form
 from .config import WHOLE_STATE_BLOCK_T, whole_state_reason
 
 FUSED_CHUNK = "fused_chunk"
-"""Name of the implementation whose chunks are processed tile by tile with the state on chip."""
+"""The implementation that takes a chunk's tiles in order, with the state on chip."""
 
 WHOLE_STATE = "whole_state"
-"""Name of the one whose programs hold the whole state of a head, on Hopper."""
+"""The same for Hopper, in programs that hold the whole state of a head."""
 
 HOPPER, GLUON_TRITON = "9.0", ">=3.6,<3.9"
-"""Compute capability and Triton that it runs with: an H200 ran its laws and graphs with 3.6 and 3.8."""
+"""Compute capability and Triton of whole_state: an H200 passed its laws and CUDA graph tests with 3.6 and 3.8."""
 
 OPTIONS = {"parallel": "gate_dtype", "recurrent": "round_operands"}
-"""What the operations' functions take as ``impl`` -> a keyword that not every one has."""
+"""Implementation -> the one keyword that it takes and others do not."""
 
 SCHEMES = {WHOLE_STATE: "whole_state", FUSED_CHUNK: "walk", "xl_chunk": "sweep", "limit_chunk": "sweep"}
-"""Implementation by Triton -> how it processes a chunk, see config.select_config."""
+"""Implementation in Triton -> its scheme, see config.select_config."""
 
 CHUNKED = (*SCHEMES, "torch")
 IMPLEMENTATIONS = (*CHUNKED, *OPTIONS, "step")
-"""What the operations' functions take as ``impl``, and what of it takes ``chunk_size``."""
+"""CHUNKED: the implementations that take ``chunk_size``. IMPLEMENTATIONS: all values of ``impl``."""
 
 MAX_HEAD_DIM = 1024
 LIMIT_CHUNK_SIZES = (16, 32, 64, 128)
@@ -43,13 +43,13 @@ def scalar_decay_operation(
     normalised: bool = False,
     **declared: Any,
 ) -> Operation:
-    """Declare the operation whose function, called like it, and ``make_inputs`` lie in ``kernels/<name>``.
+    """Declare the operation whose function ``name`` and ``make_inputs`` are in the module ``kernels/<name>``.
 
     Args:
         name: of the operation.
         kernel: the family.
         implementations: its own, beside the engine's.
-        normalised: whether outputs are divided by denominators, which take a kernel of their own.
+        normalised: whether outputs are divided by denominators, which the choice of a chunk length accounts for.
         declared: other attributes of :class:`Operation`.
     """
     function = f"kernels.{name}:{name}"

@@ -17,7 +17,7 @@ whole_state where it runs and fused_chunk elsewhere, or one of
 
 and these keywords:
 
-    chunk_size         of the chunkwise forms; need not divide T and may exceed it. None chooses the fastest (choice.py;
+    chunk_size         of the first five; need not divide T and may exceed it. None chooses the fastest (choice.py;
                        limit_chunk, torch: 64). The first three take powers of two >= 16. The backward pass of
                        fused_chunk and whole_state takes shorter chunks where these would leave the device idle.
                        whole_state cuts only the heads that are left over when the others fill the device.
@@ -68,7 +68,7 @@ from .reference import State, parallel, recurrent
 from .validate import check_initial_state
 
 DEFAULT_CHUNK_SIZE = 64
-"""Of limit_chunk and torch."""
+"""The chunk length of limit_chunk and torch where a call names none."""
 
 
 def scalar_decay(
@@ -94,17 +94,15 @@ def scalar_decay(
     """Run an implementation on an operation's checked tensors; the operations' public functions are its callers.
 
     Args:
-        impl: see above.
-        q, k: [B, T, G, K] with G dividing H.
+        impl, scale, chunk_size, state_dtype, initial_state, return_last_state, options: as in the module's docstring.
+        q, k: [B, T, G, K] with G dividing H: H / G consecutive heads share one of q and k.
         v: [B, T, H, V].
         log_gates: makes the log decay a [B, T, H] and the log input u [B, T, H] (None: 0) of the torch forms.
         gate: gate function of the kernels, see gates.py.
         decay, input_gate: gate arguments [B, T, H] as that function needs them.
         head: constant a head [H] (slope, A).
         inv_tau: 1 / tau of Gated Retention.
-        normalizer_gradient: of mLSTMexp's torch forms.
-        options: see above.
-        Others: see above.
+        normalizer_gradient: whether mLSTMexp's torch forms differentiate through the denominators.
 
     Returns:
         h [B, T, H, V], or (h, last state).
@@ -151,7 +149,7 @@ def scalar_decay(
     if impl == "step" and v.shape[1] != 1:
         raise ValueError(f"a decoding step takes one token: seq_len must be 1, got {v.shape[1]}")
 
-    # Only here is Triton needed.
+    # autograd imports Triton, which the forms above do without.
     from .autograd import SCALAR_DECAY, STEP, Request
 
     request = Request(gate, scale, inv_tau, SCHEMES.get(impl, ""), chunk_size, state_dtype, return_last_state)

@@ -1,16 +1,16 @@
-"""The fused chunk kernel of the engine: a chunk processed tile by tile in order, its state on chip.
+"""The fused chunk kernel of the engine: a chunk is processed tile by tile in order, with its state on chip.
 
-It computes the four products of roles.py,
+It computes the four products of roles.py, for each tile of X, Y and Z
 
     out = rows(W_in) (X S) + ((X Y^T) * W) Z        S <- decay S + Y^T (rows(w) Z)
 
-and carries S from tile to tile, where chunk_o.py takes all earlier tiles of the chunk: work grows linearly with the
-chunk length, and nothing but inputs and outputs crosses device memory. "past" roles (h, dq) run forward in time,
-"future" roles (dk, dv) backward. The price is a state tile [DX, BLOCK_Z] in registers, so long head dims are split into
-blocks, one launch each.
+and carries S from tile to tile, where chunk_o.py goes through all other tiles of the chunk. So the work grows linearly
+with the chunk length, and nothing but inputs, outputs and one state per chunk crosses device memory. Past roles (h, dq)
+run forward in time, future roles (dk, dv) backward. A program holds BLOCK_Z columns of S, for all DX rows if they fit
+its registers; a larger DX is split into blocks, one launch each, whose outputs are added.
 
-Gate vectors are cumulative over a tile, not over the chunk: they come from the gate kernels run at chunk length
-BLOCK_T. Z, not Y, carries the state weight, so that Y's transpose stays a plain shared-memory operand.
+Gate vectors are cumulative over a tile, not over the chunk: the gate kernels run with a stretch of BLOCK_T. Z, not Y,
+carries the state's weight w, so that Y's transpose is read from shared memory as it is.
 """
 
 import triton
@@ -58,18 +58,18 @@ def fused_chunk_kernel(
     LAST: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Process one chunk for BLOCK_Z columns of the output and one block of the contraction.
+    """Process one chunk for BLOCK_Z columns of the output and one block of BLOCK_X columns of X and Y.
 
-    Head dims DX above BLOCK_X take one launch for each block of X and Y; their outputs add up in a partial result
-    [B, T, H, DZ], which every launch but the FIRST reads and every one but the LAST writes.
+    Head dims DX above BLOCK_X take one launch for each block; their outputs add up in a partial result [B, T, H, DZ],
+    which every launch but the FIRST reads and every one but the LAST writes.
 
     Grid: (ceil(DZ / BLOCK_Z) * N * B * H,).
     Reads X, Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ], the state entering the chunk [B, H, N, DX, DZ]
     (transposed: [B, H, N, DZ, DX]; zero where None) and the gate vectors; writes out [B, T, H, DZ] and, where ``last``
-    is given, the state that leaves the sequence (N = 1).
-    Given a pair [B, T, H, DZ], it writes sum_z out * pair [tiles, B, H, T]; past roles also write S every ``every``
-    positions [B, H, ceil(T / every), DX, DZ], and future roles read it back and write <C, dC> there
-    [tiles, B, H, ceil(T / every)].
+    is given, the state that leaves the sequence (N = 1). Given a pair [B, T, H, DZ], it writes sum_z out * pair
+    [blocks of Z, B, H, T]; past roles also write S at the anchors, every ``every`` positions,
+    [B, H, ceil(T / every), BLOCK_X, DZ], and future roles read it back and write <C, dC> there
+    [blocks of Z, B, H, ceil(T / every)].
     """
     H: tl.constexpr = SHAPE.heads
     DX: tl.constexpr = SHAPE.dim_x
@@ -100,8 +100,8 @@ def fused_chunk_kernel(
     mask_x = offs_x < DX
     mask_z = offs_z < DZ
     z_col = pid_z * BLOCK_Z
-    # Clamping costs addresses; masking costs masks that live from one iteration's loads to the next one's products.
-    # Which of the two leaves more registers differs with the role.
+    # Clamping costs registers for addresses, masking for masks that live from one iteration's loads to the next one's
+    # products. Which of the two leaves more registers differs with the role.
     CLAMP: tl.constexpr = FUTURE and (FIRST or LAST)
     num_anchors = tl.cdiv(T, every)
     # One descriptor a head: loads are zero-filled and stores clipped beyond T and beyond the head dim.

@@ -1,7 +1,7 @@
-"""Gate kernels of the scalar-decay engine: pre-activations to cumulative log gates, and gradients back.
+"""Gate kernels of the engine: an operation's gates to cumulative log gates, and gradients back.
 
-Every operation of the family is ``C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T``; only the maps from its gates to the
-log decay ``a`` and the log input ``u`` differ, chosen by the constexpr ``GATE``:
+Every operation is ``C_t = exp(a_t) C_{t-1} + exp(u_t) k_t v_t^T``; only the maps from its gates to the log decay ``a``
+and the log input ``u`` differ. The constexpr ``GATE`` chooses the map:
 
     sig   a = log sigma(f),        u = log sigma(i)      mLSTMsig (TFLA paper, section 4.1)
     exp   a = log sigma(f),        u = i                 mLSTMexp, stabilised by m (paper, equations 1 to 7)
@@ -10,12 +10,12 @@ log decay ``a`` and the log input ``u`` differ, chosen by the constexpr ``GATE``
     tau   a = log sigma(f) / tau                         Gated Retention
     ssd   a = dt A[h],             u = log dt            Mamba-2 SSD
 
-Per chunk of length L (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g`` its last value and
-``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the chunk's last state. All are
-in base 2. Sums are computed in float64 and stored in the dtype of their tensors. That is float64 where they run over a
+Per stretch of L positions, a chunk or a tile (paper, appendix B.2): ``b`` is the inclusive cumulative sum of a, ``g``
+its last value and ``w_t = g - b_t + u_t`` (the paper's vector a) the weight with which position t enters the state
+after the stretch. All are in base 2. Sums are computed in float64. They are stored in float64 where they run over a
 whole chunk, because differences of b over a long chunk, or of large u and m, would lose the bits that neighbouring
-positions need in float32. It is float32 where they span one tile of a half-precision problem. The stabiliser m_t is
-stored in float32: its value is arbitrary, and rounding it does no harm as long as every kernel uses the rounded value.
+positions need, and in float32 where they span one tile of a half-precision problem. The stabiliser m_t is stored in
+float32: its value is arbitrary, and rounding it does no harm as long as every kernel uses the rounded value.
 """
 
 import triton
@@ -30,7 +30,7 @@ NEG = tl.constexpr(-1.0e30)
 
 MIN_LOG_DECAY = tl.constexpr(-150.0)
 MIN_LOG_DECAY_STABILISED = tl.constexpr(-1000.0)
-"""Lower bounds of the log decay. Without them a gate of -1e30 or minus infinity (at the start of a document) would take
+"""Lower bounds of the log decay. A gate of -1e30 or minus infinity (at the start of a document) would otherwise take
 all bits of the cumulative sums. The decay at the bound is zero in float32, for mLSTMexp even when multiplied by the
 exponential of an input gate of a few hundred."""
 
@@ -103,11 +103,12 @@ def gates_forward_kernel(
     BLOCK_T: tl.constexpr,
     ONCE: tl.constexpr,
 ):
-    """Turn gate pre-activations into the chunk's cumulative log gates, for BLOCK_H heads, whose gates are neighbours.
+    """Turn gates into cumulative log gates for one stretch of BLOCK_H heads, whose gates lie side by side in memory.
 
-    Grid: (ceil(H / BLOCK_H) * N chunks * B,). ONCE: a chunk has no more than BLOCK_T positions.
-    Reads the gates [B, T, H] and the per-head constant [H]; writes b, u and w [B, H, T], g [B, H, N] and,
-    for exp, the chunk-local stabiliser m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T] and max_s w_s [B, H, N].
+    Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
+    Reads the gates [B, T, H] and the per-head constant [H]; writes b, u and w [B, H, T], g [B, H, N] and, for exp, the
+    stabiliser as if the stretch were the first, m_t = max_{s <= t} (b_t - b_s + u_s) [B, H, T], and max_s w_s
+    [B, H, N].
     """
     DTYPE: tl.constexpr = b_ptr.dtype.element_ty
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
@@ -170,12 +171,12 @@ def gates_forward_kernel(
 def stabiliser_scan_kernel(
     g_ptr, g_max_ptr, m_initial_ptr, edge_ptr, m_last_ptr, N, HAS_INITIAL: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the chunks (paper, appendix B.2; base 2).
+    """Scan m_k = max(g_k + m_{k-1}, max_s w_{k,s}) over the stretches k (paper, appendix B.2; base 2).
 
     Grid: (B * H,).
-    Reads g and the chunk maxima [B, H, N] and the initial m [B, H] (base e); writes m at every chunk edge,
-    [B, H, N + 1], and the last one in base e [B, H]. The caller gets the last m in base e as float32, so the last edge
-    is that rounded value, converted back to base 2.
+    Reads g and the stretches' maxima of w [B, H, N] and the initial m [B, H] (base e); writes m before each stretch and
+    after the last, [B, H, N + 1], and the last one in base e [B, H]. The caller gets that one as float32, so the last
+    edge is the rounded value, converted back to base 2.
     """
     pid_bh = tl.program_id(0).to(tl.int64)
     dtype = edge_ptr.dtype.element_ty
@@ -202,10 +203,10 @@ def stabiliser_scan_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["T", "L", "N"])
 def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.constexpr):
-    """Merge the chunk-local stabiliser with the one carried in: m_t = max(b_t + m_{k-1}, m_t), in place.
+    """Merge the stretch's own stabiliser with the m_{k-1} that enters it: m_t = max(b_t + m_{k-1}, m_t), in place.
 
     Grid: (ceil(T / BLOCK_T), B * H) flattened.
-    Reads b [B, H, T] and m at the chunk edges [B, H, N + 1]; reads and writes m [B, H, T].
+    Reads b [B, H, T] and m at the stretches' edges [B, H, N + 1]; reads and writes m [B, H, T].
     """
     blocks = tl.cdiv(T, BLOCK_T)
     pid = tl.program_id(0)
@@ -221,7 +222,7 @@ def stabiliser_finish_kernel(b_ptr, edge_ptr, m_ptr, T, L, N, BLOCK_T: tl.conste
 
 @triton.jit
 def _row_sums(q_dq_ptr, k_dk_ptr, offs, mask, plane, NUM_SUMS: tl.constexpr):
-    """Return sum_k q dq and sum_k k dk in float64, each the sum of NUM_SUMS partial sums, which are float32 too."""
+    """Return p = sum_k q dq and c = sum_k k dk in float64; NUM_SUMS float32 parts of each are added in float32."""
     p = tl.zeros(offs.shape, dtype=tl.float32)
     c = tl.zeros(offs.shape, dtype=tl.float32)
     for n in tl.static_range(NUM_SUMS):
@@ -258,19 +259,19 @@ def gates_backward_kernel(
 ):
     """Turn row sums of the main gradients into gate gradients.
 
-    Every output is linear in exp(a_t), so da_t = <exp(a_t) C_{t-1}, dC_t>, and u_t scales k_t alone. With
-    p = sum_k q dq, c = sum_k k dk and the anchor <C, dC> at the start of each stretch of L positions:
+    Every output is linear in exp(a_t), so da_t = <exp(a_t) C_{t-1}, dC_t>, and u_t scales k_t alone. With p = sum_k q
+    dq, c = sum_k k dk and <C, dC> at the start of each stretch of L positions, its anchor:
 
         du_t = c_t        da_t = <C, dC>_start - sum_{start <= j < t} (p_j - c_j)
 
     which is appendix B.3 of the TFLA paper with its sums collected. Anchors keep rounding errors from accumulating over
-    T. At the end of a stretch the sum differs from the next anchor (from zero in the last stretch if END_IS_KNOWN) by
-    the rounding errors in the stretch; this difference is distributed over the positions in proportion to p^2 + c^2,
-    which estimates the variance of each position's error.
+    T. At the end of a stretch the sum differs from the next anchor (in the last stretch from zero, if END_IS_KNOWN: the
+    last state gets no gradient) by the rounding errors in the stretch, ``drift``. This difference is distributed over
+    the positions in proportion to p^2 + c^2, which estimates the variance of each position's error.
 
     Grid: (ceil(H / BLOCK_H) * N stretches * B,). ONCE: a stretch has no more than BLOCK_T positions.
     Reads the row sums [NUM_SUMS, B, H, T], the anchors [NUM_ANCHORS, B, H, N] and the gates [B, T, H]; writes the
-    gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over L [B, N, H].
+    gradients of the gates [B, T, H] and, for slope and ssd, of the per-head constant summed over the stretch [B, N, H].
     """
     blocks: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     pid = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""Launchers of the engine's kernels: output tensors, grids and configurations. autograd.py calls them in order."""
+"""Launchers of the engine's kernels, which allocate outputs and choose grids; autograd.py calls them in order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .roles import Denominators, GateVectors, Role, Shape
 from .step import step_kernel
 
 HAS_WHOLE_STATE = matches_version(triton.__version__, GLUON_TRITON) and not triton.knobs.runtime.interpret
-"""Whether whole_state.py runs: Gluon's names change from one Triton to the next, and it has no interpreter."""
+"""Whether whole_state.py can be imported: Gluon's names change between Tritons, and it has no interpreter."""
 if HAS_WHOLE_STATE:
     from .whole_state import whole_state_kernel
     from .whole_state_h import whole_state_h_kernel
@@ -59,8 +59,9 @@ def has_u(gate: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Everything about one call but its tensors: gate function, scale, chunk length, how many heads of the batch are
-    not cut into chunks (:meth:`.choice.Shape.whole_heads`), state dtype, scheme, 1 / tau."""
+    """Everything about one call but its tensors and their sizes: the gate function (gates.py), the scale, the chunk
+    length in force, how many heads of the batch are whole (choice.Shape.whole_heads), the dtype of states between
+    chunks, the scheme (config.select_config) and 1 / tau of Gated Retention."""
 
     gate: str
     scale: float
@@ -80,7 +81,7 @@ class Problem:
 
     @property
     def anchor_every(self) -> int:
-        """Positions between anchors of the decay gradient where a chunk is processed tile by tile."""
+        """Positions between anchors where a chunk is processed tile by tile."""
         return anchor_every(self.scheme, self.chunk, sums_decay=self.gate == "ssd")
 
 
@@ -106,7 +107,7 @@ def _precision(x: Tensor) -> str:
 
 
 def _gates_tile(heads: int, stretch: int) -> dict[str, Any]:
-    """Return the tile of a gate kernel's program and its warps: eight heads' gates fill a sector of memory."""
+    """Return the tile of a gate kernel's program and its warps; eight heads' gates fill a 32-byte sector of memory."""
     block_t = min(GATES_BLOCK_T, max(16, next_power_of_two(stretch)))
     block_h = min(8, GATES_TILE // block_t, next_power_of_two(heads))
     num_warps = max(1, block_h * block_t // 128)
@@ -125,7 +126,7 @@ def run_gates(
     *,
     dtype: torch.dtype,
 ) -> tuple[GateVectors, Tensor | None]:
-    """Launch the gate kernels: log gates cumulative over ``stretch`` positions and, for mLSTMexp, the stabiliser.
+    """Launch the gate kernels, which make gate vectors cumulative over ``stretch`` positions and mLSTMexp's stabiliser.
 
     Returns:
         The gate vectors in ``dtype``, with log_denom not yet filled, and the last m [B, H] in base e.
@@ -160,10 +161,10 @@ class ChunkStates:
     """The results of a pass over the chunks.
 
     Attributes:
-        states: [heads, N, K, V], the state before each chunk of the heads of the batch that are cut, in a pass backward
-            in time its gradient after the chunk.
+        states: [heads, N, K, V], the state before each chunk of the heads that are cut; of a pass backward in time, the
+            gradient of the state after each chunk.
         n_states: n before each chunk [heads, N, K].
-        anchors: <C, dC> at each chunk's start [tiles, B, H, N].
+        anchors: <C, dC> at each chunk's start [tiles of the state, B, H, N].
     """
 
     states: Tensor
@@ -188,9 +189,13 @@ def run_chunk_h(
     reverse: bool = False,
     forward_states: Tensor | None = None,
 ) -> ChunkStates:
-    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh). If ``forward_states`` are given
-    it computes anchors from them. Gate vectors are cumulative over ``stretch`` positions. ``last`` [B, H, K, V] and
-    ``n_last`` [B, H, K] take the state after the last step of the pass, of the heads that are cut."""
+    """Launch the pass over the chunks; ``reverse`` runs it backward in time on (q, dh) in place of (k, v).
+
+    Args:
+        stretch: positions over which the gate vectors are cumulative.
+        last, n_last: [B, H, K, V] and [B, H, K], take the state after the pass's last step, of the heads that are cut.
+        forward_states: the forward pass's states; if given, anchors are computed from them.
+    """
     B, T, H, V = values.shape
     K = keys.shape[3]
     N = cdiv(T, problem.chunk)
@@ -202,7 +207,7 @@ def run_chunk_h(
     shape = Shape(H, K, V, H // keys.shape[2], 1)
     tiles = cdiv(K, config.block_k) * cdiv(V, config.block_v)
     local = config.parallel and N > 1 and forward_states is None
-    # The pass's last chunk contributes to nothing but the last state.
+    # The pass's last chunk is not computed unless the last state is wanted: no chunk follows it.
     chunks = 1 if not local else N if last is not None else N - 1
     grid = (tiles * heads * chunks,)
     if local and config.whole_state:
@@ -221,7 +226,7 @@ def run_chunk_h(
             PRECISION=_precision(values), num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
     if local:
-        # How many gates a chunk has is compiled in: chunks of several lengths share a binary.
+        # The number of stretches in a chunk is rounded up, so that chunks of several lengths share a binary.
         per_chunk = problem.chunk // stretch
         block_g = next(size for size in (32, 256, next_power_of_two(per_chunk)) if per_chunk <= size)
         chunk_h_merge_kernel[(cdiv(K * V, MERGE_BLOCK_E) * heads,)](
@@ -243,7 +248,7 @@ def run_normaliser(
     *,
     heads: int,
 ) -> None:
-    """Launch the normaliser's kernels, which fill the denominators and the last n."""
+    """Launch the normaliser's kernels, which fill ``denominators.log_denom`` and ``denominators.n_last``."""
     B, T, _, K = q.shape
     N = cdiv(T, problem.chunk)
     blocks = cdiv(K, config.block_k)
@@ -266,9 +271,9 @@ class Product:
 
     Attributes:
         out: [B, T, H, DZ] in z's dtype.
-        row_sums: row sums of out * pair [tiles, B, H, T], if a pair was given.
+        row_sums: row sums of out * pair [parts of DZ, B, H, T], if a pair was given.
         anchor_states: states at the anchors, from a past role with a pair.
-        anchors: <C, dC> at the anchors [tiles, B, H, ceil(T / every)], from a future role with a pair.
+        anchors: <C, dC> at the anchors [parts of the state, B, H, ceil(T / every)], from a future role with a pair.
     """
 
     out: Tensor
@@ -293,7 +298,7 @@ def run_chunk_o(
     normalise: bool = False,
     pair: Tensor | None = None,
 ) -> Product:
-    """Launch the kernel that computes a chunk's tiles in parallel; see roles.py for x, y, z and the states."""
+    """Launch the kernel that takes a chunk's tiles in parallel; see roles.py for x, y, z, the states and the pair."""
     B, T, _, DZ = z.shape
     H = heads
     N = cdiv(T, problem.chunk)
@@ -328,15 +333,16 @@ def run_fused_chunk(
     anchor_states: Tensor | None = None,
     denominators: Denominators | None = None,
 ) -> Product:
-    """Launch a kernel that processes a chunk's tiles in order; see roles.py for x, y, z and the states.
+    """Launch a kernel that takes a chunk's tiles in order; see roles.py for x, y, z, the states and the pair.
 
     A past role with a ``pair`` (dq) returns the states at the anchors; a future role with a ``pair`` (dk) takes them as
-    ``anchor_states`` and returns the anchors. ``denominators`` of mLSTMexp are for a kernel that makes them itself.
+    ``anchor_states`` and returns the anchors.
 
     Args:
         states: before each chunk of the heads that are cut, [heads, N, ...].
-        initial: before the first step of the others [B, H, ...]; None is zero.
-        last: takes the state after their last step [B, H, ...].
+        initial: before the first step of the whole heads [B, H, ...]; None is zero.
+        last: takes the state after the last step of the whole heads [B, H, ...].
+        denominators: of mLSTMexp, for a kernel that makes them itself.
     """
     B, T, _, DZ = z.shape
     DX = x.shape[3]
@@ -347,7 +353,8 @@ def run_fused_chunk(
     blocks = cdiv(DX, config.block_x)
     tiles_z = cdiv(DZ, config.block_z)
     whole = isinstance(config, WholeStateConfig)
-    # Who sums rows and takes anchors for itself: a program, or a group of warps that has columns; rows even a warp.
+    # Columns of Z are spread over programs, which each write row sums and anchors of their own; in whole_state each
+    # walking group writes its own anchors, and each of its four warps its own row sums.
     shares = cdiv(DZ, config.block_z // config.groups) if isinstance(config, WholeStateConfig) else tiles_z
     result = Product(out=_empty(B, T, H, DZ, like=z, dtype=z.dtype), anchor_states=anchor_states)
     if pair is not None:
@@ -408,7 +415,7 @@ def run_gates_backward(
     *,
     end_is_known: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Launch the gate gradient kernel: gradients of the decay gate, the input gate and the per-head constant.
+    """Launch the gate gradient kernel; return gradients of the decay gate, the input gate and the per-head constant.
 
     ``every`` is the distance between anchors; without anchors one stretch covers T.
     """
@@ -430,9 +437,9 @@ def run_gates_backward(
 
 @on_device_of("x")
 def run_sum(x: Tensor, like: Tensor) -> Tensor:
-    """Launch the sum over the axes before the last that x has more of: [B, N, H] to [H], [B, T, H, D] to [B, T, G, D].
+    """Launch a sum over the axes before the last in which x is larger: [B, N, H] to [H], [B, T, H, D] to [B, T, G, D].
 
-    torch's own sum would keep the pass without a plan (remember.py).
+    This is not torch's own sum because a pass in which torch computes cannot be recorded as a plan (remember.py).
     """
     result = torch.empty_like(like)
     inner, count = x.shape[-1], like.numel()

@@ -1,10 +1,12 @@
-"""The normaliser of the fused chunk kernel: mLSTMexp's denominators, computed before any output.
+"""The normaliser: mLSTMexp's denominators, computed before any output where the output's kernel does not make them.
 
     n_t = exp(a_t + m_{t-1} - m_t) n_{t-1} + exp(u_t - m_t) k_t        denom_t = max(|scale n_t^T q_t|, exp(-m_t))
 
-Source: TFLA paper, equations 4 to 7. n is a state of one column. A separate kernel needs neither the values nor
-registers for the output, and computes n once instead of once per block of value columns. The kernels of the output and
-of its gradients then take 1 / denom_t as one more gate.
+n is a state of one column, and the recurrence is computed as fused_chunk.py does it: a program takes a chunk tile by
+tile, with n for its columns of k in registers. A kernel of its own needs neither the values nor registers for the
+output, and computes n once instead of once for every block of value columns. denominator_kernel then adds up the
+programs' parts of n^T q. The kernels of the output and of its gradients take log2 denom_t as one more gate vector.
+Source: TFLA paper, equations 4 to 7.
 """
 
 import triton
@@ -16,7 +18,7 @@ from .gates import NEG
 
 @triton.jit
 def _load_gates(gates, pid_bh, t0, end, T, BLOCK_T: tl.constexpr):
-    """Load the gates of the tile at ``t0``; beyond ``end``, of nothing.
+    """Load the gates of the tile at ``t0``; positions from ``end`` on get weights with which they add nothing.
 
     Returns:
         log weights of the positions as queries and as keys, factors of n^T q and of the keys in n, [BLOCK_T] each, and
@@ -59,12 +61,12 @@ def normaliser_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Compute scale n^T q of one chunk for BLOCK_K columns of q and k. Gates are loaded a tile ahead.
+    """Compute scale n^T q of one chunk for BLOCK_K columns of q and k.
 
     Grid: (ceil(K / BLOCK_K) * N * B * H,).
     Reads q, k [B, T, H / GROUP, K], n entering the chunk [B, H, N, K] (zero where None) and the gate vectors,
-    cumulative over BLOCK_T; writes this block's part of scale n^T q [blocks, B, H, T] and, where asked for, the last n
-    [B, H, K] (N = 1).
+    cumulative over BLOCK_T, which are loaded a tile ahead; writes this block's part of scale n^T q [blocks, B, H, T]
+    and, where asked for, the last n [B, H, K] (N = 1).
     """
     NK: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     ROW: tl.constexpr = (H // GROUP) * K
@@ -108,9 +110,10 @@ def normaliser_kernel(
 @remember_launches
 @triton.jit(do_not_specialize=["count", "blocks"])
 def denominator_kernel(n_q_ptr, m_ptr, log_denom_ptr, count, blocks, BLOCK: tl.constexpr):
-    """Sum the parts of n^T q and write log2 of max(|n^T q|, exp(-m)), where m is in base 2.
+    """Sum the blocks' parts of scale n^T q and write log2 of max(|scale n^T q|, exp2(-m)); m is in base 2.
 
-    Grid: (ceil(count / BLOCK),). Reads the parts [blocks, count] and m [count]; writes log_denom [count].
+    Grid: (ceil(count / BLOCK),) for ``count`` = B * H * T.
+    Reads the parts [blocks, count] and m [count]; writes log_denom [count].
     """
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < count

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..common.arguments import compute_dtype
 
 MIN_LOG_DECAY = -1000.0
-"""Where forms that sum log decays cut them: exp of it is zero in float64 too."""
+"""Lower bound of the log decay in forms that sum log decays; its exponential is zero in float64 too."""
 
 State = Tensor | tuple[Tensor, Tensor, Tensor]
 """C [B, H, K, V], or (C, n [B, H, K], m [B, H]) in the normalised form."""
@@ -47,7 +47,7 @@ def _denominator(nq: Tensor, m: Tensor, normalizer_gradient: bool) -> Tensor:
 
 
 class _OperandMatmul(torch.autograd.Function):
-    """a @ b with both operands, in the forward and in the backward pass, rounded to a dtype; float32 accumulation."""
+    """a @ b, and its gradients, with operands rounded to ``dtype`` and accumulated in float32 (float64 for float64)."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -89,8 +89,8 @@ def recurrent(
         return_last_state: also return the state after the last step.
         normalize: the normalised form.
         normalizer_gradient: differentiate through the denominator instead of taking it as a constant.
-        round_operands: round the operands of k v^T and C^T q to v's dtype, as kernels do: with :func:`parallel` the
-            yardstick of what a dtype can reach.
+        round_operands: round the operands of k v^T and C^T q to v's dtype, as kernels do. The error of this form and
+            of :func:`parallel` is what tests allow other implementations in that dtype.
 
     Returns:
         h [B, T, H, V] in v's dtype, or (h, last_state).
@@ -153,7 +153,7 @@ def parallel(
     dtype, operand_dtype = compute_dtype(v.dtype), v.dtype
     gate_dtype = torch.promote_types(gate_dtype, dtype)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    # Cut where exp is zero already: larger gates would cost their neighbours' sums the bits they need.
+    # exp is zero at this bound; beyond it one gate would take the bits that the sums of its neighbours need.
     a = log_decay.transpose(1, 2).to(gate_dtype).clamp(min=MIN_LOG_DECAY)
     u = torch.zeros_like(a) if log_input is None else log_input.transpose(1, 2).to(gate_dtype)
     b = a.cumsum(-1)
@@ -181,7 +181,7 @@ def parallel(
     if c0 is not None:
         h = h + inter * _OperandMatmul.apply(query, c0.to(dtype), operand_dtype)
     last: State
-    # The last row of the weights carries every position to the end: it is also what the last state is made of.
+    # The weights of the last output are also those with which positions enter the last state.
     key = weights[..., -1, :, None] * k.to(dtype)
     c = _OperandMatmul.apply(key.mT, v, operand_dtype)
     if c0 is not None:

@@ -1,16 +1,20 @@
-"""One form, four roles: the output and its three main gradients are the same product of X, Y, Z and a state S.
+"""One form, four roles: h, dq, dk and dv are the same product of three inputs X, Y, Z and a state S.
 
-With a gate matrix W (TFLA paper, appendix C.3),
+    out = rows(W_in) (X S) + ((X Y^T) * W) Z                                      (TFLA paper, appendix C.3)
 
-    out = rows(W_in) (X S) + ((X Y^T) * W) Z
+    role  X    Y    Z    S                                   row t sums over
+    h     q    k    v    C entering the chunk                positions up to t ("past"; paper, equation 20)
+    dq    dh   v    k    C entering the chunk, transposed    past
+    dk    v    dh   q    dC leaving the chunk, transposed    positions from t on ("future")
+    dv    k    q    dh   dC leaving the chunk                future
 
-    h    X = q   Y = k   Z = v    S = C_{k-1}      past        (paper, equation 20)
-    dq   X = dh  Y = v   Z = k    S = C_{k-1}^T    past
-    dk   X = v   Y = dh  Z = q    S = dC_k^T       future
-    dv   X = k   Y = q   Z = dh   S = dC_k         future
+The first term is what the state contributes, the second what the chunk's own positions contribute. rows(w) M scales row
+t of M by w_t, and * multiplies elementwise. The gates make W_in[t], the factor of the state in row t, and W[t, s], that
+of position s, which is zero for positions that row t does not sum over. DX is the head dim of X and Y, DZ that of Z and
+out.
 
-"past" sums over positions up to the row's own, "future" from it on. chunk_o.py computes it with the tiles of a chunk in
-parallel, fused_chunk.py and, on Hopper, whole_state.py with the tiles in order and the state on chip.
+The gates' gradients need sum_k q dq and sum_k k dk. So dq and dk are launched with a pair (q or k), and then also write
+the row sums of out * pair.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class Role(NamedTuple):
     """Which of the four products a launch computes.
 
     Attributes:
-        future: whether rows sum over the positions from their own on, else up to it.
+        future: whether a row sums over the positions from its own on, rather than up to its own.
         transposed: whether the state is stored as [DZ, DX].
     """
 
@@ -39,7 +43,13 @@ DV = Role(future=True, transposed=False)
 
 
 class Shape(NamedTuple):
-    """Sizes that a kernel is compiled for: heads, head dims of X and Z, heads that share one of X (Y) and of Z."""
+    """Sizes that a kernel is compiled for.
+
+    Attributes:
+        heads: H.
+        dim_x, dim_z: DX and DZ.
+        group_x, group_z: how many consecutive heads share one head of X and Y, or one of Z (Mamba-2's B and C).
+    """
 
     heads: int
     dim_x: int
@@ -49,16 +59,16 @@ class Shape(NamedTuple):
 
 
 class GateVectors(NamedTuple):
-    """Gate vectors of one call in base 2, as every kernel takes them; see gates.py.
+    """Gate vectors of one call, in base 2, as every kernel takes them; gates.py makes them.
 
     Attributes:
-        b: log decay, cumulative over a stretch (a chunk, or a tile of the fused kernel), [B, H, T].
+        b: log decay, cumulative over a stretch, [B, H, T].
         u: log input gate [B, H, T]; None where it is zero.
-        w: log weight with which a position enters the stretch's last state, [B, H, T].
-        g: log decay of a whole stretch, [B, H, NG].
-        edge: stabiliser at the edges of the stretches, [B, H, NG + 1]; None without one.
-        m: stabiliser [B, H, T], None without one.
-        log_denom: log2 of the denominator [B, H, T], None without one.
+        w: log weight with which a position enters the state after its stretch, [B, H, T].
+        g: log decay of a whole stretch, [B, H, NG] for NG stretches.
+        edge: the stabiliser m before each stretch and after the last one, [B, H, NG + 1]; None without a stabiliser.
+        m: the stabiliser [B, H, T], or None.
+        log_denom: log2 of mLSTMexp's denominators [B, H, T], or None.
     """
 
     b: Tensor
@@ -71,13 +81,13 @@ class GateVectors(NamedTuple):
 
 
 class Denominators(NamedTuple):
-    """What is taken and left where mLSTMexp's denominators are made.
+    """What a kernel that makes mLSTMexp's denominators starts from, and what it writes; n as in reference.py.
 
     Attributes:
         n_states: n before each chunk of the heads that are cut [heads, N, K]; None where there are none.
-        n_initial: n before the first step of the others [B, H, K]; None means zero.
-        n_last: n after their last step [B, H, K]; None if nobody asks.
-        log_denom: log2 of the denominators [B, H, T]; None where a kernel does not make them.
+        n_initial: n before the first step of the whole heads [B, H, K]; None means zero.
+        n_last: takes n after the last step of the whole heads [B, H, K]; None where it is not asked for.
+        log_denom: takes log2 of the denominators [B, H, T]; None where the kernel does not make them.
     """
 
     n_states: Tensor | None = None

@@ -41,8 +41,8 @@ def step_kernel(
     """Advance the state of one head by one token, for BLOCK_V value columns.
 
     Grid: (ceil(V / BLOCK_V) * B * H,).
-    Reads q, k [B, 1, H / GROUP, K], v [B, 1, H, V], the gates [B, 1, H], C [B, H, K, V] and, for exp, n [B, H, K] and
-    m [B, H]; writes h [B, 1, H, V] and the new state.
+    Reads q, k [B, 1, H / GROUP, K], v [B, 1, H, V], the gates [B, 1, H] or the per-head constant [H], C [B, H, K, V]
+    and, for exp, n [B, H, K] and m [B, H] (None: the zero state); writes h [B, 1, H, V] and the new state.
     """
     NV: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     pid = tl.program_id(0)

@@ -1,19 +1,25 @@
 """The fused chunk kernel for Hopper: one program holds the whole state of a head, in registers, transposed.
 
 It computes what fused_chunk.py does, the four products of roles.py, for a chunk processed tile by tile. There a program
-has the state of 64 columns of the output, so X and Y are read, and X Y^T is computed, once for every 64 columns. Here
+has 64 columns of the state and output, so X and Y are read, and X Y^T is computed, once for every 64 columns. Here
 
     O^T = S^T X^T * rows(W_in) + Z^T (Y X^T * W^T)        S^T <- decay S^T + (Z^T * w) Y
 
-with S^T as the left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
-memory, and X and Y are read once. The work is split between groups of four warps that run side by side. One prepares
-the steps: it has the bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores
-Y X^T * W^T (and mLSTMexp's denominators). One or two others walk: each has the state of half of the columns, takes from
-shared memory what was prepared, and stores the output. X, Y and S^T come in parts of at most 128 columns of X, and a
-walking group has 64 rows of S^T, or twice 64 (h and dv, whose Z is wide). A wider contraction takes two launches: O^T
-is a sum over blocks of X and Y, and the second launch adds what the first one stored.
+has S^T as its left operand, which Hopper's tensor cores take from registers: the state makes no trip through shared
+memory, and X and Y are read once. Two or three groups of four warps run side by side. One group prepares: it has the
+bulk copy engine load the tiles of X, Y and Z, evaluates the gates and makes the weighted scores Y X^T * W^T (and
+mLSTMexp's denominators). One or two groups walk: each holds the state of its share of the columns, takes from shared
+memory what was prepared, and stores the output.
 
-Written in Gluon, Triton's language of explicit layouts; `whole_state_reason` in config.py says where it runs.
+    part    at most 128 columns of X and Y, and of S^T. Wider head dims than two parts take two launches: O^T is a sum
+            over columns of X and Y, and the second launch adds what the first one stored.
+    slice   64 of the DZ columns of Z and O, which are rows of S^T. A walking group has one, or two (h and dv).
+    share   the columns of a walking group; each writes its own anchors.
+    stage   place in shared memory for X, Y, Z, scores and gates of block_t positions, used in turn.
+    piece   columns of the scores made at once, to spare registers.
+
+Written in Gluon, Triton's language of explicit layouts; whole_state_reason in config.py says for which head dims and
+chunks, why_not_whole_state in engine.py where it runs. The shared memory is described in whole_state_tiles.py.
 """
 
 from triton.experimental import gluon
@@ -52,8 +58,8 @@ from .whole_state_tiles import (
 
 @gluon.jit
 def _split(vector, dtype: gl.constexpr, layout: gl.constexpr):
-    """Return a float32 vector [N] as the columns [N, 8] of a matrix product: its rounded value and what is left of it,
-    in turn; all eight add up to four times the vector."""
+    """Return a float32 vector [N] as eight columns [N, 8], the fewest of a product on Hopper: its rounded value and the
+    remainder in turn. All eight add up to four times the vector."""
     high = vector.to(dtype)
     low = (vector - high.to(gl.float32)).to(dtype)
     column = gl.arange(0, 8, gl.SliceLayout(0, layout))[None, :]
@@ -62,11 +68,11 @@ def _split(vector, dtype: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
-    """Put a tile's gates, as :func:`load_gates` returns them, into shared memory, with denominators also n."""
+    """Put a tile's gates, as :func:`load_gates` returns them, into shared memory, and with denominators also n."""
     query, key, log_row, log_weight, log_decay, log_floor = gates
     row, weight, floor = gl.exp2(log_row), gl.exp2(log_weight), gl.exp2(log_floor)
     decay = gl.exp2(log_decay)
-    # All in one store: between several there would be barriers.
+    # One store for all vectors, since the compiler puts barriers between several.
     first = gl.join(gl.join(query, key), gl.join(row, weight))
     second = gl.join(gl.join(gl.zeros_like(row) + decay, floor), gl.join(row, row))
     vectors = gl.join(first, second).permute((3, 2, 1, 0))
@@ -84,7 +90,7 @@ def _store_gates(buffers, stage, gates, n, DIVIDED: gl.constexpr):
 
 @gluon.constexpr_function
 def _pieces(tile, role, zero_n):
-    """Return in how many pieces a step's scores are made: the more, the fewer registers are left."""
+    """Return in how many pieces a tile's scores are made: more where fewer registers are left."""
     if tile.state_registers <= 64:
         return 1
     if zero_n:
@@ -94,8 +100,10 @@ def _pieces(tile, role, zero_n):
 
 @gluon.constexpr_function
 def _registers(tile, divided):
-    """Return a thread's registers in the second group that walks and in the one that prepares; the first gets what they
-    leave. As measured: where the state takes many, more for those who walk until the other one spills."""
+    """Return a thread's registers in the second group that walks and in the one that prepares; the first gets the rest.
+
+    Measured: a large state gets as many as the preparing group can spare without spilling.
+    """
     if tile.state_registers <= 64:
         return [176, 152]
     return [208, 88] if divided else [216, 72]
@@ -114,7 +122,7 @@ def _prepare(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Prepare a chunk tile by tile for the groups that walk it. The copies of the first steps are under way.
+    """Prepare a chunk tile by tile for the groups that walk it. The copies of its first tiles are under way already.
 
     With ``denominators`` also compute those of mLSTMexp, as normaliser.py does:
 
@@ -123,19 +131,18 @@ def _prepare(
     DX: gl.constexpr = SHAPE.dim_x
     BT: gl.constexpr = TILE.block_t
     NX: gl.constexpr = len(TILE.widths)
-    # Denominators are made where there is one part.
+    # Used only with denominators, which are made only where there is one part.
     BX: gl.constexpr = TILE.widths[0]
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
     DIVIDED: gl.constexpr = denominators.log_denom is not None
     DTYPE: gl.constexpr = buffers.x[0].dtype
-    # Beside a large state and denominators there are no registers for the next gates until they are needed.
+    # With a large state and denominators no registers are left to load the next gates early.
     LATE: gl.constexpr = DIVIDED and TILE.state_registers > 64
     BS: gl.constexpr = BT // _pieces(TILE, ROLE, DIVIDED and denominators.n_states is None)
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BS, 16])
     query_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, scores_layout)
-    # Products with vectors have eight columns, the least that there can be: the vector's rounded value and the rest.
     vector_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, 8, 16])
     n_layout: gl.constexpr = gl.SliceLayout(1, vector_layout)
     start, end, pid_bh = chunk.start, chunk.end, chunk.pid_bh
@@ -230,14 +237,14 @@ def _walk(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process a chunk tile by tile for one group's columns."""
+    """Process a chunk tile by tile for the columns of one walking group, number ``group``."""
     DX: gl.constexpr = SHAPE.dim_x
     DZ: gl.constexpr = SHAPE.dim_z
     BT: gl.constexpr = TILE.block_t
     NX: gl.constexpr = len(TILE.widths)
     TILES: gl.constexpr = TILE.block_z // (BZ * TILE.groups)
     Z: gl.constexpr = group * TILES * BZ
-    # Where all of DZ is one block, a group leaves out a tile that has no columns.
+    # Where one program has all of DZ, a group leaves out its second slice if that lies beyond DZ.
     NZ: gl.constexpr = 1 if min(TILE.block_z, Z + BZ) >= DZ else TILES
     STAGES: gl.constexpr = TILE.num_stages
     FUTURE: gl.constexpr = ROLE.future
@@ -253,7 +260,7 @@ def _walk(
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BT, 16])
     sums_layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [WARPS, 1], [1, 0])
 
-    # Tiles [BZ, width] of the contraction's parts, for one tile of Z after the other.
+    # S^T as tensors [BZ, width], the parts of the group's first slice and then those of its second.
     state = ()
     for n in gl.static_range(NZ * NX):
         state += (load_part(pointers, chunk, n, z_col + Z, SHAPE, ROLE, TILE),)
@@ -262,11 +269,11 @@ def _walk(
     planes = BH.to(gl.int64) * T
     num_anchors = gl.cdiv(T, every)
     tiles = gl.cdiv(end - start, BT)
-    # Between two anchors is a stretch; only the last one may be shorter.
+    # A stretch goes from one anchor to the next; the last one may be shorter.
     per_stretch = every // BT if ANCHORS else tiles
     stretches = gl.cdiv(tiles, per_stretch)
     if group == 1:
-        # In the last block of columns it may have none, and does nothing.
+        # In the last program of a chunk the second group may have no columns, and then does nothing.
         stretches = gl.where(chunk.two_groups, stretches, 0)
     t0 = start + (tiles - 1) * BT if FUTURE else start
     tile = 0
@@ -285,7 +292,7 @@ def _walk(
             if SUMS or PARTIAL:
                 extra = buffers.extra_loaded.index(group)
                 mbarrier.expect(extra, 2 * BT * BZ * (SUMS + PARTIAL))
-                # They come where the output of the step before was.
+                # The copies overwrite the output of the tile before, which must have been stored.
                 tma.store_wait(0)
                 barrier()
             if SUMS:
@@ -309,7 +316,7 @@ def _walk(
                 out = warpgroup_mma(z_t, scores_t, out * row_factor, is_async=True)
                 parts = enter(z_t, buffers.y, stage, state[half * NX : half * NX + NX], gates, BT)
                 if NX == 2 or half == 1:
-                    # The state's products go on while the output is stored.
+                    # The state's products continue while the output is stored.
                     out = warpgroup_mma_wait(NX, deps=[out])
                     entered += parts
                 else:
@@ -326,7 +333,7 @@ def _walk(
                     out *= gates.slice(DIVISOR * BT, BT).load(gl.SliceLayout(0, out_layout))[None, :]
                 if SUMS:
                     pair = buffers.pair.index(group).permute((1, 0)).load(out_layout).to(gl.float32)
-                    # One sum a warp: adding those of several would take a barrier.
+                    # Each warp writes its own sums, since adding those of several would take a barrier.
                     sums = gl.sum((out * pair).reshape([WARPS, BZ // WARPS, BT]), axis=1)
                     sums = gl.convert_layout(sums, sums_layout)
                     warp = share * WARPS + gl.arange(0, WARPS, gl.SliceLayout(1, sums_layout))[:, None]
@@ -353,7 +360,8 @@ def _walk(
 
     if pointers.last is not None:
         if chunk.whole:
-            # Addresses that only the end knows: otherwise registers hold those of the start until then.
+            # tile == tiles here. As the compiler does not know it, it computes these addresses at the end, and does not
+            # keep those of the start in registers through the loop.
             x_col = chunk.x_col + tile - tiles
             for n in gl.static_range(NZ * NX):
                 at, there = elements_of(pointers.last + pid_bh * DX * DZ, n, x_col, z_col + Z, SHAPE, ROLE, TILE)
@@ -389,17 +397,16 @@ def whole_state_kernel(
     ROLE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """Process one chunk for block_z columns of the output and block_x of the contraction, from column ``x_col`` on.
+    """Process one chunk for block_z columns of the output and block_x columns of X and Y, from column ``x_col`` on.
 
     Grid: (ceil(DZ / block_z) * (whole + N * (B * H - whole)),): the first ``whole`` heads of the batch are not cut.
-    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too, but for the states
-    before the chunks of heads that are cut [B * H - whole, N, ...] and, before the first step of the others, the
-    initial state [B, H, ...]; only of these it writes the last. ``partial_ptr`` is
-    the ``out_ptr`` of the launch for the contraction's first columns; ``log_scale`` is the scale's logarithm to base 2;
-    the row sums are those of every warp, [shares * 4, B, H, T] with a share for every 64 columns; the states at the
-    anchors are [B, H, ceil(T / every)] tiles in the order of :func:`flatten`, padded to whole blocks.
-    With ``denominators`` (roles.Denominators) the program makes those of mLSTMexp, divides by them and writes them;
-    all of DX is then one block.
+    Reads and writes what fused_chunk.fused_chunk_kernel does, where the arguments are explained too, with these
+    differences. States before chunks are those of heads that are cut, [B * H - whole, N, ...]; whole heads start from
+    the initial state [B, H, ...], and only their last state is written. ``partial_ptr`` is the ``out_ptr`` of the
+    launch for the first columns of X and Y. ``log_scale`` is the scale's logarithm to base 2. Row sums are those of
+    every warp, [shares * 4, B, H, T]. The states at the anchors are [B, H, ceil(T / every)] tiles in the order of
+    :func:`flatten`, padded to whole blocks. With ``denominators`` (roles.Denominators) the program makes those of
+    mLSTMexp, divides by them and writes them; one part then holds all of DX.
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -475,7 +482,7 @@ def whole_state_kernel(
         gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers),
         gl.allocate_shared_memory(gl.int64, [GROUPS, 1], barriers),
     )
-    # Only barriers that are waited for: the memory of others would be used again, and the hardware writes to it.
+    # Only barriers that are waited for: the compiler reuses the memory of others, to which the hardware would write.
     for stage in gl.static_range(STAGES):
         mbarrier.init(buffers.loaded.index(stage), count=1)
         mbarrier.init(buffers.loaded_z.index(stage), count=1)
@@ -489,7 +496,7 @@ def whole_state_kernel(
     end = gl.where(is_whole, T, gl.minimum(start + L, T))
     tensors = Tensors(x_desc, y_desc, z_desc)
     load_first_tiles(tensors, buffers, start, gl.cdiv(end - start, BT), x_col, z_col, ROLE.future, TILE)
-    # The other descriptors are made while these copies are under way.
+    # The other descriptors are made meanwhile.
     out_desc = tma.make_tensor_descriptor(out_ptr + out_offset, [T, DZ], [OUT_ROW, 1], [BT, BZ], layout)
     partial_desc = None
     if partial_ptr is not None:

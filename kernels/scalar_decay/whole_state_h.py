@@ -1,11 +1,11 @@
-"""What every chunk adds to the state, for whole_state.py: the pass over the chunks where there are several.
-
-A program has 128 columns of Z and of Y, so that each is read once where a head has no more of them:
+"""What every chunk adds to the state, for whole_state.py: the first half of the pass over the chunks, on Hopper.
 
     S^T <- decay S^T + (Z^T * w) Y
 
-starting from zero at the chunk's start (its end, backward in time); chunk_h_merge_kernel makes states of the chunks'
-contributions. Source: TFLA paper, appendices B.2 and B.3; chunk_h.py computes the same on any GPU.
+starts from zero at the chunk's start (at its end, backward in time) and takes the chunk tile by tile with S^T in
+registers. Y and Z are k and v, or q and dh backward in time. A program has 128 columns of Z and of Y, so that each is
+read once where a head has no more of them. chunk_h_merge_kernel then turns the chunks' contributions into states.
+Source: TFLA paper, appendices B.2 and B.3; chunk_h.py computes the same on any GPU.
 """
 
 from triton.experimental import gluon
@@ -53,10 +53,10 @@ def whole_state_h_kernel(
     """Compute the contribution of one chunk to block_k rows and block_v columns of the state.
 
     Grid: (ceil(DX / block_k) * ceil(DZ / block_v) * chunks * heads,) for the heads of the batch from number ``whole``
-    on and ``chunks`` of N or N - 1: the last chunk of the pass, which is the first one in time if it runs backward
-    (FUTURE), adds to nothing but the last state.
-    Reads Y [B, T, H / group_x, DX] and Z [B, T, H / group_z, DZ], which are k and v or, backward in time, q and dh, and
-    the gate vectors; writes the contributions [heads, N, DX, DZ] and, where asked for, those to n [heads, N, DX].
+    on, those that are cut. ``chunks`` is N, or N - 1 where the last state is not wanted: no chunk follows the last one
+    of the pass, which is the first in time if it runs backward (FUTURE).
+    Reads Y [B, T, H / group_x, DX], Z [B, T, H / group_z, DZ] and the gate vectors; writes the contributions
+    [heads, N, DX, DZ] and, where asked for, those to n [heads, N, DX].
     """
     H: gl.constexpr = SHAPE.heads
     DX: gl.constexpr = SHAPE.dim_x
@@ -105,7 +105,7 @@ def whole_state_h_kernel(
 
     state_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BX, 16])
     weighted_layout: gl.constexpr = gl.DotOperandLayout(0, state_layout, 2)
-    # A thread has RUN positions of eight columns: it adds them up before threads add up theirs.
+    # A thread first adds up its RUN positions of eight columns of Y; at the end the threads' sums are added.
     LANES: gl.constexpr = BX // 8
     RUN: gl.constexpr = BT * LANES // (32 * WARPS)
     y_layout: gl.constexpr = gl.BlockedLayout([RUN, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])

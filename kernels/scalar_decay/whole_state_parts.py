@@ -1,7 +1,8 @@
 """The state that a walking group of whole_state.py holds: S^T in registers, part by part.
 
-A part has 64 rows, which are columns of the output, and at most 128 columns, which are columns of the contraction. A
-group has the parts of one tile of the output, and then those of a second one if it has two.
+A part here is a tensor [64, width]: the columns of one slice of the output by at most 128 columns of X and Y. A group
+has the parts of its first slice, and then those of its second one if it has two. Functions that return a product "under
+way" return before it is complete; wait_for waits.
 """
 
 from triton.experimental import gluon
@@ -19,13 +20,13 @@ def state_layout(width):
 
 @gluon.jit
 def columns_of(buffer, stage, WIDTH: gl.constexpr):
-    """Return a stage's tile [BT, WIDTH] of a part; tiles in shared memory have 64 columns at least."""
+    """Return a part's tile [BT, WIDTH] of X or Y in a stage; in shared memory it has at least 64 columns."""
     return buffer.index(stage).slice(0, WIDTH, dim=1)
 
 
 @gluon.jit
 def elements_of(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr):
-    """Return pointers to a part of the state in memory and which of its elements there are.
+    """Return pointers to a part of the state in memory and a mask of the elements that exist.
 
     Args:
         start: the whole state, of which a group has columns from ``x_col`` and ``z_col`` on.
@@ -43,14 +44,14 @@ def elements_of(start, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, R
 def _load(
     states, number, index: gl.constexpr, x_col, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Return a part of one of many states, in float32."""
+    """Return a part of state ``number`` of many, in float32."""
     at, there = elements_of(states + number * (SHAPE.dim_x * SHAPE.dim_z), index, x_col, z_col, SHAPE, ROLE, TILE)
     return gl.load(at, mask=there, other=0.0).to(gl.float32)
 
 
 @gluon.jit
 def load_part(pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, ROLE: gl.constexpr, TILE: gl.constexpr):
-    """Return a part of the state with which a chunk starts; of a head that is not cut it is the initial one."""
+    """Return a part of the state with which a chunk starts: the initial one for a head that is not cut."""
     width: gl.constexpr = TILE.widths[index % len(TILE.widths)]
     part = gl.zeros([BZ, width], gl.float32, state_layout(width))
     if pointers.states is not None:
@@ -64,14 +65,14 @@ def load_part(pointers, chunk, index: gl.constexpr, z_col, SHAPE: gl.constexpr, 
 
 @gluon.jit
 def flat_elements(anchor, part: gl.constexpr, TILE: gl.constexpr):
-    """Return pointers to a part's elements among those of an anchor, in the order of :func:`flatten`."""
+    """Return pointers to a part's elements in an anchor's state, in the order of :func:`flatten`."""
     layout: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     return anchor + part * BZ * 128 + gl.arange(0, BZ * TILE.widths[part], layout=layout)
 
 
 @gluon.jit
 def flatten(state):
-    """Return a part's elements in an order in which every thread has 16 bytes side by side, as it holds them."""
+    """Return a part's elements in an order that gives each thread 16 consecutive bytes of those it holds."""
     # A thread of the layout has rows lane / 4 and lane / 4 + 8 of its warp's sixteen, and of every eight columns the
     # pair lane % 4: rows are (warp, half, lane / 4), columns (which 32, which 8 of them, lane % 4, which of the pair).
     BX: gl.constexpr = state.shape[1]
@@ -82,9 +83,9 @@ def flatten(state):
 
 @gluon.jit
 def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Return ``out + state @ x`` [BZ, BT] for a part of S^T [BZ, width] and of X^T [width, BT]; it is under way.
+    """Return ``out + state @ x`` [BZ, BT], under way, for a part of S^T [BZ, width] and of X^T [width, BT].
 
-    In two steps, so that only half of the rounded state is in registers at a time.
+    It is done in two halves, so that only half of the rounded state is in registers at a time.
     """
     HALF: gl.constexpr = state.shape[1] // 2
     halves = state.reshape([BZ, 2, HALF]).permute((0, 2, 1)).split()
@@ -99,7 +100,7 @@ def _multiply_part(state, x, out, FIRST: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def multiply(state, x, stage, layout: gl.constexpr):
-    """Return S^T X^T [BZ, BT] for the parts of S^T and those of X; it is under way."""
+    """Return S^T X^T [BZ, BT], under way: the sum over the parts of S^T and X."""
     BT: gl.constexpr = x[0].shape[1]
     out = gl.zeros([BZ, BT], gl.float32, layout)
     for part in gl.static_range(len(state)):
@@ -110,7 +111,7 @@ def multiply(state, x, stage, layout: gl.constexpr):
 
 @gluon.jit
 def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
-    """Return ``decay state + weighted @ y`` for a part of S^T and of Y; it is under way."""
+    """Return ``decay state + weighted @ y``, under way, for a part of S^T and of Y."""
     layout: gl.constexpr = state_layout(state.shape[1])
     decay = gates.slice(DECAY * BT, BT).load(gl.SliceLayout(1, layout))[:, None]
     operand = gl.convert_layout(weighted, gl.DotOperandLayout(0, layout, 2))
@@ -119,7 +120,7 @@ def _enter_part(weighted, y, state, gates, BT: gl.constexpr):
 
 @gluon.jit
 def enter(z_t, y, stage, state, gates, BT: gl.constexpr):
-    """Return what the parts of S^T are after the step; it is under way."""
+    """Return the parts of S^T after the tile, under way."""
     layout: gl.constexpr = gl.DotOperandLayout(0, state_layout(state[0].shape[1]), 2)
     enters = gates.slice(WEIGHT * BT, BT).load(gl.SliceLayout(0, layout))[None, :]
     weighted = (z_t.load(layout).to(gl.float32) * enters).to(z_t.dtype)
@@ -132,7 +133,7 @@ def enter(z_t, y, stage, state, gates, BT: gl.constexpr):
 
 @gluon.jit
 def wait_for(tiles):
-    """Wait for products and return what they make."""
+    """Wait for products that are under way and return them."""
     if len(tiles) == 1:
         return (warpgroup_mma_wait(0, deps=tiles),)
     else:

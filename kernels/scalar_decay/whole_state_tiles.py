@@ -1,4 +1,4 @@
-"""What the kernels that hold whole states share: the tensors' tiles in shared memory, their copies, and the gates."""
+"""What whole_state.py and whole_state_h.py share: tiles in shared memory, their copies, and the gates."""
 
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ load_async = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_async = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 WARPS = gl.constexpr(4)
-"""Of a group: what a matrix product of Hopper takes."""
+"""Warps of a group: a matrix product of Hopper is made by four."""
 BZ = gl.constexpr(64)
-"""Columns of the output in a tile: 16 for each warp."""
+"""Columns of the output in a slice, 16 for each warp."""
 
 
 class Tensors(NamedTuple):
@@ -32,16 +32,16 @@ class Buffers(NamedTuple):
     """What is in shared memory.
 
     Attributes:
-        x, y, z: the tiles of a step, for each stage.
-        scores: weighted scores, queries by keys, for each stage.
-        gates: for each stage the vectors QUERY, KEY, ROW, WEIGHT, DECAY (the same value BT times), DIVISOR and FLOOR.
-        out, pair: tiles of a walking group, for each group; of out, for each of its tiles. out first takes the partial
-            result of the launch before, or the pair: only with both is pair a buffer of its own.
-        n, weight: n and WEIGHT of a step as :func:`_split` returns them, transposed.
+        x, y, z: a stage's tiles of X and Y, for each part, and of Z.
+        scores: a stage's weighted scores, queries by keys.
+        gates: a stage's vectors QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR and DIVISOR.
+        out: a tile of the output for each slice; it first takes the partial result of the launch before, or the pair.
+        pair: for each walking group, the tile of the pair; its own buffer only where there is a partial result too.
+        n, weight: n and WEIGHT of block_t positions as _split of whole_state.py returns them, transposed.
         loaded: barriers that complete when a stage's tiles of X and Y are there.
         loaded_z: barriers that complete when a stage's tile of Z is there.
         ready: barriers that complete when a stage's scores and gates are there.
-        freed: barriers that complete when all who walk have read what a stage holds.
+        freed: barriers that complete when all walking groups have read what a stage holds.
         extra_loaded: barriers that complete when a group's tiles of the pair and the partial result are there.
     """
 
@@ -63,13 +63,13 @@ class Buffers(NamedTuple):
 
 QUERY, KEY, ROW, WEIGHT, DECAY, FLOOR, DIVISOR = (gl.constexpr(n) for n in range(7))
 VECTORS = gl.constexpr(8)
-"""Of gates, with an unused one to make a power of two: log weights of the positions as queries and as keys of the tile,
-factors of the output's rows and of what enters the state, the decay of the state, what mLSTMexp's denominators are at
-least, and one over them."""
+"""Vectors in Buffers.gates, padded to a power of two. QUERY, KEY: log weights of the positions as queries and as keys
+of the tile. ROW, WEIGHT: factors of the output's rows (W_in) and of what enters the state (w). DECAY: of the state, the
+same value BT times. FLOOR: the least value of mLSTMexp's denominators. DIVISOR: one over the denominators."""
 
 
 class Pointers(NamedTuple):
-    """What is read and written without the bulk copy engine; see fused_chunk.fused_chunk_kernel."""
+    """What is read and written without the bulk copy engine; fused_chunk.fused_chunk_kernel explains each."""
 
     gates: Any
     states: Any
@@ -81,9 +81,9 @@ class Pointers(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where a program works: positions of its chunk, batch times head, whether this head is not cut into chunks and if
-    it is, the state's number among those of all chunks, first columns, and whether the second group that walks has
-    columns."""
+    """Where a program works: start and end of its chunk, batch times head, whether this head is whole, the number of
+    the chunk's state among those of heads that are cut, first columns of X and Y and of Z, and whether the second
+    walking group has columns."""
 
     start: Any
     end: Any
@@ -97,9 +97,9 @@ class Chunk(NamedTuple):
 
 @gluon.jit
 def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
-    """Start the copies of one step's tiles; the stage's barriers complete when they are there.
+    """Start the copies of the tiles at position ``t0`` into a stage; the stage's barriers complete when they are there.
 
-    Without X all tiles share a barrier.
+    Where there is no X (whole_state_h.py), all tiles share one barrier.
     """
     loaded = buffers.loaded.index(stage)
     loaded_z = loaded
@@ -123,7 +123,7 @@ def load_tiles(tensors, buffers, stage, t0, x_col, z_col, pred):
 
 @gluon.jit
 def load_first_tiles(tensors, buffers, start, tiles, x_col, z_col, FUTURE: gl.constexpr, TILE: gl.constexpr):
-    """Start the copies of a chunk's first steps: one step fewer than there are stages."""
+    """Start the copies of a chunk's first tiles: one fewer than there are stages."""
     BT: gl.constexpr = TILE.block_t
     for step in gl.static_range(TILE.num_stages - 1):
         t0 = start + (tiles - 1 - step) * BT if FUTURE else start + step * BT
@@ -135,13 +135,11 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     """Load the gates of the tile at ``t0``.
 
     Returns:
-        log2 of the weights of the positions as queries and as keys of the tile, of the factors of the output's rows and
-        of what enters the state, [BT] each, of the decay of the state, and of what mLSTMexp's denominators are at
-        least, [BT].
+        Logarithms to base 2: of the vectors QUERY, KEY, ROW and WEIGHT [BT], of the state's decay, and of FLOOR [BT].
     """
     index = head * gl.cdiv(T, BT) + t0 // BT
     offs = gl.arange(0, BT, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    # Beyond the end rows of X, Y and Z are zero; with the last position's gates no weight of theirs overflows.
+    # Rows of X, Y and Z beyond the end are zero; they get the last position's gates, so that no weight overflows.
     at = head * T + t0 + gl.minimum(offs, T - 1 - t0)
     b = gl.load(gates.b + at)
     w = gl.load(gates.w + at)
@@ -151,7 +149,7 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
     if gates.u is not None:
         key += gl.load(gates.u + at)
     through = query
-    # Without denominators of no use.
+    # A placeholder: without denominators it is not used.
     floor = b
     if gates.m is not None:
         m_in = gl.load(gates.edge + head + index)
@@ -173,5 +171,5 @@ def load_gates(gates, head, t0, T, log_scale, FUTURE: gl.constexpr, BT: gl.const
 
 @gluon.jit
 def elements(start, row, col, DX: gl.constexpr, DZ: gl.constexpr, TRANSPOSED: gl.constexpr):
-    """Return pointers to a state's elements (z = row, x = col): states are [DX, DZ], TRANSPOSED [DZ, DX]."""
+    """Return pointers to a state's elements (z = row, x = col); it is stored as [DX, DZ], TRANSPOSED as [DZ, DX]."""
     return start + (row[:, None] * DX + col[None, :] if TRANSPOSED else col[None, :] * DZ + row[:, None])

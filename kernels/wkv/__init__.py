@@ -1,4 +1,16 @@
-"""RWKV-4's WKV: declaration, data only."""
+"""RWKV-4's WKV: declaration, data only. Where to begin:
+
+    reference.py          the definition, the associative forms and inputs
+    operations.py         the public function
+    forward.py            the kernels: "scan" (tiles of time in parallel), "naive" (a walk through time) and "step"
+    elements.py           device functions: sums with an exponent of their own, and passing them from tile to tile
+    backward.py           the gradients
+    exchange.py           memory and PTX by which programs and threads pass sums and states on
+    launch.py, config.py  autograd and grids; tile sizes
+    portable.py           the portable form, chunk by chunk
+
+Rows and tiles are those of ../common/time_tiles.py, words and the number of a call those of ../common/exchange.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +32,7 @@ OPERATION = Operation(
     sizes=("batch", "seq_len", "channels"),
     call="kernels.wkv.operations:wkv4",
     channelwise=True,
-    # The smallest RWKV-4, in the words of GPT-NeoX.
+    # The smallest RWKV-4, with GPT-NeoX's vocabulary.
     models={768: (12, 50277)},
     implementations=(
         kernel_form(

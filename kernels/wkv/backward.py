@@ -11,9 +11,10 @@ denominator. A and B, those of num and den after a step, and dk, dv, du follow f
 A and B are kept relative to the exponents of the states that they belong to. They are then multiplied by the same
 weights as the states in the forward pass, so they need no exponent of their own, which would be rounded. Only between
 tiles are they sums (o, A, B) as in elements.py, with o the negative exponent of the state. dw is computed from X and Z,
-the derivatives of num and den by w. These run through a row forward in time and are multiplied by the gradients P and R
-of its outputs and, at its end, by A and B. Row o of a tile holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that
-gradients run from the first row to the last. The forward pass has saved the state before each row.
+the derivatives of num and den by w. These are computed forward in time through a row, and multiplied by the gradients P
+and R of its outputs and, at its end, by A and B. Row o of a tile holds steps from (BLOCK_O - 1 - o) BLOCK_I on, so that
+gradients run from the first row to the last. The forward pass has saved the state before each row. Programs are as in
+forward.py: a tile each in a look-back scan, or all of time in a walk.
 """
 
 import triton
@@ -51,8 +52,8 @@ def _next_exponent(
     saved_ptr, size, last_ptr, last_row, last_size, offs_t, offs_c, m, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Return the exponents that gradients entering rows refer to, where offs_t are the steps after the rows: that of
-    the next row's state, after the last step that of the last state, or m if the last state has no gradient."""
+    """Return the exponents to which gradients that enter rows are relative, where offs_t are the steps after the rows:
+    that of the next row's state, after the last step that of the last state, or m if the last state has no gradient."""
     offs = (offs_t // SAVE).to(tl.int64)[:, None] * C + offs_c[None, :]
     before_end = (left > SAVE) & mask_c
     exponent = tl.load(saved_ptr + 2 * size + offs, mask=before_end, other=0.0)
@@ -74,11 +75,11 @@ def _load_steps(k_ptr, v_ptr, dy_ptr, offs, left, mask_c, C: tl.constexpr, SUB: 
 
 @triton.jit
 def _step(k, v, dy, m, num, den, slow, fast, u, n, inside, PRECISE: tl.constexpr):
-    """Run forward through step n of a row from the state before it, whose exponent is m - n slow.
+    """Compute step n of a row, forward in time, from the state before it, whose exponent is m - n slow.
 
     k, v and dy have the inputs' dtype. Returns the past's weight in the output, the token's weight times P, P and R,
     the gradient of u + k, the weights of past and token in the state, and the state after the step; a step that is not
-    ``inside`` does not change the state.
+    ``inside`` the sequence does not change the state.
     """
     k, v, dy = k.to(tl.float32), v.to(tl.float32), dy.to(tl.float32)
     # The bound by EMPTY makes the output v if the token is left out (k = -inf) and there is no past either.
@@ -100,11 +101,11 @@ def _run(
     k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, start, left,
     PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run forward through SUB steps from step ``start`` of a row; return states, derivatives and sums after them. Steps
-    beyond the end of the sequence do not change these.
+    """Compute SUB steps from step ``start`` of a row, forward in time; return states, derivatives and sums after them.
+    Steps beyond the end of the sequence do not change these.
 
-    a and b sum what the steps add to the gradients of the state before the row; c is the factor by which that state
-    has decayed.
+    x and z are X and Z. a and b sum what the steps add to the gradients of the state before the row; c is the factor by
+    which that state has decayed.
     """
     for n in tl.static_range(SUB):
         inside = left > n
@@ -143,8 +144,8 @@ def _run_back(
     dk_ptr, dv_ptr, k, v, dy, m, num, den, a, b, slow, fast, u, offs, start, left, mask_c,
     C: tl.constexpr, PRECISE: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run forward through SUB steps from step ``start`` of a row and the state before them, then backward from the
-    gradients a, b of the state after them. Store dk and dv; return the gradients of the state before them."""
+    """Compute SUB steps from step ``start`` of a row from the state before them, forward in time, then backward from
+    the gradients a, b of the state after them. Store dk and dv; return the gradients of the state before them."""
     steps = ()
     for n in tl.static_range(SUB):
         past, d_v, p, r, d_token, old, new, m, num, den = _step(
@@ -165,8 +166,8 @@ def _run_back(
 
 @triton.jit
 def _join(c1, a1, b1, gap1, p1, q1, c2, a2, b2, gap2, p2, q2):
-    """Join two runs of rows, the second earlier in time. A run maps a gradient g to c g + a (for den: c g + b); the run
-    without its last row maps it to gap g + p (for den: gap g + q)."""
+    """Join two sequences of rows, the second earlier in time. A sequence maps a gradient g of num to c g + a, and one
+    of den to c g + b; without its last row it maps them to gap g + p and gap g + q."""
     return c1 * c2, tl.fma(c2, a1, a2), tl.fma(c2, b1, b2), c1 * gap2, tl.fma(gap2, a1, p2), tl.fma(gap2, b1, q2)
 
 
@@ -236,12 +237,12 @@ def scan_gradient_kernel(
     LOOK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Compute the gradients of one tile in a single pass over memory; tiles start from the end of the sequence.
+    """Compute the gradients of one tile in a single pass over memory; the first programs take the end of the sequence.
 
-    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of scan_kernel. Reads k, v, dy [B, T, C], w, u [C], the
-    saved states [3, B, S, C], the last state's exponent and gradients and the first state's exponent [B, C]; writes dk,
-    dv [B, T, C], the parts of dw and du [tiles, B, C] and the first state's gradients [2, B, C]; sums pass through
-    words as in the forward pass.
+    Grid: (tiles of T * B * ceil(C / BLOCK_C),), in the order of scan_kernel.
+    Reads k, v, dy [B, T, C], w, u [C], the saved states [3, B, S, C], the last state's exponent and gradients and the
+    first state's exponent [B, C]; writes dk, dv [B, T, C], the parts of dw and du [tiles, B, C] and the first state's
+    gradients [2, B, C]; sums pass through words as in scan_kernel.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i
@@ -285,7 +286,8 @@ def scan_gradient_kernel(
         m, num, den, x, z, dw, du, c, a, b = _run(
             k, v, dy, m, num, den, x, z, dw, du, c, a, b, slow, fast, u, part * SUB, rest, PRECISE, SUB
         )
-    # Gradients that enter a row refer to the exponent of the state after it, and are converted to the row's own.
+    # Gradients that enter a row are relative to the exponent of the state after it; ``change`` makes them relative to
+    # the row's own.
     end_m = _next_exponent(
         saved_ptr, states, last_ptr, batch * C, stride, tile * STEPS + offs_t + BLOCK_I, offs_c, m, left, mask,
         C, BLOCK_I,
@@ -302,7 +304,7 @@ def scan_gradient_kernel(
         )  # fmt: skip
         o -= tl.maximum(T - (tile + 1) * STEPS, 0).to(tl.float32) * w
         o, a, b = add(behind_o, behind_a, behind_b, o, a, b)
-    # The last tile only gets the last state's gradients, which refer to that state's exponent already.
+    # The last tile only gets the last state's gradients, which are relative to that state's exponent already.
     end = tl.load(
         saved_ptr + 2 * states + (tile + 1).to(tl.int64) * (STEPS // BLOCK_I) * C + offs_c,
         mask=mask_c & (behind > 0), other=0.0,
@@ -354,10 +356,10 @@ def walk_gradient_kernel(
     C: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk backwards through all of time, loading BLOCK_I steps at once.
+    """Go backwards through all of time in order, loading BLOCK_I steps at once.
 
-    Grid: (B * ceil(C / BLOCK_C),). Reads and writes the same as scan_gradient_kernel, without words; dw and du have one
-    part per sequence.
+    Grid: (B * ceil(C / BLOCK_C),).
+    Reads and writes the same as scan_gradient_kernel, without words; dw and du have one part per sequence.
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

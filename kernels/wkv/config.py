@@ -10,12 +10,12 @@ from pathlib import Path
 from ..common.channels import TileConfig
 
 MAX_NARROW = 2048
-"""Up to this many channels (batch * channels), passing sums from tile to tile takes longer than moving the data. Tiles
-are then longer, and a program looks back over more of them."""
+"""With no more than this many channels (batch * channels), passing sums from tile to tile takes longer than moving the
+data. Tiles are then longer, and a program looks back over more of them."""
 
 MIN_SERIAL = 4096
-"""From this many channels (batch * channels) on, moving the data of a stretch of tiles takes longer than passing a
-state to the next tile (0.8 us): 3 MB, at 6 bytes per element and 128 steps or 12 bytes and 64 steps."""
+"""With at least this many channels (batch * channels), moving the data of the tiles of the same steps takes longer than
+passing a state to the next tile (0.8 us): 3 MB, at 6 bytes per element and 128 steps or 12 bytes and 64 steps."""
 
 AHEAD = 128
 """How many programs ahead the forward scan prefetches k and v into the L2 cache; an H200 runs 528 programs at once. At
@@ -31,11 +31,12 @@ class WkvConfig:
             weights in registers.
         hold: whether it holds k and v in registers in the inputs' dtype and computes weights twice; overrides
             ``reload``.
-        serial: whether states are passed from tile to tile, each tile waiting for the one before, instead of being
-            summed from the tiles' sums; and whether all threads of a tile get the sums of its rows, instead of scanning
-            them. Both ways are needed: passing states would make problems of few channels 30 % to 100 % slower, and
-            summing takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
-        look: sums that a program of a scan loads at once: of single earlier tiles, and one of all tiles before those.
+        serial: whether the forward scan passes states from tile to tile, each tile waiting for the one before, instead
+            of adding up the tiles' sums; and whether all threads of a tile get the sums of its rows, instead of
+            scanning them. Both ways are needed: passing states would make problems of few channels 30 % to 100 %
+            slower, and adding sums takes 20 % longer at 768 channels, where it falls below 70 % of the copy rate.
+        look: words that a program of a scan loads at once where sums are added: of single earlier tiles, and one of all
+            tiles before those.
         ahead: how many programs ahead the forward scan prefetches k and v into the L2 cache; rounded down to whole
             tiles of time.
     """
@@ -50,7 +51,7 @@ class WkvConfig:
 
 
 def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
-    """Return why the launches cannot run, or None. A tile of a walk has a single row."""
+    """Return why the launches cannot run, or None; ``walk``: as launches of a walk, whose tiles have a single row."""
     if config.serial and config.forward.channels not in (1, 2, 4):
         return f"forward must have 1, 2 or 4 channels of a row for each thread, got {config.forward.channels}"
     if config.look < 2 or config.look & (config.look - 1):
@@ -62,7 +63,7 @@ def invalid_reason(config: WkvConfig, *, walk: bool) -> str | None:
             return f"{name}.block_o must be 1 for a walk, got {tile.block_o}"
         if not walk and tile.block_o < 2:
             return f"{name}.block_o must be at least 2 for a scan, got {tile.block_o}"
-        # Otherwise two threads would load the same word, possibly at different times and with different values.
+        # With fewer words, two threads would load the same one, possibly at different times with different values.
         if not walk and config.look * tile.block_c < 32 * tile.num_warps:
             threads = 32 * tile.num_warps
             return f"look * {name}.block_c must be at least the {threads} threads, got {config.look} * {tile.block_c}"
@@ -74,8 +75,8 @@ def select_config(
 ) -> WkvConfig:
     """Choose the launches.
 
-    Measured on an H200 at batch 8 and 4096 steps, with 768 and 2048 channels (two percentages). With ``hold`` and
-    ``serial`` as chosen for 16-bit inputs, the forward scan takes longer
+    Measured on an H200 at batch 8 and 4096 steps; of two percentages the first is for 768 channels, the second for
+    2048. Compared with ``hold`` and ``serial``, as chosen for 16-bit inputs, the forward scan takes longer
     - by 21 % and 30 % without ``serial`` (by 3 % and 4 % if states are saved for a backward pass; with float32 inputs
       by 8 % and 19 %, and those may be held as weights too),
     - by 8 % and 17 % with k and v read again,

@@ -5,6 +5,11 @@ two. Each step multiplies both by e^-w. To add two elements, the exponent of the
 distance, and the sum gets the larger exponent. Only differences of nearby exponents enter an exponential, so precision
 does not depend on the sequence length. An empty element has the exponent -1e38 instead of minus infinity, because
 differences of it are finite.
+
+    run    consecutive steps of a row that are processed with one exponent, or between two changes of it
+    slow   of a rate w: too small to be subtracted from an exponent at every step (see SLOW_RATE); else it is fast
+    stale  of an exponent: decay has made a and b small, so it should be lower (see RENEWAL)
+    sum    of a row or tile: the element of its tokens alone, at its end; a state is the sum of all tokens so far
 """
 
 import triton
@@ -16,7 +21,7 @@ EMPTY = tl.constexpr(-1e38)
 """Exponent of a sum without terms."""
 
 EMPTY_WORD = tl.constexpr((1 << 32) + 0xFE967699)
-"""The word that holds EMPTY, with its flag set."""
+"""The word that _publish writes for the exponent EMPTY."""
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether kernels run in the interpreter, which cannot run PTX."""
@@ -40,12 +45,11 @@ LEAST_PAIR. At least half of such a denominator comes either from the last step,
 most, or from the state before it, so the outputs of this step and the next have large enough denominators."""
 
 SLOW_RATE = tl.constexpr(0.25)
-"""Rates w below this count as slow. Many steps then contribute to a state; subtracting w, small compared with the
-exponent, at each of them would round in the same direction every time, and the errors would add up."""
+"""Rates w below this count as slow. Many steps then contribute to a state. If w, small compared with the exponent, were
+subtracted at each of them, it would be rounded in the same direction every time, and the errors would add up."""
 
 RENEWAL = tl.constexpr(16.0)
-"""By how much a stale exponent is lowered at a time. An exponent is stale if decay has made both a and b small; float32
-subtracts 16 without rounding."""
+"""A stale exponent is lowered by this, or by multiples of it; float32 subtracts 16 without rounding."""
 
 LEAST_STATE = tl.constexpr(2.0**-12)
 LEAST_GRADIENT = tl.constexpr(2.0**-60)
@@ -56,15 +60,15 @@ LEAST_NORMAL = tl.constexpr(2.0**-126)
 """An initial state with a smaller den counts as empty."""
 
 SUBROW = tl.constexpr(8)
-"""Steps of a run: slow rates lower an exponent once a run, and the backward pass loads one run at a time."""
+"""Steps of a run: slow rates lower an exponent once a run, and the backward pass loads a run at once."""
 
 
 @triton.jit
 def prefetch(ptr, first_c, C: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Prefetch TILE steps, none beyond the end of the sequence, of BLOCK_C channels into the L2 cache, sector by
-    sector, for a later program, so that memory stays busy while this one computes."""
+    """Prefetch TILE steps, none beyond the end of the sequence, of BLOCK_C channels into the L2 cache, a sector at a
+    time, for a later program, so that memory stays busy while this one computes."""
     SECTOR: tl.constexpr = 32 * 8 // ptr.dtype.element_ty.primitive_bitwidth
-    # PIECE rows at once take about one sector per thread; the addresses of further pieces differ by constants.
+    # PIECE steps at once take about one sector per thread; the addresses of further pieces differ by constants.
     PIECE: tl.constexpr = 32 if TILE > 32 else TILE
     SECTORS: tl.constexpr = BLOCK_C // SECTOR if BLOCK_C > SECTOR else 1
     channels = first_c + tl.arange(0, SECTORS) * SECTOR
@@ -131,7 +135,7 @@ def decay_factor(w):
 
 @triton.jit
 def _renew(m, a, b, AT_LEAST: tl.constexpr):
-    """Lower a stale exponent by RENEWAL and scale a and b up to match. (With slow rates a and b decay, not m.)"""
+    """Lower a stale exponent by RENEWAL and scale a and b up to match, which slow rates have made small."""
     stale = tl.maximum(tl.abs(a), tl.abs(b)) < AT_LEAST
     scale = tl.where(stale, 8886110.520507872, 1.0)  # e^16
     return m - tl.where(stale, RENEWAL, 0.0), a * scale, b * scale
@@ -149,11 +153,11 @@ def renew_whole(m, a, b, AT_LEAST: tl.constexpr):
 
 @triton.jit
 def split_rate(m, w, BLOCK_I: tl.constexpr):
-    """Split w into a slow and a fast rate [BLOCK_O, BLOCK_C], one of which is 0: only fast rates are subtracted from
-    the exponents m of rows at every step, because subtracting slow ones would round m the same way every time.
+    """Split w into a slow and a fast rate [BLOCK_O, BLOCK_C], one of which is 0, for rows from states with exponents m.
 
-    A rate is slow if a row of steps lowers the exponent by at most a quarter of its size, so that its rounding error
-    does not grow, and by so little that num and den can decay instead.
+    Only fast rates are subtracted from the exponent at every step. A rate is slow if a row of steps lowers the exponent
+    by at most a quarter of its size, so that its rounding error does not grow, and by so little that num and den can
+    decay instead.
     """
     size = tl.where(m > EMPTY, tl.abs(m), 0.0)
     held = tl.minimum(tl.maximum(SUBROW * SLOW_RATE, 0.25 * size), MAX_RATIO)
@@ -172,7 +176,7 @@ def tighten(m, num, den):
 
 @triton.jit
 def weights_under(k, top, nothing, SUB: tl.constexpr):
-    """Return e^(k - top) of SUB steps; ``nothing`` (zeros, see forward.py) is added to the exponents."""
+    """Return e^(k - top) of SUB steps; ``nothing`` (zeros, see forward.py's _nothing) is added to the exponents."""
     shift = tl.fma(top, -LOG2E, nothing)
     weights = ()
     for n in tl.static_range(SUB):
@@ -207,8 +211,8 @@ def _largest(k, nothing, SUB: tl.constexpr):
 
 @triton.jit
 def widen_anew(x, SUB: tl.constexpr):
-    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`. With the same instructions
-    the compiler would keep the earlier results of :func:`widen` in registers."""
+    """Return SUB half-precision arrays as float32, by other instructions than :func:`widen`: with the same instructions
+    the compiler would keep the earlier results in registers instead of converting again."""
     values = ()
     for n in tl.static_range(SUB):
         if INTERPRETED or x[n].dtype == tl.float32:
@@ -229,7 +233,7 @@ def widen_anew(x, SUB: tl.constexpr):
 
 @triton.jit
 def sum_run(weights, v, decay, SUB: tl.constexpr):
-    """Return what a run of steps adds to num and den after it, relative to the exponent of the weights."""
+    """Return the sum of a run of steps, num and den relative to the exponent of the weights."""
     num = weights[0] * widen(v[0])
     den = weights[0]
     for n in tl.static_range(1, SUB):
@@ -248,7 +252,8 @@ def all_at_least(x, AT_LEAST: tl.constexpr = LEAST):
 
 @triton.jit
 def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2):
-    """Join two runs of rows, the first one earlier. Each is (decay, sum at its end; the same without its last row)."""
+    """Join two sequences of rows, the first one earlier, for :func:`scan_rows`. Each is (decay, sum at its end; the
+    same without its last row)."""
     m, a, b = add(m1 - lag2, a1, b1, m2, a2, b2)
     p, q, r = add(m1 - gap2, a1, b1, p2, q2, r2)
     return lag1 + lag2, m, a, b, lag1 + gap2, p, q, r
@@ -256,8 +261,7 @@ def _join(lag1, m1, a1, b1, gap1, p1, q1, r1, lag2, m2, a2, b2, gap2, p2, q2, r2
 
 @triton.jit
 def scan_rows(m, a, b, lag):
-    """Return for each row the sum at its end, itself included, and the sum at its start; a row decays sums by
-    ``lag``."""
+    """Return for each row the tile's sum up to the row's end, and the one up to its start; ``lag`` is a row's decay."""
     empty = tl.full(m.shape, EMPTY, tl.float32)
     zero = tl.zeros(m.shape, dtype=tl.float32)
     lag = tl.broadcast_to(lag, m.shape)
@@ -269,7 +273,7 @@ def scan_rows(m, a, b, lag):
 def join_rows(
     m, a, b, lag, offs_o, offs_c, first_c, GATHER: tl.constexpr, BLOCK_O: tl.constexpr
 ):  # fmt: skip
-    """Return the same as :func:`scan_rows`, but every thread gets the sums of all rows and adds those that it needs.
+    """Return the same as :func:`scan_rows`, where every thread gets the sums of all rows and adds those that it needs.
 
     Args:
         first_c: first channel of the tile.
@@ -300,7 +304,7 @@ def join_rows(
     in_b = in_a
     for j in tl.static_range(BLOCK_O - 1):
         weight = exp(tops[j] - in_m)
-        # In the first row all exponents are EMPTY, so all weights would be 1.
+        # In the first row all exponents are EMPTY, so all weights would come out as 1.
         weight = tl.where((offs_o > j)[:, None], weight, 0.0)
         in_a = tl.fma(weight, rows[3 * j + 1], in_a)
         in_b = tl.fma(weight, rows[3 * j + 2], in_b)
@@ -323,14 +327,14 @@ def pass_state(
     """Wait for the state before a tile, publish the state after it, and return the former [BLOCK_O, BLOCK_C].
 
     A decay for which :func:`_holds_exponent` is true does not lower the exponent, which would be rounded in the same
-    way at every tile.
+    direction at every tile.
 
     Args:
         word_ptr: words [tiles, size, 2 int64] at the sequence's channels; a tile writes its own word and reads the word
             of the tile before.
         call: number of the call, which no word holds before the launch.
         first_m, first_a, first_b: state before the first tile [1, BLOCK_C].
-        all_m, all_a, all_b: in the last row, the tile's sum at its end.
+        all_m, all_a, all_b: the tile's sum, in the last row.
         lag: the tile decays a state by e^-lag.
         PASS: exchange.py's pass_code for the tile.
     """
@@ -386,9 +390,9 @@ def pass_state(
 def _publish(word_ptr, size, m, a, b, offs_c, mask):
     """Publish elements, each in two words that hold their own flag: (a, b) and (m, 1).
 
-    Value and flag of a word arrive in one access, so no fence is needed. A word of zero is not written yet; so that no
-    written word is zero, the last bit of a is set. Plain stores go to the L2 cache and, unlike atomics, do not fetch
-    the old value.
+    Value and flag of a word arrive in one access, so no fence is needed. Zero means that a word is not written yet; so
+    that no written word is zero, the last bit of a is set. Plain stores go to the L2 cache and, unlike atomics, do not
+    fetch the old value.
     """
     high = (a.to(tl.int32, bitcast=True) | 1).to(tl.int64) << 32
     low = b.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
@@ -443,15 +447,15 @@ def look_back(
     word_ptr, spare_ptr, tiles, position, stride, lag, all_m, all_a, all_b, offs_o, offs_c, mask_c,
     BLOCK_O: tl.constexpr, LOOK: tl.constexpr, AT_LEAST: tl.constexpr,
 ):  # fmt: skip
-    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C] at the tile's start.
+    """Publish a tile's sum, and return the sum of all tiles before it [1, BLOCK_C], as it is at the tile's start.
 
     LOOK / 2 tiles are a group; the last tile of a group also publishes the sum of all tiles up to its end. A tile adds
-    the earlier tiles of its own group, all tiles of the group before, and the sum of everything before those, which
-    the last tile of the group before that published long ago. These are at most LOOK words, which are loaded at once.
-    The order of additions is fixed, so results do not depend on timing.
+    the earlier tiles of its own group, all tiles of the group before, and the sum of everything before those, which the
+    last tile of the group before that published long ago. These are at most LOOK words, which are loaded at once. The
+    order of additions is fixed, so results do not depend on timing.
 
-    The sums at the ends of groups form a chain as long as the sequence. A slow rate therefore decays a and b and not
-    the exponent, which would be rounded the same way at every link.
+    The groups' sums form a chain as long as the sequence. A slow rate therefore decays a and b and not the exponent,
+    which would be rounded in the same direction at every link of it.
 
     No two threads may load the same word, because one might read it before and the other after it is written. LOOK *
     BLOCK_C must therefore be at least the number of threads.
@@ -461,7 +465,7 @@ def look_back(
         spare_ptr: the words of the call before, which are zeroed.
         position: number of the tile, from 0 on.
         lag: a tile decays sums by e^-lag.
-        all_m, all_a, all_b: in the last row, the tile's sum at its end.
+        all_m, all_a, all_b: the tile's sum, in the last row.
         AT_LEAST: a group's sum gets a lower exponent if its a and b are smaller than this.
     """
     GROUP: tl.constexpr = LOOK // 2

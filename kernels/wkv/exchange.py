@@ -1,8 +1,8 @@
 """Memory and PTX by which the programs of a scan pass on sums or states.
 
 Sums go through two buffers in turn: a kernel writes its sums into one and zeroes the other, which the call before used,
-so that no extra launch is needed for it. States are passed from tile to tile as in :mod:`..common.exchange`, in words
-that hold num, den, m and the number of the call. In both cases a word is written once a launch.
+so that zeroing takes no launch of its own. States are passed from tile to tile as in :mod:`..common.exchange`, in words
+of 128 bits that hold num, den, m and the number of the call. In both cases a word is written once a launch.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from ..common.remember import different_each_call
 from ..common.sizes import cdiv
 
 MAX_KEPT_BYTES = 16 * 2**20
-"""Largest of the two buffers for sums that are kept. A call with larger ones takes so long that zeroing them costs
-little in comparison."""
+"""Largest of the two buffers for sums that are kept. A call with larger ones is so long that zeroing costs little."""
 
 _kept: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
 
 @different_each_call
 def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
-    """Return zeroed words for one launch, spare words for the launch to zero, and what to call after the launch.
+    """Return zeroed words for one launch, spare words for the launch to zero, and a function to call after the launch.
 
     A single tile passes nothing on, so it gets uninitialised words.
 
     Args:
         k: [B, T, C].
         tiles: number of tiles into which a sequence is split.
-        look: sums that a program loads.
+        look: words that a program loads, see elements.look_back.
     """
     B, _, C = k.shape
     if tiles == 1:
@@ -58,7 +57,7 @@ def exchange_sums(k: Tensor, tiles: int, look: int) -> tuple[Tensor, Tensor, Cal
     words, spare = pair
 
     def keep() -> None:
-        # A launch that failed has not zeroed its spare words and does not come here: its words are dropped.
+        # This is not called after a launch that failed and has not zeroed its spare words: its words are dropped.
         _kept[key] = spare, words
         while len(_kept) > MAX_KEPT:
             _kept.pop(next(iter(_kept)), None)

@@ -8,6 +8,9 @@ program sums its tile, publishes the sum, adds the sums that the tiles before it
 its outputs. Since w is constant, the weight of a tile's sum follows from its distance, so sums can be added in any
 grouping. If there are enough channels, states are passed from tile to tile instead (config.py's ``serial``).
 
+A row consists of PARTS runs of SUB steps, each with one exponent, which is fast. If that would be inaccurate anywhere
+in a tile (see LEAST in elements.py), or a tile is not whole, it is computed again with a new exponent at every step.
+
 Source: Peng et al., RWKV (2023), equations 16 and 22 to 26; Merrill and Garland, "Single-pass parallel prefix scan with
 decoupled look-back" (2016), for the order of programs.
 """
@@ -85,7 +88,7 @@ def _load_runs(ptr, offs, mask_c, C: tl.constexpr, BLOCK_C: tl.constexpr, PARTS:
         steps = ()
         for n in tl.static_range(SUB):
             at = ptr + (part * SUB + n) * C + offs
-            # A masked load takes an instruction to clear its register.
+            # Without a mask where none is needed: it takes an instruction more, to clear the register.
             steps = steps + (tl.load(at) if C % BLOCK_C == 0 else tl.load(at, mask=mask_c, other=0.0),)
         runs = runs + (steps,)
     return runs
@@ -107,8 +110,8 @@ def _none(like, PARTS: tl.constexpr, SUB: tl.constexpr):
 def _nothing(w_ptr, offs_c, mask_c):
     """Return zeros that are available only after all loads before this line have been issued.
 
-    Adding them to a value makes all that depends on it wait for that. Otherwise the assembler moves each load down to
-    its first use, so that they wait one after the other; it moves none past a barrier.
+    What they are added to must then wait for that too. Otherwise the assembler moves each load down to its first use,
+    so that they wait one after the other; it moves none past a barrier.
     """
     tl.debug_barrier()
     return tl.load(w_ptr + offs_c, mask=mask_c, other=0.0)[None, :] * 0.0
@@ -116,8 +119,8 @@ def _nothing(w_ptr, offs_c, mask_c):
 
 @triton.jit
 def _sum_rows(k, v, w, nothing, PARTS: tl.constexpr, SUB: tl.constexpr):
-    """Return for each row its sum at its end (m, num, den), the smallest den of its runs, the exponents of the runs and
-    the weights of all steps."""
+    """Return for each row its sum (m, num, den), the smallest den of its runs, the exponents of the runs and the
+    weights of all steps."""
     decay = decay_factor(w)
     m, weights = weights_below(k[0], nothing, SUB)
     num, den = sum_run(weights, v[0], decay, SUB)
@@ -138,8 +141,7 @@ def _run(
     y_ptr, saved_ptr, size, weights, v, num, den, top, decay, bonus, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, START: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run through steps START to START + SUB of every row from the states before them, all relative to exponent
-    ``top``.
+    """Compute steps START to START + SUB of every row from the states before them, all relative to exponent ``top``.
 
     Stores y and the states to be saved except those before a row's first step. Returns the states after the steps and
     the smallest of the tested denominators, which are those after every second step (see LEAST_PAIR).
@@ -165,7 +167,7 @@ def _run_rows(
     y_ptr, saved_ptr, size, weights, v, m, num, den, tops, w, u, step, offs_c, offs, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
-    """Run through whole rows from the states before them; store y and the states to be saved.
+    """Compute whole rows from the states before them; store y and the states to be saved.
 
     Returns the states after the rows, and whether the results are accurate: u, denominators and exponents of states are
     within the bounds for one exponent per run (see LEAST and LEAST_PAIR in elements.py).
@@ -201,10 +203,10 @@ def _held_rate(k_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.conste
 
 @triton.jit
 def _resum_rows(k_ptr, v_ptr, w, offs, left, mask_c, C: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Return for each row its sum at its end, with a new exponent at every step.
+    """Return for each row its sum, with a new exponent at every step.
 
-    Slow rates are not subtracted from m at every step, which would round it the same way every time: the exponent of
-    the sum before step n of a run is m - n slow.
+    Slow rates are not subtracted from m at every step, see SLOW_RATE: the exponent of the sum before step n of a run is
+    m - n slow.
     """
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
@@ -227,7 +229,7 @@ def _rerun_rows(
     y_ptr, saved_ptr, size, k_ptr, v_ptr, m, num, den, w, u, step, offs_c, offs, left, mask_c,
     C: tl.constexpr, SAVE: tl.constexpr, PRECISE: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Run through the rows with a new exponent at every step (see _resum_rows); return the states after the rows."""
+    """Compute the rows with a new exponent at every step (see _resum_rows); return the states after the rows."""
     RUN: tl.constexpr = SUBROW if BLOCK_I > SUBROW else BLOCK_I
     slow = _held_rate(k_ptr, w, offs, left, mask_c, C, BLOCK_I)
     for start in range(0, BLOCK_I, RUN):
@@ -279,8 +281,9 @@ def scan_kernel(
     """Compute one tile of BLOCK_I * BLOCK_O steps and BLOCK_C channels in a single pass over memory.
 
     Grid: (tiles of T * B * ceil(C / BLOCK_C),), tiles in the order in which programs start, so that a program only
-    waits for programs that run already. Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C];
-    writes y [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
+    waits for programs that run already.
+    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
+    [3, B, C] and the states before every SAVE steps [3, B, S, C].
 
     Without PASS (None) sums pass through words [2, tiles + groups, B, C], which are zero before the launch, and the
     spare words are zeroed; LOOK = 0 means that the sequence is one tile. With PASS states are passed from tile to tile,
@@ -316,8 +319,8 @@ def scan_kernel(
     row_den = row_num
     tops = _none(row_num, 1, PARTS)[0]
     if KEEP == "tokens":
-        # Loaded outside of the branch, since half-precision values from one branch only would be unpacked into twice
-        # the registers. A tile that is not whole loads values that it does not use.
+        # Loaded outside of the branch: half-precision values that only one branch loads would be unpacked into twice
+        # the registers. A tile that is not whole loads other values, and does not use them.
         there = tl.where(whole, base, 0)
         k = _load_runs(k_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
         v = _load_runs(v_ptr + there, offs, mask, C, BLOCK_C, PARTS, SUB)
@@ -424,10 +427,11 @@ def walk_kernel(
     SAVE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Walk through all of time, loading BLOCK_I steps at once.
+    """Go through all of time in order, loading BLOCK_I steps at once.
 
-    Grid: (B * ceil(C / BLOCK_C),). Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y
-    [B, T, C], the last state [3, B, C] and the states before every SAVE steps [3, B, S, C].
+    Grid: (B * ceil(C / BLOCK_C),).
+    Reads k, v [B, T, C], w, u [C] and the first state, num, den, max [B, C]; writes y [B, T, C], the last state
+    [3, B, C] and the states before every SAVE steps [3, B, S, C].
     """
     PRECISE: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
     BLOCK_I: tl.constexpr = TILE.block_i

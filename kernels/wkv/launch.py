@@ -1,4 +1,4 @@
-"""Launches and autograd of WKV's kernels: the parallel scan, the walk and the decoding step.
+"""Launches and autograd of WKV's kernels: the scan, the walk and the decoding step.
 
 Only the inputs, a float32 state every few steps and the last state are saved for the backward pass.
 """
@@ -47,7 +47,7 @@ def run(
     if impl == "step":
         check_one_token(k)
     num, den, top = initial_state or (None, None, None)
-    # A state's max has no gradient, so it does not count here.
+    # A state's max has no gradient, so whether it requires one does not count.
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, num, den))
     request = Request(impl, return_last_state, save, config)
     y, num, den, top = (STEP if impl == "step" else WKV)(request, *tensors, num, den, top)

@@ -1,8 +1,8 @@
 """WKV in plain torch, chunk by chunk; runs anywhere.
 
 The sums of all chunks are computed at once, then the states between chunks, and then all chunks advance together, one
-step at a time. The gradients of the states are a diagonal recurrence, whose coefficients are the weights of past and
-token in the states; backward.py has the formulas.
+step at a time. The gradients of the states are a diagonal recurrence backwards in time, whose coefficients are the
+weights of the past and of the token in the states; backward.py has the formulas.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MIN_EXPONENTS = {torch.float32: -80.0, torch.float64: -690.0}
 """Lower bounds of logarithms of weights: negligible next to 1, but not denormal, since processors are slow at those."""
 
 MAX_RATIOS = {torch.float32: 40.0, torch.float64: 200.0}
-"""Upper bounds of log(weight of the past / weight of the token): beyond, the token is far below the dtype's epsilon."""
+"""Upper bounds of log(weight of the past / weight of the token): beyond, the token is below the dtype's epsilon."""
 
 RUN = 8
-"""Steps after which an exponent is lowered by the slow rates of all of them at once."""
+"""Steps of a run. An exponent is lowered by a slow rate once a run, for all of its steps."""
 
 SLOW_RATE = 0.25
-"""Rates w below this count as slow. Many steps then contribute to a state; subtracting w, small compared with the
-exponent, at each of them would round in the same direction every time, and the errors would add up."""
+"""Rates w below this count as slow. Many steps then contribute to a state. If w, small compared with the exponent, were
+subtracted at each of them, it would be rounded in the same direction every time, and the errors would add up."""
 
 USUAL_DEN = (1e-6, 1e6)
-"""A given state whose den is within these bounds is not rescaled."""
+"""An initial state whose den is within these bounds is not rescaled."""
 
 
 def chunkwise(
@@ -155,7 +155,7 @@ def _exp_(x: Tensor) -> Tensor:
 
 
 def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State]:
-    """Return the states before all chunks [B, N, C] and the state after the last one [B, C]."""
+    """Return the states before all chunks [B, N, C] and after the last [B, C]; a chunk decays them by e^-decay."""
     states = tuple(torch.empty_like(x) for x in sums)
     state = first
     for n in range(sums[0].shape[1]):
@@ -166,17 +166,16 @@ def _run_through(first: State, sums: State, decay: Tensor) -> tuple[State, State
 
 
 def _rates(w: Tensor) -> tuple[Tensor, Tensor]:
-    """Return w as a slow and a fast rate, one of them zero."""
+    """Return w as a slow and a fast rate, one of which is zero in each channel."""
     slow = torch.where(w < SLOW_RATE, w, 0.0)
     return slow, w - slow
 
 
 def _tokens(keys: Tensor, values: Tensor, rates: tuple[Tensor, Tensor]) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Yield for every step of all chunks [B, N, size, C] its number t, its number n in a run of RUN steps, keys + n
-    slow, and values.
+    """Yield for every step t of all chunks [B, N, size, C] t, its number n in its run, keys + n slow and values.
 
-    Slow rates are not subtracted from max at every step, which would round it the same way every time: the exponent of
-    the state before the step is max - n slow.
+    Adding n slow to the keys stands for not having lowered the exponent of the state by n slow, see SLOW_RATE: the
+    exponent of the state before the step is max - n slow.
     """
     for t in range(keys.shape[2]):
         n = t % RUN
@@ -190,8 +189,8 @@ def _ends_run(t: int, size: int) -> bool:
 def _advance(
     num: Tensor, den: Tensor, top: Tensor, k: Tensor, v: Tensor, rates: tuple[Tensor, Tensor], run: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return num, den and max after one more token, and the weights of past and token. If the token ends a run, ``run``
-    is the run's number of steps, else 0."""
+    """Return num, den and max after one more token, and the weights of past and token. ``run`` is the number of steps
+    of the run that the token ends, or 0."""
     slow, fast = rates
     k, top = k + slow, top - fast
     after = torch.maximum(top, k)

@@ -24,7 +24,7 @@ from ..common.inputs import Draw
 TORCHS_OWN = "torch._higher_order_ops.associative_scan"
 
 EMPTY = -1e38
-"""max of the state before the first token; finite, so that differences are finite too."""
+"""The max of the state before the first token; finite, so that differences are finite too."""
 
 State = tuple[Tensor, Tensor, Tensor]
 """num, den, max [B, C]."""
@@ -120,14 +120,14 @@ def associative(
 
 
 def _combine(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the decay and the sum of two neighbouring runs."""
+    """Return the decay and the sum of two neighbouring runs of tokens."""
     (decay1, num1, den1, top1), (decay2, num2, den2, top2) = earlier, later
     return decay1 + decay2, *add(num1, den1, top1 - decay2, num2, den2, top2)
 
 
 def tokens(k: Tensor, v: Tensor) -> State:
-    """Return the state (v, 1, k) that each token adds. max carries no gradient, so den = e^(k - max) is 1 and carries
-    k's gradient."""
+    """Return the state (v, 1, k) that each token adds. max carries no gradient, so den is computed as e^(k - max),
+    which is 1 and carries k's gradient."""
     top = k.detach().clamp(min=EMPTY)
     den = torch.exp(k.clamp(min=EMPTY) - top)
     return den * v, den, top
