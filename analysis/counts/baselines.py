@@ -6,8 +6,6 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-import dataclasses
-
 from .model import Head, Passed, Problem, Scalar, Tally, Work, decoding, one_pass
 
 STATISTIC_BYTES = 4
@@ -245,10 +243,9 @@ def gla_passed(problem: Problem, direction: str) -> Passed:
 
 def selective_scan_passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a whole problem of the selective scan."""
-    formula, head = selective_scan_backward if direction == "backward" else selective_scan_forward, problem.head
+    head = problem.head
+    tally = (selective_scan_backward if direction == "backward" else selective_scan_forward)(head)
     if direction == "step":
-        head = dataclasses.replace(head, length=1)
-        tally = decoding(formula(head), head.d_v * head.d_qk * head.widths.state) * problem.batch
-    else:
-        tally = formula(head) * problem.batch
+        tally = decoding(tally, head.d_v * head.d_qk * head.widths.state)
+    tally = tally * problem.batch
     return tally, tally.bytes

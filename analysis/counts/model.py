@@ -104,35 +104,6 @@ class Head:
         return self.qk_share * self.d_qk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A problem without heads: RG-LRU, a linear scan, WKV or a gated MLP.
-
-    Attributes:
-        batch, length: sequences and tokens in each.
-        channels: C, all recurrent dims (R in the RG-LRU's source); of a gated MLP the columns of its output, d_ff.
-        d_model: columns of a gated MLP's input.
-        f: costs of elementary functions.
-        widths: bytes of elements; inputs, outputs, weights and parameters are ``widths.qkv`` wide.
-    """
-
-    batch: Scalar
-    length: Scalar
-    channels: Scalar
-    d_model: Scalar = 0
-    f: Factors = field(default_factory=Factors)
-    widths: Widths = field(default_factory=Widths)
-
-    @property
-    def cells(self) -> Scalar:
-        """Elements of one [B, T, C] tensor."""
-        return self.batch * self.length * self.channels
-
-    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
-        return {name: number * self.widths.qkv for name, number in elements.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Tally:
     """FLOPs and bytes of a piece of work, part by part.
@@ -187,29 +158,42 @@ class Problem:
 
     Attributes:
         published: whether what a paper prints is counted, its slips included.
+        batch, seq_len: sequences and tokens in each; of a gated MLP their product counts.
+        channels: C, all recurrent dims (R in the RG-LRU's source).
         chunk_size: L; the whole sequence where a formulation has no chunks.
         qk_share: groups / heads where heads share q and k, else 1.
         causal: share of the causal square that is computed; None where there is no square.
+        f: costs of elementary functions.
+        widths: bytes of elements; without heads inputs, outputs, weights and parameters are ``widths.qkv`` wide.
         dtype: of the inputs.
     """
 
     op: str
     formulation: str
-    published: bool
-    batch: int
-    seq_len: int
-    num_heads: int
-    head_dim_qk: int
-    head_dim_v: int
-    channels: int
-    d_model: int
-    d_ff: int
-    chunk_size: int
-    qk_share: float
-    causal: float | None
-    f: Factors
-    widths: Widths
-    dtype: str
+    published: bool = False
+    batch: Scalar = 1
+    seq_len: Scalar
+    num_heads: int = 1
+    head_dim_qk: int = 0
+    head_dim_v: int = 0
+    channels: Scalar = 0
+    d_model: Scalar = 0
+    d_ff: Scalar = 0
+    chunk_size: int = 0
+    qk_share: float = 1
+    causal: float | None = None
+    f: Factors = field(default_factory=Factors)
+    widths: Widths = field(default_factory=Widths)
+    dtype: str = "bf16"
+
+    @property
+    def cells(self) -> Scalar:
+        """Elements of one [B, T, C] tensor."""
+        return self.batch * self.seq_len * self.channels
+
+    def moved(self, elements: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the bytes of so many elements of inputs, outputs, weights and parameters."""
+        return {name: number * self.widths.qkv for name, number in elements.items()}
 
     @property
     def head(self) -> Head:
@@ -222,17 +206,6 @@ class Problem:
             f=self.f,
             widths=self.widths,
             qk_share=self.qk_share,
-        )
-
-    def layer(self, direction: str) -> Layer:
-        """Return the problem without heads, of one token where ``direction`` is step."""
-        return Layer(
-            batch=self.batch,
-            length=1 if direction == "step" else self.seq_len,
-            channels=self.d_ff or self.channels,
-            d_model=self.d_model,
-            f=self.f,
-            widths=self.widths,
         )
 
     def chunks(self, chunk: Callable[[Head], Tally]) -> Tally:

@@ -306,7 +306,8 @@ def _passed(problem: Problem, direction: str) -> Passed:
         "selective_scan": baselines.selective_scan_passed,
     }
     if problem.op in whole:
-        return whole[problem.op](problem, direction)
+        of_pass = dataclasses.replace(problem, seq_len=1) if direction == "step" else problem
+        return whole[problem.op](of_pass, direction)
     by_head = {"attention": baselines.attention_passed, "gla": baselines.gla_passed}.get(problem.op, _scalar_decay)
     tally, least = by_head(problem, direction)
     heads = problem.batch * problem.num_heads

@@ -23,7 +23,7 @@ from lrbench.analysis.counts import (
     Count,
     Factors,
     Head,
-    Layer,
+    Problem,
     Widths,
     count,
     count_case,
@@ -171,7 +171,7 @@ def test_attention_matrix_work_is_exact() -> None:
 
 def test_gated_mlp_eager_is_exactly_torch() -> None:
     """Forward and backward pass as torch's autograd dispatches them, work and traffic."""
-    layer = Layer(batch=1, length=7, channels=6, d_model=4, f=F, widths=Widths(qkv=8))
+    layer = Problem(op="gated_mlp", formulation="eager", seq_len=7, d_model=4, d_ff=6, f=F, widths=Widths(qkv=8))
     x, w_up, w_gate = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((7, 4), (4, 6), (4, 6)))
     with OperationCounter() as forward:
         y = torch.nn.functional.silu(x @ w_gate) * (x @ w_up)

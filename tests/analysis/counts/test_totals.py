@@ -16,7 +16,7 @@ import sympy
 from lrbench.analysis.counts import (
     Factors,
     Head,
-    Layer,
+    Problem,
     Tally,
     Widths,
     baselines,
@@ -35,8 +35,11 @@ SYMBOLS["M"] = SYMBOLS["B"] * SYMBOLS["T"]
 F = Factors(**{name: SYMBOLS[name] for name in FUNCTIONS})
 WIDTHS = Widths(qkv=SYMBOLS["w"], gate=SYMBOLS["g"], state=SYMBOLS["s"])
 HEAD = Head(length=SYMBOLS["L"], d_qk=SYMBOLS["K"], d_v=SYMBOLS["V"], causal=SYMBOLS["c"], f=F, widths=WIDTHS)
-LAYER = Layer(batch=SYMBOLS["B"], length=SYMBOLS["T"], channels=SYMBOLS["C"], d_model=SYMBOLS["D"], f=F, widths=WIDTHS)
-TOKENS = Layer(batch=1, length=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
+LAYER = Problem(
+    op="", formulation="", batch=SYMBOLS["B"], seq_len=SYMBOLS["T"], channels=SYMBOLS["C"], d_model=SYMBOLS["D"],
+    d_ff=SYMBOLS["C"], f=F, widths=WIDTHS,
+)  # fmt: skip
+TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
 
 
 def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, **known: Any) -> None:
