@@ -397,7 +397,9 @@ def test_other_devices_stay_out(tmp_path: Path) -> None:
 
 
 def test_tables_escape_and_sort_by_values() -> None:
-    piece = markup.table("a < b", ["name", "time"], [["<x>", markup.numeric(1234.5)], ["y", markup.numeric(None)]])
+    piece = markup.table(
+        "a < b", [{"name": "<x>", "time": markup.numeric(1234.5)}, {"name": "y", "time": markup.numeric(None)}]
+    )
     assert "&lt;x&gt;" in piece.text
     assert "<caption>a &lt; b</caption>" in piece.text
     assert 'class="number" data-value="1234.5">1,234<' in piece.text
