@@ -13,22 +13,10 @@ OPERATIONS = ("mlstm_exp", "mlstm_sig")
 
 
 def chunk(op: str, head: Head, *, published: bool = False) -> Tally:
-    """Forward FLOPs (tables 8 and 14) and bytes (table 9) of one chunk.
-
-    Part by part, with D = d_qk d_v:
-
-    - gates: 2L + L(L + 1)/2 + L(1 + F_exp + F_log + F_sig) + 3 + F_max + F_exp for exp,
-      2L + L(L + 1)/2 + L F_exp + F_exp + 2L(F_log + F_sig) for sig
-    - state: 2D + 2LD + L d_qk;  normaliser state (exp): 2 d_qk + 2L d_qk
-    - cumulative forget gates: L(L + 1)/2 + L(F_log + F_sig), twice the second term for sig
-    - gate matrix: F_causal (L^2 (3 + F_exp + F_max) + L(1 + F_max)) for exp, F_causal L^2 (2 + F_exp) for sig
-    - intra-chunk outputs: F_causal (2 L^2 (d_qk + d_v) + 3 L^2)
-    - inter-chunk outputs: 2LD + 3L d_qk for exp, 2LD + L d_qk for sig
-    - combination: 2L d_v + L(1 + F_max + F_abs + F_exp) for exp, L d_v for sig
+    """Forward FLOPs (tables 8 and 14) and bytes (table 9) of one chunk, whose length L is the head's.
 
     Args:
         op: mlstm_exp or mlstm_sig.
-        length: L.
         published: reproduce the paper's printed total for mLSTMsig (eq. 118), which carries mLSTMexp's gate row: with
             every F at 1 the operation's own parts are that total + L - 4.
     """
@@ -78,10 +66,6 @@ def state_elements(op: str, d_qk: Scalar, d_v: Scalar) -> Scalar:
 def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
     """Forward FLOPs (table 10) and bytes (table 11) of the fully parallel formulation over a sequence of ``length``.
 
-    T(T + 1)/2 + T(F_log + F_sig), twice the second term for sig; gate matrix T^2 (3 + F_exp + F_max + F_mask) for exp
-    and T^2 (2 + F_exp + F_mask) for sig; scores F_causal (2 T^2 d_qk + 2 T^2); normalisation (exp)
-    F_causal (T^2 (3 + F_abs) + T(F_exp + F_max)); outputs F_causal 2 T^2 d_v.
-
     ``published`` gives mLSTMsig the paper's gate matrix, which is mLSTMexp's (one subtraction and F_max too many).
     """
     length, d_qk, d_v, causal, f, widths = head.length, head.d_qk, head.d_v, head.causal, head.f, head.widths
@@ -106,9 +90,7 @@ def parallel(op: str, head: Head, *, published: bool = False) -> Tally:
 def step(op: str, head: Head) -> Tally:
     """FLOPs (table 12) and bytes (table 13) of one recurrent step, the state loaded and stored as in decoding.
 
-    gates 4 + 2 F_exp + F_log + F_sig + F_max (sig: 2 F_sig); state 4 d_qk d_v; normaliser (exp)
-    6 d_qk + d_v + 1 + F_abs + F_max; output 2 d_qk d_v + d_qk. Nothing runs on matrix units: every product is a
-    rank-one update or a matrix-vector product.
+    Nothing runs on matrix units: every product is a rank-one update or a matrix-vector product.
     """
     d_qk, d_v, f, widths = head.d_qk, head.d_v, head.f, head.widths
     cells = d_qk * d_v

@@ -134,24 +134,18 @@ def count_case(
     Raises:
         ValueError: bad sizes, as :func:`count`.
     """
-    return _count_case(op, impl, mode, dtype, state_dtype, tuple(sizes.items()), launches)
+    return _count_case((op, impl, mode, dtype, state_dtype), tuple(sizes.items()), launches)
 
 
 @functools.lru_cache(maxsize=4096)
 def _count_case(
-    op: str,
-    impl: str,
-    mode: str,
-    dtype: str,
-    state_dtype: str | None,
-    sizes: tuple[tuple[str, int], ...],
-    launches: bool,
+    names: tuple[str, str, str, str, str | None], sizes: tuple[tuple[str, int], ...], launches: bool
 ) -> Count | None:
     """Return :func:`count_case`, which figures and models ask for again and again."""
+    op, impl, mode, dtype, state_dtype = names
     if op not in FORMULATIONS or not is_counted(op, formulation_of(op, impl, mode, dtype), mode):
         return None
-    check_formulation(op, formulation_of(op, impl, mode, dtype), mode, "detailed")
-    problem = case_problem(op, impl, mode, dtype, state_dtype, dict(sizes))
+    problem = case_problem(*names, dict(sizes))
     forward_state = dtype if state_dtype is None and declared(op, impl).states_as_inputs else None
     kernels = kernels_of(op, problem.formulation, impl) if launches else None
     return _count(problem, mode, kernels=kernels, forward_state=forward_state)

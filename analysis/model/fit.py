@@ -292,7 +292,7 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
     same = grouped(rows, _problem)
     rows = [row for row in rows if not _spills(row, same[_problem(row)])]
     cases = [case_of(row, row["impl"], mode, dtype) for row in rows]
-    terms = [_terms_of_row(model.name, *case[:5], tuple(case[5].items()), key, roofs) for case in cases]
+    terms = [_terms_of_row(model, case[:5], tuple(case[5].items()), key, roofs) for case in cases]
     counted = [(found, row) for found, row in zip(terms, rows, strict=True) if found is not None]
     problems = [_problem(row) for _, row in counted]
     times = np.array([float(row["time_ms"]) for _, row in counted])
@@ -301,12 +301,9 @@ def _sample(rows: Sequence[Row], model: Model, mode: str, dtype: str, key: str, 
 
 
 @functools.cache
-def _terms_of_row(
-    model: str, op: str, impl: str, mode: str, dtype: str, state_dtype: str | None, sizes: Any, key: str, roofs: str
-) -> tuple[float, ...] | None:
+def _terms_of_row(model: Model, names: Any, sizes: Any, key: str, roofs: str) -> tuple[float, ...] | None:
     """Return the terms of a measured case, which are asked for again by every fit."""
-    (found,) = (each for each in MODELS if each.name == model)
-    return found.terms((op, impl, mode, dtype, state_dtype, dict(sizes)), accelerator_of(key, roofs))
+    return model.terms((*names, dict(sizes)), accelerator_of(key, roofs))
 
 
 def _pooled(own: _Sample, others: Sequence[_Sample], few: int) -> tuple[np.ndarray, float, list[float]]:
