@@ -16,7 +16,7 @@ from __future__ import annotations
 from .model import Passed, Problem, Scalar, Tally, Work
 
 
-def forward(problem: Problem, formulation: str) -> Tally:
+def forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes: products 4 M D F; silu(g) = g sigma(g) and the product with up: M F (2 + F_sig).
 
     Elements loaded and stored: fused M D + 2 D F and M F; fused_save M D + 2 D F and 3 M F; cublas_activation M D +
@@ -25,7 +25,7 @@ def forward(problem: Problem, formulation: str) -> Tally:
     """
     inputs, weights, outputs = _sizes(problem)
     work = {"projections": Work(matrix=4 * inputs * problem.d_ff)}
-    if formulation != "gemms":
+    if problem.formulation != "gemms":
         work["activation"] = Work(vector=outputs * (1 + problem.f.sig))
         work["product"] = Work(vector=outputs)
     gemms = {"GEMMs load": 2 * (inputs + weights), "GEMMs store": 2 * outputs}
@@ -43,11 +43,11 @@ def forward(problem: Problem, formulation: str) -> Tally:
             "product load": 2 * outputs,
             "product store": outputs,
         },
-    }[formulation]
+    }[problem.formulation]
     return Tally(work=work, traffic=problem.moved(elements))
 
 
-def backward(problem: Problem, formulation: str) -> Tally:
+def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes, from dy: up's gradient dy silu(g) and the gate's, dy up silu'(g).
 
     silu' = sigma (1 + g (1 - sigma)): 4; the gradients: 1 and 2: M F 7. GEMMs: dx and the weights' gradients, 4 M D F
@@ -62,7 +62,7 @@ def backward(problem: Problem, formulation: str) -> Tally:
     fused_save is cublas_activation's. Projections alone have the GEMMs of gemms_activation.
     """
     inputs, weights, outputs = _sizes(problem)
-    gemm = 4 * inputs * problem.d_ff
+    gemm, formulation = 4 * inputs * problem.d_ff, problem.formulation
     apart = formulation in ("eager", "gemms_activation", "gemms")
     work = {
         "activation gradient": Work(vector=7 * outputs),
@@ -95,13 +95,13 @@ def backward(problem: Problem, formulation: str) -> Tally:
     )
 
 
-def compulsory(problem: Problem, formulation: str, *, backward: bool) -> Scalar:
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of x, both weights and y once; backward: x, weights, dy and the gradients of x and the weights once.
 
     Of projections alone, both of them or both their gradients in place of y or dy.
     """
     inputs, weights, outputs = _sizes(problem)
-    outputs *= 2 if formulation == "gemms" else 1
+    outputs *= 2 if problem.formulation == "gemms" else 1
     elements = 2 * inputs + 4 * weights + outputs if backward else inputs + 2 * weights + outputs
     return elements * problem.widths.qkv
 
@@ -115,5 +115,4 @@ def _sizes(problem: Problem) -> tuple[Scalar, Scalar, Scalar]:
 def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem."""
     is_backward = direction == "backward"
-    tally = (backward if is_backward else forward)(problem, problem.formulation)
-    return tally, compulsory(problem, problem.formulation, backward=is_backward)
+    return (backward if is_backward else forward)(problem), compulsory(problem, backward=is_backward)

@@ -92,7 +92,7 @@ def in_lines(rows: pd.DataFrame, lines: Iterable[Line]) -> pd.Series:
     return rows["op"].combine(rows["impl"], lambda op, impl: (op, impl) in wanted).astype(bool)
 
 
-def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str = "time_ms") -> str:
+def beside_others(rows: pd.DataFrame, first: Line, x: str, over: str, column: str) -> str:
     """Return by which factor ours is faster, or needs less memory, than the best of the others; "" without any.
 
     The others are those that compute the same, else all.

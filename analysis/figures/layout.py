@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, set_alt_text, size_axis, styled
+from .style import MUTED, WARNING, SeriesStyle, log_axis, new_figure, size_axis, styled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,7 +197,7 @@ def _compose(drawing: Drawing, width: float | None) -> Figure:
         ):
             options = {"fontsize": size * scale, "linespacing": 1.3, **looks}
             figure.text(0.08 / width, y / height, "\n".join(lines), options)
-        set_alt_text(figure, drawing.described)
+        figure.set_label(drawing.described)
     return figure
 
 

@@ -214,7 +214,7 @@ def _held(measured: pd.DataFrame) -> dict[str, int]:
 
 
 def _at_width(
-    rows: pd.DataFrame, column: str, wanted: int | None, *, option: str, head_dim: int | None = None
+    rows: pd.DataFrame, column: str, wanted: int | None, *, option: str, head_dim: int | None
 ) -> pd.DataFrame:
     """Keep the rows at one width, the one with most rows unless one is ``wanted``, and those that have no such width.
 

@@ -256,20 +256,11 @@ def check_format(path: str | Path) -> Path:
     return path
 
 
-def set_alt_text(figure: Figure, text: str) -> None:
-    """Give a figure the sentence that says what it shows to readers who cannot see it."""
-    figure.set_label(text)
-
-
-def alt_text(figure: Figure) -> str:
-    """Return one sentence on what a figure shows, for readers who cannot see it; files carry it in their metadata."""
-    return str(figure.get_label())
-
-
 def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     """Write a figure in the format of the file's ending (.png, .svg, .pdf); equal figures give equal files.
 
-    The alt text goes with it: as Description of a PNG, as title and desc of an SVG, as Subject of a PDF.
+    Its label, a sentence for readers who cannot see it, goes with it: as Description of a PNG, as title and desc of an
+    SVG, as Subject of a PDF.
 
     Args:
         dpi: pixels per inch of a PNG.
@@ -280,7 +271,7 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     path = check_format(path)
     if dpi < 1:
         raise ValueError(f"dpi must be positive, got {dpi}")
-    text = alt_text(figure)
+    text = str(figure.get_label())
     described = {".png": "Description", ".svg": "Title", ".pdf": "Subject"}
     undated = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
     file = io.BytesIO()

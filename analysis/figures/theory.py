@@ -396,7 +396,7 @@ def _neighbours(known: Mapping[str, float]) -> list[list[tuple[str, float]]]:
     return groups
 
 
-def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None = None) -> Drawing:
+def runtime_over_chunk_size(theory: Theory, frame: pd.DataFrame | None) -> Drawing:
     """Modelled time over chunk size on several accelerators, and what was measured of the same problem (TFLA, 20).
 
     Args:

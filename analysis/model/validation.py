@@ -7,6 +7,7 @@ would.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -66,11 +67,9 @@ def validate(results: Sequence[Path], ops: Sequence[str] | None = None, impl: st
         for op, name in dict.fromkeys((row["op"], row["impl"]) for row in rows):
             declared = mode in MODES and FORMULATION.kind(op, name, mode, dtype) is not None
             if declared and (ops is None or op in ops) and (impl is None or current_name(op, impl) == name):
-                for here in devices:
-                    for fitted_on in devices:
-                        found = _predicted(rows, op, name, mode, dtype, fitted_on, here)
-                        if found:
-                            yield _coverage((op, name, mode, dtype, fitted_on, here), found)
+                for here, fitted_on in itertools.product(devices, repeat=2):
+                    if found := _predicted(rows, op, name, mode, dtype, fitted_on, here):
+                        yield _coverage((op, name, mode, dtype, fitted_on, here), found)
 
 
 def _predicted(

@@ -179,7 +179,7 @@ def test_gated_mlp_eager_is_exactly_torch() -> None:
     with OperationCounter() as backward:
         torch.autograd.grad(y, (x, w_up, w_gate), dy)
     for counter, formula in ((forward, gated_mlp.forward), (backward, gated_mlp.backward)):
-        tally = formula(layer, "eager")
+        tally = formula(layer)
         assert counter.products == tally.matrix_flops
         assert counter.products + counter.others == tally.flops + sum(
             work.flops for work in tally.recomputed_work.values()

@@ -8,6 +8,7 @@ state. Without heads N = B T C are the elements of an input; a gated MLP has M =
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -40,6 +41,10 @@ LAYER = Problem(
     d_ff=SYMBOLS["C"], f=F, widths=WIDTHS,
 )  # fmt: skip
 TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
+
+
+def mlp(formulation: str) -> Problem:
+    return dataclasses.replace(LAYER, formulation=formulation)
 
 
 def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, **known: Any) -> None:
@@ -287,9 +292,9 @@ def test_totals_without_heads(name: str) -> None:
 def test_totals_of_a_gated_mlp(formulation: str) -> None:
     forward, vector, again, backward = GATED_MLP[formulation]
     check(
-        gated_mlp.forward(LAYER, formulation), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
+        gated_mlp.forward(mlp(formulation)), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
     )
-    check(gated_mlp.backward(LAYER, formulation), "8*M*D*C", vector, again, backward)
+    check(gated_mlp.backward(mlp(formulation)), "8*M*D*C", vector, again, backward)
 
 
 COMPULSORY = {
@@ -306,9 +311,9 @@ COMPULSORY = {
     "rglru layer, backward": (rglru.compulsory(LAYER, "unfused", backward=True), "(3*N + 4*C*C + 2*C)*w"),
     "wkv": (wkv.compulsory(LAYER, backward=False), "(3*N + 2*C)*w"),
     "wkv, backward": (wkv.compulsory(LAYER, backward=True), "(5*N + 4*C)*w"),
-    "gated mlp": (gated_mlp.compulsory(LAYER, "eager", backward=False), "(M*D + 2*D*C + N)*w"),
-    "gated mlp, backward": (gated_mlp.compulsory(LAYER, "fused", backward=True), "(2*M*D + 4*D*C + N)*w"),
-    "projections": (gated_mlp.compulsory(LAYER, "gemms", backward=False), "(M*D + 2*D*C + 2*N)*w"),
+    "gated mlp": (gated_mlp.compulsory(mlp("eager"), backward=False), "(M*D + 2*D*C + N)*w"),
+    "gated mlp, backward": (gated_mlp.compulsory(mlp("fused"), backward=True), "(2*M*D + 4*D*C + N)*w"),
+    "projections": (gated_mlp.compulsory(mlp("gemms"), backward=False), "(M*D + 2*D*C + 2*N)*w"),
 }
 """Bytes of every input, output and gradient once."""
 
@@ -325,7 +330,7 @@ def test_compulsory_bytes(name: str) -> None:
         (scalar_decay.chunk_backward("mlstm_exp", HEAD), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
         (baselines.gla_chunk_backward(HEAD), "L*(K + V)*w + L*K*g + K*V*s"),
         (wkv.scan_backward(TOKENS), "34*C*w + 48*C*s"),
-        (gated_mlp.backward(LAYER, "fused"), "(M*D + 2*D*C)*w"),
+        (gated_mlp.backward(mlp("fused")), "(M*D + 2*D*C)*w"),
     ],
 )
 def test_bytes_of_recomputation(tally: Tally, expected: str) -> None:

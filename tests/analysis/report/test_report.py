@@ -432,11 +432,12 @@ def test_a_cell_that_fails_is_named() -> None:
         export.execute(nbformat.v4.new_notebook(cells=cells))
 
 
-def test_tour_runs_in_ten_cells() -> None:
+def test_tour_runs_in_ten_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
 
     path = ROOT / "notebooks" / "tour.ipynb"
-    toured = export.execute(nbformat.read(path, as_version=4), folder=path.parent)
+    monkeypatch.chdir(path.parent)
+    toured = export.execute(nbformat.read(path, as_version=4))
     cells = [cell for cell in toured.cells if cell.cell_type == "code"]
     assert len(cells) == 10
     assert all(cell.outputs for cell in cells)
