@@ -22,6 +22,7 @@ which takes the weights of the GEMMs in, leaves their activations out, and reads
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from ...kernels.rglru.config import SAVED_EVERY
@@ -62,7 +63,7 @@ The decay and the two GEMMs that make x's gradient add to what is there, so they
 """
 
 
-def forward(problem: Problem, formulation: str, *, published: bool = False) -> Tally:
+def forward(problem: Problem) -> Tally:
     """Forward FLOPs and bytes.
 
     - gates: 2 sigmoids, 2N F_sig
@@ -81,9 +82,10 @@ def forward(problem: Problem, formulation: str, *, published: bool = False) -> T
         "input": Work(vector=cells * (5 + f.exp)),
         "recurrence": Work(vector=2 * cells),
     }
-    if formulation in WITH_GEMMS or published:
+    formulation = problem.formulation
+    if formulation in WITH_GEMMS or problem.published:
         work["gate GEMMs"] = Work(matrix=4 * cells * channels)
-    if published:
+    if problem.published:
         loads, stores = (13, 11) if formulation == "unfused" else (2, 1)
         elements = {"load": loads * cells + 2 * channels * channels + channels, "store": stores * cells}
     elif formulation in ("unfused", "lines"):
@@ -98,7 +100,7 @@ def forward(problem: Problem, formulation: str, *, published: bool = False) -> T
     return Tally(work=work, traffic=problem.moved(elements))
 
 
-def backward(problem: Problem, formulation: str) -> Tally:
+def backward(problem: Problem) -> Tally:
     """Backward FLOPs and bytes; derived. g is the gradient of h, s = sqrt(1 - a^2), y = sigma(i) x.
 
     - recurrence gradient: g_t = dh_t + a_{t+1} g_{t+1}: 2N
@@ -117,7 +119,7 @@ def backward(problem: Problem, formulation: str) -> Tally:
     """
     cells, channels, f = problem.cells, problem.channels, problem.f
     weights = 2 * channels * channels
-    by_line = formulation in ("unfused", "lines")
+    by_line = problem.formulation in ("unfused", "lines")
     work = {
         "recurrence gradient": Work(vector=2 * cells),
         "decay gradient": Work(vector=(8 if by_line else 6) * cells),
@@ -125,7 +127,7 @@ def backward(problem: Problem, formulation: str) -> Tally:
         "input gradient": Work(vector=2 * cells),
         "parameter gradient": Work(vector=2 * cells + channels * (1 + f.sig)),
     }
-    recomputed = forward(problem, "fused").work
+    recomputed = forward(dataclasses.replace(problem, formulation="fused")).work
     elements = {"load": 4 * cells + channels, "store": 3 * cells + channels}
     saved = -(-problem.seq_len // SAVED_EVERY) * problem.batch * channels * problem.widths.state
     states = {"states store": saved, "states load": saved}
@@ -135,7 +137,7 @@ def backward(problem: Problem, formulation: str) -> Tally:
         elements["log decay load"] += channels
         elements["log decay store"] += channels
         recomputed = {"decay": Work(vector=channels * _softplus(f)), "input": Work(vector=2 * cells)}
-    if formulation in WITH_GEMMS:
+    if problem.formulation in WITH_GEMMS:
         work |= {
             "input gradient GEMMs": Work(matrix=4 * cells * channels),
             "weight gradient GEMMs": Work(matrix=4 * cells * channels),
@@ -184,13 +186,13 @@ def chunked(one: Tally, problem: Problem, chunks: Scalar, *, gated: bool, backwa
     return one + Tally(traffic=traffic, recomputed_work=again)
 
 
-def compulsory(problem: Problem, formulation: str, *, backward: bool) -> Scalar:
+def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
     fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
     weights (backward: x, c, dh, weights; dx, dc and the weights' gradients).
     """
-    if formulation in WITH_GEMMS:
+    if problem.formulation in WITH_GEMMS or problem.published:
         tensors, weights = 3 if backward else 2, 2 * problem.channels * problem.channels
     else:
         tensors, weights = 7 if backward else 4, 0
@@ -229,14 +231,10 @@ def passed(problem: Problem, direction: str) -> Passed:
     """Return one pass of a problem of the RG-LRU or its problem."""
     is_backward = direction == "backward"
     if direction == "step":
-        one = decoding(forward(problem, "fused"), problem.cells * problem.widths.state)
+        one = decoding(forward(problem), problem.cells * problem.widths.state)
         return one, one.bytes
-    formulation = "fused" if problem.formulation in ("recurrent", "chunked") else problem.formulation
-    tally = (
-        backward(problem, formulation) if is_backward else forward(problem, formulation, published=problem.published)
-    )
-    covered = "layer" if problem.published else formulation
-    return _reduced(problem, tally, is_backward), compulsory(problem, covered, backward=is_backward)
+    tally = (backward if is_backward else forward)(problem)
+    return _reduced(problem, tally, is_backward), compulsory(problem, backward=is_backward)
 
 
 def scan_passed(problem: Problem, direction: str) -> Passed:

@@ -43,8 +43,8 @@ LAYER = Problem(
 TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
 
 
-def mlp(formulation: str) -> Problem:
-    return dataclasses.replace(LAYER, formulation=formulation)
+def layer(formulation: str, *, published: bool = False) -> Problem:
+    return dataclasses.replace(LAYER, formulation=formulation, published=published)
 
 
 def check(tally: Tally, matrix: str, vector: str, recomputed: str, moved: str, **known: Any) -> None:
@@ -216,37 +216,37 @@ STATES = "-2*B*C*s*floor(-T/8)"
 SUMS = "8 + max + abs + 3*exp + log"
 
 LAYERS = {
-    "rglru": (rglru.forward(LAYER, "fused"), "0", RGLRU, "0", "(4*N + C)*w"),
+    "rglru": (rglru.forward(layer("fused")), "0", RGLRU, "0", "(4*N + C)*w"),
     "rglru, backward": (
-        rglru.backward(LAYER, "fused"), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
+        rglru.backward(layer("fused")), "0", "21*N + C*(1 + sig)", RGLRU, f"(7*N + 2*C)*w + {STATES}",
     ),
     "rglru in chunks": (
-        rglru.chunked(rglru.forward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=False),
+        rglru.chunked(rglru.forward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=False),
         "0", RGLRU, f"5*N + 2*n*B*C + 2*N*sig + N*(7 + 2*exp) + {SOFTPLUS} - 2*N", "(7*N + 2*C)*w + 6*n*B*C*s",
     ),
     "rglru in chunks, backward": (
-        rglru.chunked(rglru.backward(LAYER, "fused"), LAYER, SYMBOLS["n"], gated=True, backward=True),
+        rglru.chunked(rglru.backward(layer("fused")), LAYER, SYMBOLS["n"], gated=True, backward=True),
         "0", "21*N + C*(1 + sig)", f"{RGLRU} + 3*N + 2*n*B*C + N*sig + N*(2 + exp) + {SOFTPLUS}",
         f"(9*N + 3*C)*w + 6*n*B*C*s + {STATES}",
     ),
-    "rglru with its GEMMs": (rglru.forward(LAYER, "layer"), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
+    "rglru with its GEMMs": (rglru.forward(layer("layer")), "4*N*C", RGLRU, "0", "(8*N + 2*C*C + C)*w"),
     "rglru with its GEMMs, backward": (
-        rglru.backward(LAYER, "layer"), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
+        rglru.backward(layer("layer")), "8*N*C", "21*N + C*(1 + sig)", RGLRU,
         f"(17*N + 4*C*C + 2*C)*w + {STATES}",
     ),
-    "rglru line by line": (rglru.forward(LAYER, "lines"), "0", RGLRU, "0", "(19*N + C)*w"),
+    "rglru line by line": (rglru.forward(layer("lines")), "0", RGLRU, "0", "(19*N + C)*w"),
     "rglru line by line, backward": (
-        rglru.backward(LAYER, "lines"), "0", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N", "(31*N + 2*C)*w",
+        rglru.backward(layer("lines")), "0", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N", "(31*N + 2*C)*w",
     ),
-    "rglru layer line by line": (rglru.forward(LAYER, "unfused"), "4*N*C", RGLRU, "0", "(23*N + 2*C*C + C)*w"),
+    "rglru layer line by line": (rglru.forward(layer("unfused")), "4*N*C", RGLRU, "0", "(23*N + 2*C*C + C)*w"),
     "rglru layer line by line, backward": (
-        rglru.backward(LAYER, "unfused"), "8*N*C", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N",
+        rglru.backward(layer("unfused")), "8*N*C", "23*N + C*(1 + sig)", f"{SOFTPLUS} + 2*N",
         "(41*N + 4*C*C + 2*C)*w",
     ),
     # The page: unfused one store more than its listing has lines; fused without the GEMMs' activations.
-    "rglru as printed": (rglru.forward(LAYER, "fused", published=True), "4*N*C", RGLRU, "0", "(3*N + 2*C*C + C)*w"),
+    "rglru as printed": (rglru.forward(layer("fused", published=True)), "4*N*C", RGLRU, "0", "(3*N + 2*C*C + C)*w"),
     "rglru layer as printed": (
-        rglru.forward(LAYER, "unfused", published=True), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
+        rglru.forward(layer("unfused", published=True)), "4*N*C", RGLRU, "0", "(24*N + 2*C*C + C)*w",
     ),
     "scan": (rglru.scan_forward(LAYER), "0", "2*N", "0", "3*N*w"),
     "scan, backward": (rglru.scan_backward(LAYER), "0", "3*N", "0", "5*N*w"),
@@ -292,9 +292,9 @@ def test_totals_without_heads(name: str) -> None:
 def test_totals_of_a_gated_mlp(formulation: str) -> None:
     forward, vector, again, backward = GATED_MLP[formulation]
     check(
-        gated_mlp.forward(mlp(formulation)), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
+        gated_mlp.forward(layer(formulation)), "4*M*D*C", "0" if formulation == "gemms" else "N*(2 + sig)", "0", forward
     )
-    check(gated_mlp.backward(mlp(formulation)), "8*M*D*C", vector, again, backward)
+    check(gated_mlp.backward(layer(formulation)), "8*M*D*C", vector, again, backward)
 
 
 COMPULSORY = {
@@ -305,15 +305,15 @@ COMPULSORY = {
     "attention, backward": (baselines.attention_compulsory(HEAD, backward=True), "L*(4*K + 4*V)*w"),
     "gla": (baselines.gla_compulsory(HEAD, backward=False), "L*((2*K + 2*V)*w + K*g)"),
     "gla, backward": (baselines.gla_compulsory(HEAD, backward=True), "L*((4*K + 3*V)*w + 2*K*g)"),
-    "rglru": (rglru.compulsory(LAYER, "lines", backward=False), "(4*N + C)*w"),
-    "rglru, backward": (rglru.compulsory(LAYER, "fused", backward=True), "(7*N + 2*C)*w"),
-    "rglru layer": (rglru.compulsory(LAYER, "layer", backward=False), "(2*N + 2*C*C + C)*w"),
-    "rglru layer, backward": (rglru.compulsory(LAYER, "unfused", backward=True), "(3*N + 4*C*C + 2*C)*w"),
+    "rglru": (rglru.compulsory(layer("lines"), backward=False), "(4*N + C)*w"),
+    "rglru, backward": (rglru.compulsory(layer("fused"), backward=True), "(7*N + 2*C)*w"),
+    "rglru layer": (rglru.compulsory(layer("layer"), backward=False), "(2*N + 2*C*C + C)*w"),
+    "rglru layer, backward": (rglru.compulsory(layer("unfused"), backward=True), "(3*N + 4*C*C + 2*C)*w"),
     "wkv": (wkv.compulsory(LAYER, backward=False), "(3*N + 2*C)*w"),
     "wkv, backward": (wkv.compulsory(LAYER, backward=True), "(5*N + 4*C)*w"),
-    "gated mlp": (gated_mlp.compulsory(mlp("eager"), backward=False), "(M*D + 2*D*C + N)*w"),
-    "gated mlp, backward": (gated_mlp.compulsory(mlp("fused"), backward=True), "(2*M*D + 4*D*C + N)*w"),
-    "projections": (gated_mlp.compulsory(mlp("gemms"), backward=False), "(M*D + 2*D*C + 2*N)*w"),
+    "gated mlp": (gated_mlp.compulsory(layer("eager"), backward=False), "(M*D + 2*D*C + N)*w"),
+    "gated mlp, backward": (gated_mlp.compulsory(layer("fused"), backward=True), "(2*M*D + 4*D*C + N)*w"),
+    "projections": (gated_mlp.compulsory(layer("gemms"), backward=False), "(M*D + 2*D*C + 2*N)*w"),
 }
 """Bytes of every input, output and gradient once."""
 
@@ -330,7 +330,7 @@ def test_compulsory_bytes(name: str) -> None:
         (scalar_decay.chunk_backward("mlstm_exp", HEAD), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
         (baselines.gla_chunk_backward(HEAD), "L*(K + V)*w + L*K*g + K*V*s"),
         (wkv.scan_backward(TOKENS), "34*C*w + 48*C*s"),
-        (gated_mlp.backward(mlp("fused")), "(M*D + 2*D*C)*w"),
+        (gated_mlp.backward(layer("fused")), "(M*D + 2*D*C)*w"),
     ],
 )
 def test_bytes_of_recomputation(tally: Tally, expected: str) -> None:
