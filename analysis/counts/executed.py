@@ -100,7 +100,7 @@ class Run:
 
     Attributes:
         rows: batch x heads.
-        whole: those of them that are not cut into chunks, as the pass at hand takes them.
+        whole: how many of the rows the pass at hand does not cut into chunks.
         chunk: chunk length in force; of a Lightning kernel the whole sequence, padded.
         qk_share: groups / heads where heads share q and k, else 1.
         bf16: whether inputs are bf16 and not fp16; partial results of two launches are then bf16 too.
@@ -212,7 +212,7 @@ def _shape(op: str, length: int, rows: int, d_qk: int, d_v: int) -> Shape:
 
 
 def as_cut(shape: Shape, formulation: str, direction: str, chunk: int) -> tuple[int, int]:
-    """Return the chunk length that a pass takes, and how many heads it does not cut, none where a chunk holds all."""
+    """Return the chunk length that a pass takes and how many heads it does not cut; 0 where a chunk is a whole head."""
     backward = direction == "backward"
     if backward:
         chunk = min(chunk, backward_chunk(shape, formulation))

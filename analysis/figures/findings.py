@@ -21,7 +21,7 @@ MAX_LINES = 8
 OURS = "lrbench"
 FAMILY = {op: kernel for kernel, ops in FAMILIES.items() for op in ops}
 PARTIAL = ("projections",)
-"""Operations that are a part of the work alone: a floor beside the others, and no contender."""
+"""Operations that do only part of the work: a figure shows them as a floor, no statement compares with them."""
 
 Line = tuple[str, str]
 """Operation and implementation."""
@@ -69,7 +69,7 @@ def lines_in_order(rows: pd.DataFrame, x: str) -> list[Line]:
 
 
 def main_lines(chosen: Chosen, rows: pd.DataFrame, x: str) -> tuple[Chosen, pd.DataFrame, Line, str]:
-    """Return what is chosen and its points without the lines that no :data:`MAX_LINES` have room for.
+    """Leave out all but the first :data:`MAX_LINES` lines.
 
     Returns:
         what is chosen, its points, the line that the figure's statement is about, and a note.

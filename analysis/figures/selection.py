@@ -48,10 +48,10 @@ class Selection:
         state_dtype: dtype of chunk states; None: fp32.
         tokens, batch: batch x seq_len, and batch; with neither, one of them is held constant, at the value at which
             lines over sequence length have most points.
-        head_dim: value head dim of the family's own operations; None: the one with most points. An operation without a
-            row at it (attention at its own 128) is shown at what it has, with None one without a peer's row too. Of
-            each operation one pair of head dims is shown, that at which most points of ours and of a peer are of the
-            same problem, else that with most points.
+        head_dim: value head dim of the family's own operations; None: the one with most points. An operation that was
+            not measured there (attention at its own 128) is shown at what it has; with None so is one whose peers were
+            not. Of each operation one pair of head dims, query-key and value, is shown: the one at which ours and a
+            peer share most problems, else the one with most points.
         head_dim_qk: query-key head dim, of operations that have one; None: as above.
         channels: channels, of operations with heads num_heads x head_dim_v; None: the number with most rows.
         d_model, d_ff: input and output columns of a gated MLP; None: those with most rows.
@@ -202,7 +202,7 @@ def choose(
 
 
 def _held(measured: pd.DataFrame) -> dict[str, int]:
-    """Return which of tokens and batch is held over sequence length, and its value: that of which lines have most."""
+    """Return whether tokens or batch is held over sequence length, and at which value: where lines have most points."""
     points = []
     for name in ("tokens", "batch"):
         line = ["op", "impl", "mode", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", name]
@@ -445,7 +445,7 @@ def at_best_chunk(chosen: Chosen, which: str = "best") -> str:
 
 
 def without_lone_chunks(chosen: Chosen, x: str) -> tuple[Chosen, pd.DataFrame]:
-    """Leave out the points over ``x`` for which one chunk size was measured, of lines with two points of several.
+    """Leave out points over ``x`` at which one chunk size was measured, of lines that have two points with several.
 
     Returns:
         what is left, and the rows for which one chunk size was measured.

@@ -60,7 +60,7 @@ class Question:
 
     @property
     def stands_in(self) -> str | None:
-        """What its rows are of where there are none of the mode and dtype, see :func:`.prediction.rows_by_status`."""
+        """How its rows came about where none is of the mode and dtype (:func:`.prediction.rows_by_status`), else None."""
         found = [row.get("stands_in") for row in self.rows]
         return None if not found or None in found else ", ".join(sorted(set(map(str, found))))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..figures.layout import Drawing
 
 KINDS = ("runtime", "memory", "chunk-size", "roofline", "head-dim", "trade-off")
-"""The figures of a family of kernels, those first whose findings say most; the last says what another does."""
+"""The figures of a family of kernels, the most telling findings first; the last one's only repeats another."""
 
 OPENING_INCHES = 8.0
 """Width of the figure beside the findings."""

@@ -37,7 +37,7 @@ class Speedup:
 
     Attributes:
         ours, theirs: the rows, as named tuples of their columns.
-        again: whether there is a newer row of one side, of another run.
+        again: whether a side has a newer row, of another run, that is not compared here.
     """
 
     ours: Any

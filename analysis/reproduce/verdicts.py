@@ -95,7 +95,7 @@ class Found:
 
 
 class Store:
-    """The rows of a device that are ``wanted``, the newest good one of each case. No device is the one of most rows."""
+    """The ``wanted`` rows of a device, by default the one with most rows: of each case the newest good one."""
 
     def __init__(
         self, results: Sequence[Path], device: str | None = None, wanted: Callable[[Row], bool] = lambda _: True
