@@ -202,7 +202,7 @@ def choose(
 
 
 def _held(measured: pd.DataFrame) -> dict[str, int]:
-    """Return whether tokens or batch is held over sequence length, and at which value: where lines have most points."""
+    """Return whether tokens or batch is held over sequence length, and where lines have most points."""
     points = []
     for name in ("tokens", "batch"):
         line = ["op", "impl", "mode", "head_dim_qk", "head_dim_v", "embedding_dim", "d_model", name]

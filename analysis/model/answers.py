@@ -60,7 +60,7 @@ class Question:
 
     @property
     def stands_in(self) -> str | None:
-        """How its rows came about where none is of the mode and dtype (:func:`.prediction.rows_by_status`), else None."""
+        """Where the rows are from if none is of this mode and dtype (:func:`.prediction.rows_by_status`), or None."""
         found = [row.get("stands_in") for row in self.rows]
         return None if not found or None in found else ", ".join(sorted(set(map(str, found))))
 

@@ -51,7 +51,8 @@ EXTRAPOLATION = 0.1
 
 OTHER_SOFTWARE = 1.5
 """In other versions, compiled by another Triton, a kernel takes at most so many times as long as the slowest rate
-explains, with 95 % chance. Estimated from published times of an H100 (:func:`..reproduce.published.software_factor`)."""
+explains, with 95 % chance; estimated from what was published of an H100, see
+:func:`..reproduce.published.software_factor`."""
 
 KIND_COUNTS = 2
 """The scatter of the other implementations of a kind weighs as much as that of so many own rows."""
@@ -61,8 +62,8 @@ FAR_APART, WORSE = 10.0, 1.5
 launch makes the error WORSE times as large as a fitted one: other rows do not tell a launch from its work."""
 
 SPILLS = 1.5
-"""Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer than
-that, something else is the cause, such as spilled registers, and the row is left out of fits."""
+"""Work grows at most in proportion to the chunk length. Where a longer chunk takes more than this many times longer,
+something else is the cause, such as spilled registers, and the row is left out of fits."""
 
 TINY_MS = 1e-9
 """Stands for a predicted time of 0, which rows get whose only terms are in no row that was fitted."""

@@ -161,8 +161,8 @@ class Answer:
         predicted: what the model says.
         measured: the newest row of the very case on the accelerator, one of an idle machine if there is any, or None.
         memory_ratio: measured over modelled peak memory of the implementation's nearest measured problem.
-        tried: whether a model may choose the chunk length. That of launches may choose any. That of the formulation does
-            not see that few chunks leave a device idle, so it chooses among those that were fastest of some problem.
+        tried: whether a model may choose the chunk length. That of launches may choose any. That of the formulation
+            does not see that few chunks leave a device idle, so it chooses among those that were fastest somewhere.
     """
 
     case: Case
