@@ -33,7 +33,7 @@ from .formulations import (
     sizes_of,
     tile_rounded_causal_factor,
 )
-from .model import DTYPE_BYTES, Count, Factors, Head, Passed, Problem, Tally, Widths, one_pass
+from .model import DTYPE_BYTES, Count, Factors, Passed, Problem, Tally, Widths, one_pass
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward"),
@@ -316,27 +316,17 @@ def _passed(problem: Problem, direction: str) -> Passed:
 
 def _scalar_decay(problem: Problem, direction: str) -> Passed:
     """Return one pass of a head of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
-    op, head, backward, paper = problem.op, problem.head, direction == "backward", problem.op in mlstm.OPERATIONS
-    least = (scalar_decay.compulsory_backward if backward else scalar_decay.compulsory_forward)(op, head)
+    backward, paper = direction == "backward", problem.op in mlstm.OPERATIONS
+    least = scalar_decay.compulsory(problem, backward=backward)
     if problem.formulation == "recurrent":
-        step = mlstm.step(op, head) if paper else scalar_decay.step(op, head)
-        return (step, step.bytes) if direction == "step" else (step * head.length, least)
+        step = (mlstm if paper else scalar_decay).step(problem)
+        return (step, step.bytes) if direction == "step" else (step * problem.seq_len, least)
     if problem.formulation.startswith("lightning"):
         return lightning.passed(problem, direction), least
     if problem.formulation == "parallel":
-        if backward:
-            return scalar_decay.parallel_backward(op, head), least
-        if paper:
-            return mlstm.parallel(op, head, published=problem.published), least
-        return scalar_decay.parallel_forward(op, head), least
-
-    def chunk(piece: Head) -> Tally:
-        if backward:
-            return scalar_decay.chunk_backward(op, piece)
-        if paper:
-            return mlstm.chunk(op, piece, published=problem.published)
-        return scalar_decay.chunk_forward(op, piece)
-
+        forward = mlstm.parallel if paper else scalar_decay.parallel_forward
+        return (scalar_decay.parallel_backward if backward else forward)(problem), least
+    chunk = chunk_formula(problem.op, direction)
     if problem.formulation == "walk":
         return _walk(problem, chunk, problem.chunks(chunk), least), least
     if problem.formulation == "whole_state":
@@ -345,7 +335,16 @@ def _scalar_decay(problem: Problem, direction: str) -> Passed:
     return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 
 
-def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least: Any) -> Tally:
+def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:
+    """Return the formula of one chunk of a pass: mLSTM's forward one is the paper's."""
+    if op == "gla":
+        return baselines.gla_chunk_backward if direction == "backward" else baselines.gla_chunk_forward
+    if direction == "backward":
+        return scalar_decay.chunk_backward
+    return mlstm.chunk if op in mlstm.OPERATIONS else scalar_decay.chunk_forward
+
+
+def _walk(problem: Problem, chunk: Callable[[Problem], Tally], chunks: Tally, least: Any) -> Tally:
     """Return the work of tiles with the traffic of ``chunks``; a single chunk needs no states outside the chip.
 
     With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
@@ -360,7 +359,7 @@ def _walk(problem: Problem, chunk: Callable[[Head], Tally], chunks: Tally, least
     return dataclasses.replace(chunks, work=tiles.work, recomputed_work=tiles.recomputed_work) + states
 
 
-def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally], least: Any) -> Tally:
+def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Tally], least: Any) -> Tally:
     """Return a walk that cuts only the heads which do not fill the device, the mean of all heads.
 
     Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
@@ -370,7 +369,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Head], Tally
     length, whole = as_cut(shape, problem.formulation, direction, problem.chunk_size)
     cut = dataclasses.replace(problem, chunk_size=length)
     chunks, last = cut.chunks(chunk), problem.seq_len % length or length
-    unneeded = chunk(dataclasses.replace(problem.head, length=last if direction == "forward" else length))
+    unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
 
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
         return {name: each - part[name] if name.startswith("recurrent") else each for name, each in traffic.items()}

@@ -22,7 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lrbench.analysis.counts import (
     Count,
     Factors,
-    Head,
     Problem,
     Widths,
     count,
@@ -205,7 +204,7 @@ def triangle(length: int) -> int:
 def test_recurrent_references_do_the_counted_work(op: str) -> None:
     """A step of every operation against its definition."""
     gate, d_qk = scalar_decay.GATE_MODELS[op], SIZES["head_dim_qk"]
-    head = Head(length=1, d_qk=d_qk, d_v=SIZES["head_dim_v"], f=F)
+    head = Problem(op=op, formulation="recurrent", seq_len=1, head_dim_qk=d_qk, head_dim_v=SIZES["head_dim_v"], f=F)
     if op == "mlstm_sig":
         # Gates go through their logarithms; sigma(i) scales k, where the paper's table scales k v^T.
         named = 2 * F.log + 2 * F.exp + d_qk - CELLS
@@ -215,7 +214,7 @@ def test_recurrent_references_do_the_counted_work(op: str) -> None:
     else:
         # The definition scales every k and q, by one where the operation has no gate or scale.
         named = (0 if gate.has_input else F.exp + d_qk) + (0 if gate.scaled else d_qk)
-    step = mlstm.step(op, head) if op in mlstm.OPERATIONS else scalar_decay.step(op, head)
+    step = (mlstm if op in mlstm.OPERATIONS else scalar_decay).step(head)
     # A slope is negated once a head; Mamba-2's dt A and log dt are activations.
     assert work_of(op, "recurrent", SIZES | {"seq_len": 3}) / (3 * HEADS) == step.flops + named
 
@@ -224,9 +223,9 @@ def test_recurrent_references_do_the_counted_work(op: str) -> None:
 def test_parallel_references_do_the_counted_work(op: str) -> None:
     """The quadratic form of every operation against the reference's."""
     gate, length, d_qk, d_v = scalar_decay.GATE_MODELS[op], 5, SIZES["head_dim_qk"], SIZES["head_dim_v"]
-    head = Head(length=length, d_qk=d_qk, d_v=d_v, f=F)
+    head = Problem(op=op, formulation="parallel", seq_len=length, head_dim_qk=d_qk, head_dim_v=d_v, causal=1, f=F)
     paper = op in mlstm.OPERATIONS
-    tally = mlstm.parallel(op, head) if paper else scalar_decay.parallel_forward(op, head)
+    tally = mlstm.parallel(head) if paper else scalar_decay.parallel_forward(head)
     square = length * length
     # The reference also makes the last state, and a weight for a state before the first token.
     named = 2 * length * d_qk * d_v + 2 * length * d_qk + length * F.exp

@@ -16,7 +16,6 @@ import sympy
 
 from lrbench.analysis.counts import (
     Factors,
-    Head,
     Problem,
     Tally,
     Widths,
@@ -35,12 +34,19 @@ SYMBOLS["N"] = SYMBOLS["B"] * SYMBOLS["T"] * SYMBOLS["C"]
 SYMBOLS["M"] = SYMBOLS["B"] * SYMBOLS["T"]
 F = Factors(**{name: SYMBOLS[name] for name in FUNCTIONS})
 WIDTHS = Widths(qkv=SYMBOLS["w"], gate=SYMBOLS["g"], state=SYMBOLS["s"])
-HEAD = Head(length=SYMBOLS["L"], d_qk=SYMBOLS["K"], d_v=SYMBOLS["V"], causal=SYMBOLS["c"], f=F, widths=WIDTHS)
+HEAD = Problem(
+    op="", formulation="", seq_len=SYMBOLS["L"], head_dim_qk=SYMBOLS["K"], head_dim_v=SYMBOLS["V"],
+    channels=SYMBOLS["V"], causal=SYMBOLS["c"], f=F, widths=WIDTHS,
+)  # fmt: skip
 LAYER = Problem(
     op="", formulation="", batch=SYMBOLS["B"], seq_len=SYMBOLS["T"], channels=SYMBOLS["C"], d_model=SYMBOLS["D"],
     d_ff=SYMBOLS["C"], f=F, widths=WIDTHS,
 )  # fmt: skip
 TOKENS = Problem(op="", formulation="", seq_len=16, channels=SYMBOLS["C"], f=F, widths=WIDTHS)
+
+
+def head(op: str, **changes: Any) -> Problem:
+    return dataclasses.replace(HEAD, op=op, **changes)
 
 
 def layer(formulation: str, *, published: bool = False) -> Problem:
@@ -62,43 +68,42 @@ CHUNK = "4*L*K*V + 2*c*L**2*(K + V)"
 HEADS = {
     # TFLA paper, tables 8 and 9, 10 and 11, 12 and 13.
     "mLSTMexp chunk": (
-        mlstm.chunk("mlstm_exp", HEAD), CHUNK,
+        mlstm.chunk(head("mlstm_exp")), CHUNK,
         "2*L + L*(L + 1)/2 + L*(1 + exp + log + sig) + 3 + max + exp + 2*K*V + L*K + 2*K + 2*L*K + L*(L + 1)/2"
         " + L*(log + sig) + c*(L**2*(3 + exp + max) + L*(1 + max)) + 3*c*L**2 + 3*L*K + 2*L*V"
         " + L*(1 + max + abs + exp)",
         "0", "L*(3*K + 3*V)*w + 4*L*g + 2*(K*V + K + 1)*s + 2*L*s",
     ),
     "mLSTMsig chunk": (
-        mlstm.chunk("mlstm_sig", HEAD), CHUNK,
+        mlstm.chunk(head("mlstm_sig")), CHUNK,
         "2*L + L*(L + 1)/2 + L*exp + exp + 2*L*(log + sig) + 2*K*V + L*K + L*(L + 1)/2 + 2*L*(log + sig)"
         " + c*L**2*(2 + exp) + 3*c*L**2 + L*K + L*V",
         "0", "L*(3*K + 3*V)*w + 4*L*g + 2*K*V*s",
     ),
     "mLSTMexp parallel": (
-        mlstm.parallel("mlstm_exp", HEAD), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_exp")), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2 + c*(L**2*(3 + abs) + L*(exp + max))",
         "0", "L*(2*K + 2*V)*w + 2*L*g + 2*L*s",
     ),
     "mLSTMsig parallel": (
-        mlstm.parallel("mlstm_sig", HEAD), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_sig")), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(2 + exp + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
     ),
     "mLSTMexp step": (
-        mlstm.step("mlstm_exp", HEAD), "0",
+        mlstm.step(head("mlstm_exp")), "0",
         "4 + 2*exp + log + sig + max + 4*K*V + 6*K + V + 1 + abs + max + 2*K*V + K",
         "0", "(2*K + 2*V)*w + 2*g + 2*(K*V + K + 1)*s",
     ),
     "mLSTMsig step": (
-        mlstm.step("mlstm_sig", HEAD), "0", "2*sig + 4*K*V + 2*K*V + K", "0", "(2*K + 2*V)*w + 2*g + 2*K*V*s",
+        mlstm.step(head("mlstm_sig")), "0", "2*sig + 4*K*V + 2*K*V + K", "0", "(2*K + 2*V)*w + 2*g + 2*K*V*s",
     ),
     # Equation 118 prints mLSTMexp's gates in mLSTMsig's total, and table 10 its gate matrix.
     "mLSTMsig chunk as printed": (
-        mlstm.chunk("mlstm_sig", Head(length=HEAD.length, d_qk=HEAD.d_qk, d_v=HEAD.d_v, causal=HEAD.causal),
-                    published=True),
+        mlstm.chunk(head("mlstm_sig", published=True, f=Factors(), widths=Widths())),
         CHUNK, "6*c*L**2 + L**2 + L*(2*K + V + 11) + 2*K*V + 5", "0", "6*L*(K + V) + 8*L + 8*K*V",
     ),
     "mLSTMsig parallel as printed": (
-        mlstm.parallel("mlstm_sig", HEAD, published=True), "2*c*L**2*(K + V)",
+        mlstm.parallel(head("mlstm_sig", published=True)), "2*c*L**2*(K + V)",
         "L*(L + 1)/2 + 2*L*(log + sig) + L**2*(3 + exp + max + mask) + 2*c*L**2", "0", "L*(2*K + 2*V)*w + 2*L*g",
     ),
     "lightning2's decays": (
@@ -207,7 +212,7 @@ SCALAR_DECAY = {
 def test_totals_of_a_scalar_decay(op: str, formula: str) -> None:
     known = GATES[op] | {"tensors": min(GATES[op]["gates"], 1), "stable": int(op == "mlstm_exp")}
     known |= {name: sympy.sympify(known[name], locals=SYMBOLS) for name in ("a", "da")}
-    check(getattr(scalar_decay, formula)(op, HEAD), *SCALAR_DECAY[formula], **known)
+    check(getattr(scalar_decay, formula)(head(op)), *SCALAR_DECAY[formula], **known)
 
 
 SOFTPLUS = "C*(1 + exp + log)"
@@ -298,9 +303,9 @@ def test_totals_of_a_gated_mlp(formulation: str) -> None:
 
 
 COMPULSORY = {
-    "mlstm_sig": (scalar_decay.compulsory_forward("mlstm_sig", HEAD), "L*((2*K + 2*V)*w + 2*g)"),
-    "mlstm_sig, backward": (scalar_decay.compulsory_backward("mlstm_sig", HEAD), "L*((4*K + 3*V)*w + 4*g)"),
-    "retention": (scalar_decay.compulsory_forward("retention", HEAD), "L*(2*K + 2*V)*w"),
+    "mlstm_sig": (scalar_decay.compulsory(head("mlstm_sig"), backward=False), "L*((2*K + 2*V)*w + 2*g)"),
+    "mlstm_sig, backward": (scalar_decay.compulsory(head("mlstm_sig"), backward=True), "L*((4*K + 3*V)*w + 4*g)"),
+    "retention": (scalar_decay.compulsory(head("retention"), backward=False), "L*(2*K + 2*V)*w"),
     "attention": (baselines.attention_compulsory(HEAD, backward=False), "L*(2*K + 2*V)*w"),
     "attention, backward": (baselines.attention_compulsory(HEAD, backward=True), "L*(4*K + 4*V)*w"),
     "gla": (baselines.gla_compulsory(HEAD, backward=False), "L*((2*K + 2*V)*w + K*g)"),
@@ -327,7 +332,7 @@ def test_compulsory_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     ("tally", "expected"),
     [
-        (scalar_decay.chunk_backward("mlstm_exp", HEAD), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
+        (scalar_decay.chunk_backward(head("mlstm_exp")), "L*(K + V)*w + 2*L*g + (K*V + K + 1)*s"),
         (baselines.gla_chunk_backward(HEAD), "L*(K + V)*w + L*K*g + K*V*s"),
         (wkv.scan_backward(TOKENS), "34*C*w + 48*C*s"),
         (gated_mlp.backward(layer("fused")), "(M*D + 2*D*C)*w"),
