@@ -6,7 +6,7 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Passed, Problem, Scalar, Tally, Work, decoding, one_pass
+from .model import Passed, Problem, Scalar, Tally, Work, decoding
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -231,17 +231,6 @@ def attention_passed(problem: Problem, direction: str) -> Passed:
     backward = direction == "backward"
     tally = (attention_backward if backward else attention_forward)(problem)
     return tally, attention_compulsory(problem, backward=backward)
-
-
-def gla_passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of gated linear attention."""
-    if direction == "step":
-        step = gla_step(problem)
-        return step, step.bytes
-    backward = direction == "backward"
-    tally = problem.chunks(gla_chunk_backward if backward else gla_chunk_forward)
-    least = gla_compulsory(problem, backward=backward)
-    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 
 
 def selective_scan_passed(problem: Problem, direction: str) -> Passed:

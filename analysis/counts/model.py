@@ -181,7 +181,7 @@ class Problem:
         """Elements of q (or k) per token that are a head's own traffic."""
         return self.qk_share * self.head_dim_qk
 
-    def chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
+    def over_chunks(self, chunk: Callable[[Problem], Tally]) -> Tally:
         """Add up whole chunks and a ragged last one; the published counting has T / L chunks, whole or not."""
         of_length = functools.partial(dataclasses.replace, self)
         if self.published:

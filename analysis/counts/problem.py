@@ -302,8 +302,7 @@ def _passed(problem: Problem, direction: str) -> Passed:
     if problem.op in whole:
         of_pass = dataclasses.replace(problem, seq_len=1) if direction == "step" else problem
         return whole[problem.op](of_pass, direction)
-    by_head = {"attention": baselines.attention_passed, "gla": baselines.gla_passed}.get(problem.op, _scalar_decay)
-    tally, least = by_head(problem, direction)
+    tally, least = (baselines.attention_passed if problem.op == "attention" else _linear_rnn)(problem, direction)
     heads = problem.batch * problem.num_heads
     tally, least = tally * heads, least * heads
     model = scalar_decay.GATE_MODELS.get(problem.op)
@@ -314,12 +313,12 @@ def _passed(problem: Problem, direction: str) -> Passed:
     return tally + Tally(traffic={"per-head constants": constants}), least + constants
 
 
-def _scalar_decay(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
-    backward, paper = direction == "backward", problem.op in mlstm.OPERATIONS
-    least = scalar_decay.compulsory(problem, backward=backward)
+def _linear_rnn(problem: Problem, direction: str) -> Passed:
+    """Return one pass of a head of GLA or of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
+    backward, gla, paper = direction == "backward", problem.op == "gla", problem.op in mlstm.OPERATIONS
+    least = (baselines.gla_compulsory if gla else scalar_decay.compulsory)(problem, backward=backward)
     if problem.formulation == "recurrent":
-        step = (mlstm if paper else scalar_decay).step(problem)
+        step = (baselines.gla_step if gla else mlstm.step if paper else scalar_decay.step)(problem)
         return (step, step.bytes) if direction == "step" else (step * problem.seq_len, least)
     if problem.formulation.startswith("lightning"):
         return lightning.passed(problem, direction), least
@@ -328,10 +327,10 @@ def _scalar_decay(problem: Problem, direction: str) -> Passed:
         return (scalar_decay.parallel_backward if backward else forward)(problem), least
     chunk = chunk_formula(problem.op, direction)
     if problem.formulation == "walk":
-        return _walk(problem, chunk, problem.chunks(chunk), least), least
+        return _walk(problem, chunk, problem.over_chunks(chunk), least), least
     if problem.formulation == "whole_state":
         return _whole_state(problem, direction, chunk, least), least
-    tally = problem.chunks(chunk)
+    tally = problem.over_chunks(chunk)
     return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
 
 
@@ -350,7 +349,7 @@ def _walk(problem: Problem, chunk: Callable[[Problem], Tally], chunks: Tally, le
     With several chunks, their first states come from a pass of their own, which the walk then repeats tile by tile:
     recomputation, so it is kept apart.
     """
-    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).chunks(chunk)
+    tiles = dataclasses.replace(problem, chunk_size=min(TILE, problem.chunk_size)).over_chunks(chunk)
     if problem.seq_len <= problem.chunk_size:
         return one_pass(tiles, least)
     made = {**tiles.recomputed_work, **tiles.work}
@@ -368,7 +367,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
     shape = shape_of({name: getattr(problem, name) for name in names}, normalised=problem.op == "mlstm_exp")
     length, whole = as_cut(shape, problem.formulation, direction, problem.chunk_size)
     cut = dataclasses.replace(problem, chunk_size=length)
-    chunks, last = cut.chunks(chunk), problem.seq_len % length or length
+    chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
 
     def without(traffic: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,7 +383,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
         return tally
     uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
     share = Fraction(whole, shape.rows)
-    return tally * (1 - share) + _walk(uncut, chunk, uncut.chunks(chunk), least) * share
+    return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
 
 
 def _executed(
