@@ -163,6 +163,11 @@ class Problem:
     dtype: str = "bf16"
 
     @property
+    def rows(self) -> int:
+        """Batch x heads."""
+        return self.batch * self.num_heads
+
+    @property
     def cells(self) -> Scalar:
         """Elements of one [B, T, C] tensor."""
         return self.batch * self.seq_len * self.channels

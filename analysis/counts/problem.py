@@ -10,11 +10,10 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from ...kernels.scalar_decay.choice import shape_of
 from ...results.arguments import one_of
 from ...results.schema import SIZE_COLUMNS
 from . import baselines, gated_mlp, lightning, mlstm, rglru, scalar_decay, wkv
-from .executed import as_cut, executed, run_of, sweep_tile
+from .executed import as_cut, executed, run_of, shape, sweep_tile
 from .executed_mlp import executed_mlp
 from .formulations import (
     ATTENTION_TILE,
@@ -303,8 +302,7 @@ def _passed(problem: Problem, direction: str) -> Passed:
         of_pass = dataclasses.replace(problem, seq_len=1) if direction == "step" else problem
         return whole[problem.op](of_pass, direction)
     tally, least = (baselines.attention_passed if problem.op == "attention" else _linear_rnn)(problem, direction)
-    heads = problem.batch * problem.num_heads
-    tally, least = tally * heads, least * heads
+    tally, least = tally * problem.rows, least * problem.rows
     model = scalar_decay.GATE_MODELS.get(problem.op)
     if model is None or not model.head_constants:
         return tally, least
@@ -363,9 +361,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
 
     Its pass for the states leaves out the chunk whose state none needs: forward the last, backward the first.
     """
-    names = ("batch", "seq_len", "num_heads", "head_dim_qk", "head_dim_v")
-    shape = shape_of({name: getattr(problem, name) for name in names}, normalised=problem.op == "mlstm_exp")
-    length, whole = as_cut(shape, problem.formulation, direction, problem.chunk_size)
+    length, whole = as_cut(shape(problem), problem.formulation, direction, problem.chunk_size)
     cut = dataclasses.replace(problem, chunk_size=length)
     chunks, last = cut.over_chunks(chunk), problem.seq_len % length or length
     unneeded = chunk(dataclasses.replace(problem, seq_len=last if direction == "forward" else length))
@@ -382,7 +378,7 @@ def _whole_state(problem: Problem, direction: str, chunk: Callable[[Problem], Ta
     if not whole:
         return tally
     uncut = dataclasses.replace(problem, chunk_size=problem.seq_len)
-    share = Fraction(whole, shape.rows)
+    share = Fraction(whole, problem.rows)
     return tally * (1 - share) + _walk(uncut, chunk, uncut.over_chunks(chunk), least) * share
 
 

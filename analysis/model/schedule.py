@@ -75,11 +75,11 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
     run = run.of_pass(direction)
     tile = run.block_t
     if direction == "forward":
-        tiles = -(-run.length // tile)
+        tiles = -(-run.seq_len // tile)
         yield Launch(name="gates", kind="gates", programs=tiles * run.rows)
         if run.stabilised:
             yield Launch(name="stabiliser", kind="scan", programs=run.rows, steps=-(-tiles // SCAN_BLOCK_N))
-            yield Launch(name="stabiliser", kind="elements", programs=-(-run.length // SCAN_BLOCK_N) * run.rows)
+            yield Launch(name="stabiliser", kind="elements", programs=-(-run.seq_len // SCAN_BLOCK_N) * run.rows)
         yield from _states(run, counted, "state pass")
         if run.stabilised:
             yield from _normaliser(run, counted)
@@ -92,7 +92,7 @@ def _pass(run: Run, direction: str) -> Iterator[Launch]:
         if role.name == "dk":
             yield from _states(run, counted, "state_gradient pass")
         yield from _walk(run, counted, role)
-    programs = -(-run.length // run.anchor_every) * run.rows
+    programs = -(-run.seq_len // run.anchor_every) * run.rows
     yield Launch(name="gate gradients", kind="gate gradients", programs=programs)
 
 
@@ -104,7 +104,7 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
         name=name,
         kind="states",
         programs=run.rows * math.prod(run.states_tiles) * (run.contributing_chunks if states.parallel else 1),
-        steps=-(-(run.chunk if states.parallel else run.length) // min(states.block_t, run.chunk)),
+        steps=-(-(run.chunk_size if states.parallel else run.seq_len) // min(states.block_t, run.chunk_size)),
         flops=_flops(counted, name),
         state_bytes=counted.bytes[f"{name}: store"],
     )
@@ -112,14 +112,14 @@ def _states(run: Run, counted: Executed, name: str) -> Iterator[Launch]:
         yield Launch(
             name=name,
             kind="merge",
-            programs=-(-run.d_qk * run.d_v // MERGE_BLOCK_E) * run.rows,
+            programs=-(-run.head_dim_qk * run.head_dim_v // MERGE_BLOCK_E) * run.rows,
             steps=run.chunks,
             merge_bytes=counted.bytes[f"{name}: merge"],
         )
 
 
 def _normaliser(run: Run, counted: Executed) -> Iterator[Launch]:
-    blocks = -(-run.d_qk // run.config.normaliser.block_k)
+    blocks = -(-run.head_dim_qk // run.config.normaliser.block_k)
     yield Launch(
         name="normaliser pass",
         kind="normaliser",
@@ -127,7 +127,7 @@ def _normaliser(run: Run, counted: Executed) -> Iterator[Launch]:
         steps=_tiles_of_a_chunk(run),
         flops=_flops(counted, "normaliser pass"),
     )
-    yield Launch(name="denominators", kind="elements", programs=-(-run.rows * run.length // SCAN_BLOCK_N))
+    yield Launch(name="denominators", kind="elements", programs=-(-run.rows * run.seq_len // SCAN_BLOCK_N))
 
 
 def _walk(run: Run, counted: Executed, role: Role) -> Iterator[Launch]:
@@ -144,7 +144,7 @@ def _walk(run: Run, counted: Executed, role: Role) -> Iterator[Launch]:
 
 
 def _tiles_of_a_chunk(run: Run) -> int:
-    return -(-min(run.chunk, run.length) // run.block_t)
+    return -(-min(run.chunk_size, run.seq_len) // run.block_t)
 
 
 def _flops(counted: Executed, name: str) -> float:
