@@ -6,7 +6,7 @@ intensity can stand beside the linear RNNs'.
 
 from __future__ import annotations
 
-from .model import Passed, Problem, Scalar, Tally, Work, decoding
+from .model import Problem, Scalar, Tally, Work, decoding
 
 STATISTIC_BYTES = 4
 """FlashAttention keeps one fp32 log-sum-exp per query."""
@@ -223,20 +223,14 @@ def selective_scan_backward(problem: Problem) -> Tally:
     return Tally(work=work, traffic=traffic, recomputed_work=recomputed)
 
 
-def attention_passed(problem: Problem, direction: str) -> Passed:
+def attention(problem: Problem, direction: str) -> Tally:
     """Return one pass of a head of softmax attention."""
-    if direction == "step":
-        step = attention_step(problem)
-        return step, step.bytes
-    backward = direction == "backward"
-    tally = (attention_backward if backward else attention_forward)(problem)
-    return tally, attention_compulsory(problem, backward=backward)
+    return {"forward": attention_forward, "backward": attention_backward, "step": attention_step}[direction](problem)
 
 
-def selective_scan_passed(problem: Problem, direction: str) -> Passed:
+def selective_scan(problem: Problem, direction: str) -> Tally:
     """Return one pass of a whole problem of the selective scan."""
     tally = (selective_scan_backward if direction == "backward" else selective_scan_forward)(problem)
     if direction == "step":
         tally = decoding(tally, problem.channels * problem.head_dim_qk * problem.widths.state)
-    tally = tally * problem.batch
-    return tally, tally.bytes
+    return tally * problem.batch

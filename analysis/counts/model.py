@@ -196,10 +196,6 @@ class Problem:
         return tally + chunk(of_length(seq_len=rest)) if rest else tally
 
 
-Passed = tuple[Tally, Scalar]
-"""The tally of one pass (forward, backward, step) of a whole problem and its compulsory bytes."""
-
-
 def one_pass(tally: Tally, least: Scalar) -> Tally:
     """Return the tally with the traffic of a kernel that keeps states on the chip: inputs and outputs once."""
     return dataclasses.replace(tally, traffic={"inputs and outputs": least}, recomputed_traffic={})

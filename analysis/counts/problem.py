@@ -32,7 +32,7 @@ from .formulations import (
     sizes_of,
     tile_rounded_causal_factor,
 )
-from .model import DTYPE_BYTES, Count, Factors, Passed, Problem, Tally, Widths, one_pass
+from .model import DTYPE_BYTES, Count, Factors, Problem, Tally, Widths, one_pass
 
 PASSES: Mapping[str, tuple[str, ...]] = {
     "fw": ("forward",), "step": ("step",), "bw": ("backward",), "fwbw": ("forward", "backward"),
@@ -287,22 +287,28 @@ def _causal_factor(
     )
 
 
-def _passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass (forward, backward, step) of a whole problem."""
-    whole: Mapping[str, Callable[[Problem, str], Passed]] = {
-        "rglru": rglru.passed,
-        "rglru_layer": rglru.passed,
-        "linear_scan": rglru.scan_passed,
-        "wkv4": wkv.passed,
-        "gated_mlp": gated_mlp.passed,
-        "projections": gated_mlp.passed,
-        "selective_scan": baselines.selective_scan_passed,
-    }
-    if problem.op in whole:
-        of_pass = dataclasses.replace(problem, seq_len=1) if direction == "step" else problem
-        return whole[problem.op](of_pass, direction)
-    tally, least = (baselines.attention_passed if problem.op == "attention" else _linear_rnn)(problem, direction)
-    tally, least = tally * problem.rows, least * problem.rows
+_WITHOUT_HEADS: Mapping[str, tuple[Callable[[Problem, str], Tally], Callable[..., Any]]] = {
+    **dict.fromkeys(("rglru", "rglru_layer", "linear_scan"), (rglru.passed, rglru.compulsory)),
+    "wkv4": (wkv.passed, wkv.compulsory),
+    **dict.fromkeys(("gated_mlp", "projections"), (gated_mlp.passed, gated_mlp.compulsory)),
+}
+"""Operation -> one pass of a whole problem, and its compulsory bytes."""
+
+
+def _passed(problem: Problem, direction: str) -> tuple[Tally, Any]:
+    """Return one pass (forward, backward, step) of a whole problem and its compulsory bytes: of a step all of them."""
+    op, step, backward = problem.op, direction == "step", direction == "backward"
+    if op == "selective_scan":
+        tally = baselines.selective_scan(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
+        return tally, tally.bytes
+    if op in _WITHOUT_HEADS:
+        formula, compulsory = _WITHOUT_HEADS[op]
+        tally = formula(dataclasses.replace(problem, seq_len=1) if step else problem, direction)
+        return tally, tally.bytes if step else compulsory(problem, backward=backward)
+    of_heads = {"attention": baselines.attention_compulsory, "gla": baselines.gla_compulsory}
+    least = of_heads.get(op, scalar_decay.compulsory)(problem, backward=backward)
+    tally = baselines.attention(problem, direction) if op == "attention" else _linear_rnn(problem, direction, least)
+    tally, least = tally * problem.rows, (tally.bytes if step else least) * problem.rows
     model = scalar_decay.GATE_MODELS.get(problem.op)
     if model is None or not model.head_constants:
         return tally, least
@@ -311,25 +317,28 @@ def _passed(problem: Problem, direction: str) -> Passed:
     return tally + Tally(traffic={"per-head constants": constants}), least + constants
 
 
-def _linear_rnn(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a head of GLA or of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's."""
+def _linear_rnn(problem: Problem, direction: str, least: Any) -> Tally:
+    """Return one pass of a head of GLA or of a scalar-decay linear RNN: mLSTM's forward formulas are the paper's.
+
+    Args:
+        least: its compulsory bytes.
+    """
     backward, gla, paper = direction == "backward", problem.op == "gla", problem.op in mlstm.OPERATIONS
-    least = (baselines.gla_compulsory if gla else scalar_decay.compulsory)(problem, backward=backward)
     if problem.formulation == "recurrent":
         step = (baselines.gla_step if gla else mlstm.step if paper else scalar_decay.step)(problem)
-        return (step, step.bytes) if direction == "step" else (step * problem.seq_len, least)
+        return step if direction == "step" else step * problem.seq_len
     if problem.formulation.startswith("lightning"):
-        return lightning.passed(problem, direction), least
+        return lightning.passed(problem, direction)
     if problem.formulation == "parallel":
         forward = mlstm.parallel if paper else scalar_decay.parallel_forward
-        return (scalar_decay.parallel_backward if backward else forward)(problem), least
+        return (scalar_decay.parallel_backward if backward else forward)(problem)
     chunk = chunk_formula(problem.op, direction)
-    if problem.formulation == "walk":
-        return _walk(problem, chunk, problem.over_chunks(chunk), least), least
     if problem.formulation == "whole_state":
-        return _whole_state(problem, direction, chunk, least), least
+        return _whole_state(problem, direction, chunk, least)
     tally = problem.over_chunks(chunk)
-    return (one_pass(tally, least) if problem.formulation == "fused" else tally), least
+    if problem.formulation == "walk":
+        return _walk(problem, chunk, tally, least)
+    return one_pass(tally, least) if problem.formulation == "fused" else tally
 
 
 def chunk_formula(op: str, direction: str) -> Callable[[Problem], Tally]:

@@ -2,7 +2,7 @@
 
     a_t = exp(-8 sigma(r_t) softplus(c)),  h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigma(i_t) x_t
 
-with r = x W_a and i = x W_x in the problem. Source: the IO-aware RG-LRU kernel of Hawk (its two listings and its byte
+with r = x W_a and i = x W_x in the layer. Source: the IO-aware RG-LRU kernel of Hawk (its two listings and its byte
 counts); the recurrence is De et al., Griffin (2024), equations 1 to 4. N = B L R is the number of elements of x.
 Everything but the layer's GEMMs is vector work. A square root or a division counts 1, as any other operation.
 
@@ -26,10 +26,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from ...kernels.rglru.config import SAVED_EVERY
-from .model import Factors, Passed, Problem, Scalar, Tally, Work, decoding
+from .model import Factors, Problem, Scalar, Tally, Work, decoding
 
 WITH_GEMMS = ("layer", "unfused")
-"""Formulations of the whole problem."""
+"""Formulations of the whole layer."""
 
 PUBLISHED = ("unfused", "fused")
 """Formulations of the RG-LRU whose bytes the page prints."""
@@ -190,8 +190,11 @@ def compulsory(problem: Problem, *, backward: bool) -> Scalar:
     """Bytes of inputs and outputs, each once.
 
     fused, chunked, lines: x, r, i, c, h (backward: x, r, i, c, dh; dx, dr, di, dc). layer, unfused: x, c, h and both
-    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients).
+    weights (backward: x, c, dh, weights; dx, dc and the weights' gradients). The linear scan: a, b, h (backward: a, h,
+    dh; da, db).
     """
+    if problem.op == "linear_scan":
+        return (5 if backward else 3) * problem.cells * problem.widths.qkv
     if problem.formulation in WITH_GEMMS or problem.published:
         tensors, weights = 3 if backward else 2, 2 * problem.channels * problem.channels
     else:
@@ -227,28 +230,14 @@ def _line_traffic(lines: Mapping[str, tuple[int, int]], cells: Scalar) -> dict[s
     return traffic
 
 
-def passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a problem of the RG-LRU or its problem."""
-    is_backward = direction == "backward"
+def passed(problem: Problem, direction: str) -> Tally:
+    """Return one pass of the RG-LRU, its layer or the linear scan."""
+    is_scan, is_backward = problem.op == "linear_scan", direction == "backward"
+    formulas = (scan_forward, scan_backward) if is_scan else (forward, backward)
+    tally = formulas[is_backward](problem)
     if direction == "step":
-        one = decoding(forward(problem), problem.cells * problem.widths.state)
-        return one, one.bytes
-    tally = (backward if is_backward else forward)(problem)
-    return _reduced(problem, tally, is_backward), compulsory(problem, backward=is_backward)
-
-
-def scan_passed(problem: Problem, direction: str) -> Passed:
-    """Return one pass of a problem of the linear scan."""
-    is_backward = direction == "backward"
-    tally = (scan_backward if is_backward else scan_forward)(problem)
-    if direction == "step":
-        tally = decoding(tally, problem.cells * problem.widths.state)
-    return _reduced(problem, tally, is_backward), tally.bytes
-
-
-def _reduced(problem: Problem, tally: Tally, is_backward: bool) -> Tally:
-    """Return a fused pass as it is, or for the formulation chunked as reduce, then scan."""
+        return decoding(tally, problem.cells * problem.widths.state)
     if problem.formulation != "chunked":
         return tally
     chunks = -(-problem.seq_len // problem.chunk_size)
-    return chunked(tally, problem, chunks, gated=problem.op != "linear_scan", backward=is_backward)
+    return chunked(tally, problem, chunks, gated=not is_scan, backward=is_backward)

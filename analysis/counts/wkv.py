@@ -14,7 +14,7 @@ prints a total. N = B T C is the number of elements of k. Sums are kept divided 
 
 from __future__ import annotations
 
-from .model import Factors, Passed, Problem, Scalar, Tally, Work, decoding
+from .model import Factors, Problem, Scalar, Tally, Work, decoding
 
 STATE_TENSORS = 3
 """num, den and max."""
@@ -125,14 +125,11 @@ def _log_add(f: Factors) -> Scalar:
     return 8 + f.max + f.abs + 3 * f.exp + f.log
 
 
-def passed(problem: Problem, direction: str) -> Passed:
+def passed(problem: Problem, direction: str) -> Tally:
     """Return one pass of a problem."""
     if direction == "step":
-        one = decoding(recurrent_forward(problem), STATE_TENSORS * problem.cells * problem.widths.state)
-        return one, one.bytes
+        return decoding(recurrent_forward(problem), STATE_TENSORS * problem.cells * problem.widths.state)
     backward = direction == "backward"
     if problem.formulation == "scan":
-        tally = (scan_backward if backward else scan_forward)(problem)
-    else:
-        tally = (recurrent_backward if backward else recurrent_forward)(problem)
-    return tally, compulsory(problem, backward=backward)
+        return (scan_backward if backward else scan_forward)(problem)
+    return (recurrent_backward if backward else recurrent_forward)(problem)
