@@ -188,7 +188,7 @@ def _problem(
         one_of(name, named, tuple(DTYPE_BYTES))
     qkv, gate, state = (DTYPE_BYTES[name] for name in dtypes)
     share = _causal_factor(op, formulation, size, qkv, causal=causal, causal_factor=causal_factor)
-    chunk_size, num_groups = size.pop("chunk_size"), size.pop("num_groups")
+    chunk_size, num_groups = size.pop("chunk_size", 0), size.pop("num_groups", 0)
     groups = num_groups or (1 if op == "mamba2_ssd" else size["num_heads"])
     return Problem(
         op=op,
@@ -247,7 +247,7 @@ def _count(
 
 
 def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """Return every size, 0 for one that does not apply; ValueError for one that is missing or not positive."""
+    """Return every size that applies; ValueError for one that is missing or not positive."""
     sizes = {**sizes, "seq_len": sizes.get("context") or sizes.get("seq_len")}
     needed = ["seq_len", "batch", "num_heads", *sizes_of(op)]
     needed += ["chunk_size"] if is_chunked(op, formulation) else []
@@ -256,10 +256,10 @@ def _checked_sizes(op: str, formulation: str, sizes: Mapping[str, int | None]) -
         value = sizes.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    names = ("head_dim_qk", "head_dim_v", "channels", "d_model", "d_ff", "chunk_size", "num_groups")
-    checked = dict.fromkeys(names, 0) | {name: sizes.get(name) or 0 for name in needed}
-    if checked["num_groups"] and checked["num_heads"] % checked["num_groups"]:
-        raise ValueError(f"num_groups must divide num_heads = {checked['num_heads']}, got {checked['num_groups']}")
+    checked = {name: int(sizes[name] or 0) for name in needed}
+    num_heads, num_groups = checked["num_heads"], checked.get("num_groups", 1)
+    if num_heads % num_groups:
+        raise ValueError(f"num_groups must divide num_heads = {num_heads}, got {num_groups}")
     return checked
 
 

@@ -98,6 +98,11 @@ class Chosen(Selection):
         """Whether no operation shown mixes along a sequence: their sequence length is a number of tokens."""
         return bool(self.rows["d_model"].notna().all())
 
+    @property
+    def axis(self) -> str:
+        """What figures over sequence length are over."""
+        return "tokens" if self.without_order else "sequence length"
+
 
 def choose(
     frame: pd.DataFrame,
@@ -360,6 +365,11 @@ def _int(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
+def modes_of(rows: pd.DataFrame) -> list[str]:
+    """Return the modes that ``rows`` have, in the order of the panels."""
+    return [mode for mode in MODE_TITLES if mode in set(rows["mode"])]
+
+
 def failure_note(failures: pd.DataFrame) -> str:
     """Return one sentence on every case that was not measured, grouped by implementation, mode, status and reason."""
     if failures.empty:
@@ -369,14 +379,13 @@ def failure_note(failures: pd.DataFrame) -> str:
     rest = failures[failures["status"] != "unavailable"]
     keys = ["op", "impl", "status"]
     for (op, impl, status), group in rest.groupby(keys, sort=True):
-        modes = [mode for mode in MODE_TITLES if mode in set(group["mode"])]
         contexts = sizes_in_words(group["context"].dropna()) if "context" in group else ""
         lengths = sizes_in_words(group["seq_len"].dropna())
         where = f" at context {contexts}" if contexts else f" at T = {lengths}" if lengths else ""
         reasons = sorted({str(reason) for reason in group["reason"].dropna()})
         first = textwrap.shorten(reasons[0], REASON_LENGTH, placeholder=" ...") if reasons else ""
         why = f" ({first}{'; and others' if len(reasons) > 1 else ''})" if reasons else ""
-        parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes)}{where}: {status}{why}")
+        parts.append(f"{series_label(str(op), str(impl))} {', '.join(modes_of(group))}{where}: {status}{why}")
     if not absent.empty:
         parts.append(f"Not installed: {', '.join(sorted(set(absent['impl'])))}")
     return f"Not shown. {'. '.join(parts)}."

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...results.select import is_ok, ok_rows
 from ..derive import gradient_twice
+from ..figures.selection import MODE_TITLES
 from ..figures.style import operation_label
 from . import chunks, failures, figures, speedups, summary
 from .markup import ABSENT, Cell, Html, TableRow, join, number, numeric, paragraph, render, size, table
-from .subject import MODE_TITLES, Subject, known, load_subjects, name_cell, other_subjects
+from .subject import Subject, known, load_subjects, name_cell, other_subjects
 
 if TYPE_CHECKING:
     import pandas as pd

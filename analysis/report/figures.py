@@ -11,9 +11,10 @@ from ..accelerators.known import get_accelerator, known_accelerators
 from ..figures.findings import OURS
 from ..figures.plots import drawing
 from ..figures.roofline import roofline
+from ..figures.selection import MODE_TITLES
 from ..figures.style import binary
 from .markup import ABSENT, Cell, Html, TableRow, figure, join, numeric, paragraph, render, table
-from .subject import MODE_TITLES, Subject, known, name_cell, name_of
+from .subject import Subject, known, name_cell, name_of
 
 if TYPE_CHECKING:
     from ..figures.layout import Drawing
