@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .selection import Chosen
 
 MAX_LINES = 8
-"""Lines of a figure of results that is not asked for all of them."""
+"""The most lines of a figure of results, unless all are asked for."""
 
 OURS = "lrbench"
 FAMILY = {op: kernel for kernel, ops in FAMILIES.items() for op in ops}

@@ -116,7 +116,7 @@ def _drawing(
         raise ValueError(f"results must hold {lacking} for this figure, got none")
     over = "number of tokens" if x == "seq_len" and chosen.without_order else EVERY.get(x, "")
     chosen, rows, first, hidden = main_lines(chosen, rows, x)
-    # A state does not grow with the context, so what it is held against there is what does.
+    # Over the context only attention's cache grows, so a state is compared with attention alone.
     held = rows[in_lines(rows, [first]) | rows["op"].eq("attention")] if x == "context" else rows
     column = "time_ms" if x == "context" else needs or "time_ms"
     finding = best_chunk(rows, first) if x == "chunk_size" else beside_others(held, first, x, over, column)

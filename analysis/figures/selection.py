@@ -269,11 +269,11 @@ def _at_head_dim(rows: pd.DataFrame, head_dim: int, *, compared: bool) -> pd.Ser
 
 
 Dims = dict[tuple[Any, ...], tuple[float, float]]
-"""What is shown together, the operation and what stands along the axis -> head dims; 0 where there is none."""
+"""Operation, with the width along the axis where there is one -> its query-key and value head dim, 0 for none."""
 
 
 def _points(rows: pd.DataFrame, *, chunks: bool) -> pd.DataFrame:
-    """Keep a row of each point of a figure; ``chunks``: one over chunk size, not at each one's best."""
+    """Keep one row of each point of a figure; with ``chunks`` every chunk size is a point, else they are one."""
     point = ["op", "impl", "mode", "seq_len", "embedding_dim", "head_dim_qk", "head_dim_v"]
     return rows.drop_duplicates([*point, "chunk_size"] if chunks else point)
 
@@ -294,7 +294,7 @@ def _most_shared_dims(measured: pd.DataFrame, by: Sequence[str]) -> Dims:
 
 
 def _at_dims(rows: pd.DataFrame, by: Sequence[str], dims: Dims) -> list[bool]:
-    """Return which rows are at the head dims of what they are shown with."""
+    """Return which rows have the head dims that are shown of their operation."""
     keys = zip(*(rows[name].fillna(0) for name in by), strict=True)
     pairs = zip(rows["head_dim_qk"].fillna(0), rows["head_dim_v"].fillna(0), strict=True)
     return [dims.get(key, pair) == pair for key, pair in zip(keys, pairs, strict=True)]

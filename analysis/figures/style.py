@@ -53,8 +53,8 @@ _MARKERS: Mapping[str, str] = {
     "lightning2": "s", "fused_save_interleaved": "d", "interleaved": "*", "fused_save": "D", "parallel": "d",
     "chunked": "D", "naive": "d", "torch": "H",
 }  # fmt: skip
-"""Of implementations, by a part of their names, the first that is in them; a circle for our other ones, and of an
-author without one a spare one, by the name."""
+"""Part of an implementation's name -> its marker; the first part that is in the name counts. Our other implementations
+have a circle, those of other authors a spare marker by the author's name."""
 
 _SPARE_MARKERS = ("*", "d", "H", "8")
 _SOLID, _DASHED = "solid", (0, (4, 1.6))

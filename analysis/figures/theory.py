@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (32, 64, 128, 256, 512, 1024)
 MAX_LINES = 6
-"""Lines of a figure that is not asked for all of them."""
+"""The most lines of a figure, unless all are asked for."""
 
 CHUNK = "chunk size L (tokens)"
 OPTIMUM = "best chunk size L (tokens)"

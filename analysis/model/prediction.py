@@ -19,7 +19,7 @@ from .runtime_model import RuntimeModel, floor_ms, launches_ms, runtime_model
 from .terms import LAUNCHES, Case
 
 SAME_PROBLEM = ("op", "impl", "state_dtype", "device_name", *SIZE_COLUMNS)
-"""Of two modes or dtypes, rows that agree in these are of one problem."""
+"""Rows of two modes or dtypes that agree in these columns are of one problem."""
 
 MEASURED_COLUMNS = (
     "chunk_size", "time_ms", "time_ci_low_ms", "time_ci_high_ms", "peak_memory_bytes", "git_commit", "run_id",

@@ -66,7 +66,7 @@ def choices(subject: Subject) -> list[Choice]:
     rows = rows[rows["chunk_size"].notna() & (rows["mode"] != "step")]
     fits = _fits(subject, rows)
     rows = best_rows(rows, (*PROBLEM_COLUMNS, "chunk_size"))
-    # Tuples are made of all rows at once: of each problem's few they would cost as much as of all.
+    # Tuples are made of all rows at once: for each problem's few it would cost as much again.
     number = rows.groupby(list(PROBLEM_COLUMNS), dropna=False, sort=True).ngroup()
     problems: dict[int, list[Any]] = {n: [] for n in sorted(set(number))}
     for n, row in zip(number, rows.itertuples(index=False), strict=True):

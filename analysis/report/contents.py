@@ -37,10 +37,10 @@ HOST = "host (ms)"
 
 
 def per_family(needs: str | None = None) -> Callable[[Callable[[Report], Html]], Callable[[Report], Html]]:
-    """Let a section of a report on several families say one after the other, each under its name.
+    """Let a section of a report on several families show them one after the other, each under its name.
 
     Args:
-        needs: a column without which a family has nothing to say here, where another family has it.
+        needs: a column; families without it are left out where another one has it.
     """
 
     def decorate(section: Callable[[Report], Html]) -> Callable[[Report], Html]:
