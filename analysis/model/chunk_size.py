@@ -25,10 +25,9 @@ from ...kernels.baselines import why_unsupported
 from ...kernels.scalar_decay.declare import FUSED_CHUNK
 from ...results.arguments import one_of
 from ..counts import Problem, Widths, count, scalar_decay
-from ..counts.formulations import state_dtype_of
 from ..counts.model import DTYPE_BYTES
 from ..counts.problem import PASSES, chunk_formula
-from .prediction import answer, best_of
+from .prediction import best_of
 from .runtime_model import flop_rate, runtime_model
 
 if TYPE_CHECKING:
@@ -174,11 +173,7 @@ def chunk_size_report(
     dims: dict[str, Any] = {name: sizes[name] for name in ("head_dim_qk", "head_dim_v")}
     closed = coefficients(op, **dims, causal_factor=causal_factor or 0.5, **dtypes, mode=mode)
     intensity = flop_rate(counted[0], accelerator, dtype) / accelerator.bandwidth_bytes_s
-    held = state_dtype_of(op, impl, question.state_dtype)
-    answers = [
-        answer((op, impl, mode, dtype, held, {**sizes, "chunk_size": chunk}), accelerator, fit, question.rows)
-        for chunk in chunks
-    ]
+    answers = question.answers(impl, chunks)
     candidates: list[dict[str, Any]] = []
     for found, each in zip(answers, counted, strict=True):
         model = runtime_model(each, accelerator, dtype)
