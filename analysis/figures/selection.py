@@ -315,12 +315,8 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
     Raises:
         ValueError: nothing was measured at two widths, or see :func:`choose`.
     """
-    at_one = choose(frame, selection, head_dim=False, seq_len=True)
-    over = {
-        "head_dim_v": at_one,
-        "embedding_dim": choose(frame, selection, head_dim=False, channels=False, seq_len=True),
-    }
-    for column, chosen in over.items():
+    for column in ("head_dim_v", "embedding_dim"):
+        chosen = choose(frame, selection, head_dim=False, channels=column == "head_dim_v", seq_len=True)
         rows = chosen.rows
         several = rows[rows.groupby(["op", "impl"])[column].transform("nunique") > 1]
         ours = ok_rows(several)
@@ -328,7 +324,7 @@ def choose_over_width(frame: pd.DataFrame, selection: Selection) -> tuple[Chosen
             ours = ours[ours["channels"].notna()]
         if not ours.empty:
             return dataclasses.replace(chosen, rows=several, head_dim=None), column
-    measured = ok_rows(at_one.rows)
+    measured = ok_rows(rows)
     lacking = "results must hold more than one head dim, or number of channels, of an implementation for this figure"
     if measured["embedding_dim"].isna().all():
         names = sorted({operation_label(op) for op in measured["op"]})
